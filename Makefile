@@ -1,0 +1,61 @@
+# Two commands for a machine with Python >= 3.11, pip and make:
+#
+#   make demo    the whole way: train, compare, merge a small model
+#   make test    lint, types, every test; what CI runs
+#
+# PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Twice quiet: errors only. The constraints go with every call, so that pip never takes another torch.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+# Every test process keeps to one thread, and there are as many processes as cores, up to four:
+# the tests' models are tiny, and more threads than cores would only get in each other's way.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    train, compare and merge a small model, in an environment of its own"
+	@echo "make test    lint, types and every test"
+	@echo "make lint    lint and types only"
+	@echo "make clean   remove .venv and what tools left behind"
+
+demo: $(VENV)/.installed
+	@$(BIN)/vox quickstart
+
+test: lint
+	$(PYTEST) $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .hypothesis build dist
+	find . -type d \( -name __pycache__ -o -name .ruff_cache \) -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vox needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "making $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml
+
+$(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
+	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
+	@$(PIP_INSTALL) -e . -e libs/vox_torch -e plugins/vox_cpu
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the tools for tests …"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
