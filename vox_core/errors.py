@@ -1,0 +1,173 @@
+"""The one exception tree of vox, and the words in which a fault reaches its user.
+
+    VoxError
+    ├── InputError          exit 2   bad input, found before any work
+    │   ├── ConfigError              vox.toml, environment, flags
+    │   ├── DataError                training or validation data
+    │   ├── ModelError               model reference, weights, tokenizer
+    │   ├── AdapterError             adapter files, adapter against base
+    │   ├── OutputError              where the results should go
+    │   ├── PlanError                contract, backend and model do not fit together
+    │   └── BackendError             no backend, or one that cannot be used
+    └── WorkError           exit 1   failed while working; what was done is kept
+        ├── StorageError             disk full, I/O error
+        ├── TrainingError            the numbers went wrong
+        ├── ProofError               a result that does not stand its own test
+        └── PluginError              a plugin raised something of its own
+
+Every error carries a code (`VOX-D003`) from the table below, which is also the source of
+`docs/reference/errors.md`, and says what is wrong, where, what was found, what was expected and
+what to do next. Foreign exceptions are mapped to these once, at the edge where they arise.
+This module formats; it never prints and never exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_FAULTS_SHOWN = 20
+
+CODES: dict[str, str] = {
+    "C001": "unknown key in vox.toml, the environment or the flags",
+    "C002": "a setting has a value of the wrong type or outside its range",
+    "C003": "vox.toml cannot be read",
+    "C004": "two settings exclude each other",
+    "D001": "a data file is missing",
+    "D002": "a data file is empty",
+    "D003": "rows of a data file are malformed",
+    "D004": "no token, or no end-of-turn token, would be trained",
+    "D005": "the chat template is missing or cannot render the data",
+    "D006": "every row was dropped",
+    "M001": "the model reference names nothing that vox can find",
+    "M002": "the model folder is not one that vox can use",
+    "M003": "a safetensors file is corrupt or truncated",
+    "M004": "the model needs code from its repository (trust_remote_code)",
+    "M005": "the model has no safetensors weights",
+    "M006": "a downloaded file does not have the pinned SHA-256",
+    "M007": "the model could not be downloaded",
+    "M008": "the GGUF file cannot be converted",
+    "A001": "the folder holds no adapter that vox can read",
+    "A002": "the adapter does not belong to this base model",
+    "A003": "the adapter uses a feature that vox cannot represent",
+    "O001": "the output folder exists",
+    "O002": "the output folder cannot be written",
+    "O003": "another process is working in this run folder",
+    "P001": "the contract cannot be carried out",
+    "P002": "a target module does not exist in the model",
+    "P003": "the run cannot be resumed under this contract",
+    "B001": "no backend is installed",
+    "B002": "no installed backend can do what is asked",
+    "B003": "the backend asked for is not installed",
+    "B004": "the backend is installed but broken",
+    "B005": "two backends tie",
+    "B006": "a plugin's manifest is missing or invalid",
+    "B007": "better hardware is here, but its backend is missing or broken",
+    "S001": "the disk is full",
+    "S002": "a file could not be read or written",
+    "T001": "the loss is not finite",
+    "V001": "the merged model does not reproduce base + adapter",
+    "V002": "the adapter changes nothing",
+    "X001": "a plugin failed",
+}
+
+
+class VoxError(Exception):
+    """A fault in the user's terms.
+
+    Args:
+        code: key of `CODES`; shown as `VOX-<code>`.
+        what: one line that says what is wrong.
+        where: file, line, key, plugin: the place to look.
+        found: what is there.
+        expected: what should be there.
+        remedy: the next step, as something that can be done.
+        faults: each single fault, when there are several; all are kept, the first 20 shown.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        remedy: str,
+        where: object = None,
+        found: object = None,
+        expected: object = None,
+        faults: Sequence[str] = (),
+    ) -> None:
+        assert code in CODES, code
+        super().__init__(what)
+        self.code = f"VOX-{code}"
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.found = None if found is None else str(found)
+        self.expected = None if expected is None else str(expected)
+        self.remedy = remedy
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {self.what}"]
+        for label in ("where", "found", "expected"):
+            if (value := getattr(self, label)) is not None:
+                lines.append(f"  {label + ':':<9} {value}")
+        lines += [f"  - {fault}" for fault in self.faults[:MAX_FAULTS_SHOWN]]
+        if (more := len(self.faults) - MAX_FAULTS_SHOWN) > 0:
+            lines.append(f"  … and {more} more ({len(self.faults)} in all)")
+        lines.append(f"next: {self.remedy}")
+        return "\n".join(lines)
+
+
+class InputError(VoxError):
+    """Bad input or wrong usage, found before any work was done."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """`vox.toml`, an environment variable or a flag."""
+
+
+class DataError(InputError):
+    """Training or validation data."""
+
+
+class ModelError(InputError):
+    """A model reference, its weights, configuration or tokenizer."""
+
+
+class AdapterError(InputError):
+    """Adapter files, or an adapter held against its base."""
+
+
+class OutputError(InputError):
+    """The place where results should go."""
+
+
+class PlanError(InputError):
+    """Contract, backend and model do not fit together."""
+
+
+class BackendError(InputError):
+    """No backend, or one that cannot be used."""
+
+
+class WorkError(VoxError):
+    """Something failed while working; what was done before is kept."""
+
+
+class StorageError(WorkError):
+    """The disk is full, or an I/O error."""
+
+
+class TrainingError(WorkError):
+    """The numbers went wrong."""
+
+
+class ProofError(WorkError):
+    """A result does not stand its own test."""
+
+
+class PluginError(WorkError):
+    """A plugin raised something that is not a `VoxError`."""

@@ -1,0 +1,65 @@
+"""The hooks of vox, all of them.
+
+A backend implements `vox_train`, `vox_merge` and `vox_load`; the core selects one backend first,
+registers only that one and then calls, so `firstresult` describes a return value and never
+arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each isolated: an
+exception there is reported once and costs nobody else anything.
+
+    from vox_core.hookspecs import hookimpl
+
+    class Backend:
+        @hookimpl
+        def vox_train(self, job, context): ...
+
+Errors for users are raised as `vox_core.errors.VoxError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from vox_core.contract import (
+        Check,
+        Event,
+        LoadedModel,
+        LoadJob,
+        MergeJob,
+        MergeResult,
+        RunContext,
+        TrainJob,
+        TrainResult,
+    )
+
+PROJECT = "vox"
+ENTRY_POINTS = "vox_core.plugins"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class HookSpecs:
+    """Signatures that every implementation is checked against when it is loaded."""
+
+    @hookspec(firstresult=True)
+    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:  # type: ignore[empty-body]
+        """Train the adapter of `job.start` along `job.steps`."""
+
+    @hookspec(firstresult=True)
+    def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:  # type: ignore[empty-body]
+        """Compute `W + scale * B @ A` (float32, rounded once to the base's dtype) per target."""
+
+    @hookspec(firstresult=True)
+    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]
+        """Load a model, with or without an adapter, for generation and logits."""
+
+    @hookspec
+    def vox_event(self, event: Event) -> None:
+        """Observe a run."""
+
+    @hookspec
+    def vox_doctor(self) -> Iterable[Check]:  # type: ignore[empty-body]
+        """Say what works here, and what would make the rest work."""
