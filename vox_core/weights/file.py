@@ -1,0 +1,221 @@
+"""One safetensors file.
+
+`SafetensorsFile` believes nothing: whatever in the header disagrees with the format or with the
+size of the file is reported, all of it at once. Reading maps the tensor asked for and nothing else,
+and the mapping goes when its array goes, so walking a file of any size needs the memory of one
+tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vox_core import files
+from vox_core.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+MAX_HEADER = 100_000_000
+_PREFIX = 8
+
+# Names of safetensors -> names of numpy and ml_dtypes. Sub-byte types (F4, F6) have no numpy type.
+_NUMPY = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "bfloat16",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a safetensors dtype name, e.g. `BF16` -> `ml_dtypes.bfloat16`."""
+    import ml_dtypes  # noqa: F401  (makes its types known to numpy by name)
+    import numpy as np
+
+    return np.dtype(_NUMPY[name])
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file; `begin` and `end` are bytes from the start of the data block."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+class SafetensorsFile:
+    """One checked file.
+
+    Attributes:
+        tensors: name -> where and what, in the order in which they lie in the file.
+        metadata: the file's own `__metadata__`.
+
+    Raises:
+        ModelError: M003, with every fault of the header.
+        StorageError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with files.storage_errors(path):
+            header, self._data = _read_header(path)
+            room = path.stat().st_size - self._data
+        faults: list[str] = []
+        self.metadata = _metadata(header.pop("__metadata__", {}), faults)
+        infos = {name: _info(name, entry, faults) for name, entry in header.items()}
+        known = [(name, info) for name, info in infos.items() if info is not None]
+        known.sort(key=lambda item: (item[1].begin, item[1].end))
+        if len(known) == len(infos):
+            faults += _layout_faults(known, room)
+        if faults:
+            raise _corrupt(path, faults=faults)
+        self.tensors: Mapping[str, TensorInfo] = dict(known)
+
+    def read(self, name: str) -> Array:
+        """The tensor, memory-mapped and read-only. Raises KeyError for a name not in `tensors`."""
+        import numpy as np
+
+        info = self.tensors[name]
+        dtype = numpy_dtype(info.dtype)
+        if info.nbytes == 0:
+            return np.empty(info.shape, dtype)
+        # A mapping of its own for each tensor: pages read go back when the array does.
+        with files.storage_errors(self.path):
+            mapped = np.memmap(
+                self.path, dtype=dtype, mode="r", offset=self._data + info.begin, shape=info.shape
+            )
+        return np.asarray(mapped)
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The parsed header and the offset of the data block."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX)
+        if len(prefix) < _PREFIX:
+            raise _corrupt(path, found=f"{size} bytes", expected="a header length of 8 bytes")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(MAX_HEADER, size - _PREFIX):
+            raise _corrupt(
+                path,
+                found=f"a header of {length} bytes in a file of {size}",
+                expected=f"a header within the file, of at most {MAX_HEADER} bytes",
+            )
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, found=f"a header that is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _corrupt(path, found=type(header).__name__, expected="a JSON object as the header")
+    return header, _PREFIX + length
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice")
+    return found
+
+
+def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
+    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return value
+    faults.append(f"__metadata__: found {value!r:.80}, expected an object of strings")
+    return {}
+
+
+def _info(name: str, entry: object, faults: list[str]) -> TensorInfo | None:
+    """The entry as a `TensorInfo`, or None and a fault."""
+    match entry:
+        case {
+            "dtype": str(dtype),
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+            **rest,
+        } if not rest and all(_is_count(number) for number in (*shape, begin, end)):
+            info = TensorInfo(dtype, tuple(shape), begin, end)
+        case _:
+            faults.append(
+                f"tensor {name}: found {entry!r:.120}, "
+                "expected dtype, shape and data_offsets [begin, end]"
+            )
+            return None
+    if dtype not in _NUMPY:
+        faults.append(f"tensor {name}: found dtype {dtype}, expected one of {', '.join(_NUMPY)}")
+        return None
+    needed = math.prod(info.shape) * numpy_dtype(dtype).itemsize
+    if info.nbytes != needed:
+        faults.append(
+            f"tensor {name}: found {info.nbytes} bytes, "
+            f"expected {needed} for {dtype} {list(info.shape)}"
+        )
+        return None
+    return info
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _layout_faults(known: list[tuple[str, TensorInfo]], room: int) -> list[str]:
+    """What is wrong with tensors, sorted by offset, as a division of `room` bytes of data."""
+    faults, end, before = [], 0, "the start of the data"
+    for name, info in known:
+        if info.begin != end:
+            what = "overlaps" if info.begin < end else "leaves a gap after"
+            faults.append(
+                f"tensor {name}: found begin {info.begin}, expected {end}: it {what} {before}"
+            )
+        end, before = max(end, info.end), f"tensor {name}"
+    if end != room:
+        short = "truncated" if room < end else "longer than its header says"
+        faults.append(f"the data: found {room} bytes, expected {end}: the file is {short}")
+    return faults
+
+
+def _corrupt(
+    path: Path, *, found: str | None = None, expected: str | None = None, faults: Iterable[str] = ()
+) -> ModelError:
+    return ModelError(
+        "M003",
+        "a safetensors file is corrupt or truncated",
+        where=path,
+        found=found,
+        expected=expected,
+        faults=tuple(faults),
+        remedy="copy or download this file again; it may not have been transferred whole",
+    )
