@@ -1,0 +1,337 @@
+"""JSONL files as records: every form of row, and the exact diagnosis of every malformed one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vox_core.data import jsonl
+from vox_core.data.records import Message, find_split, load_records
+from vox_core.errors import DataError
+
+GOOD = b'{"prompt": "a", "completion": "b"}\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(*lines: bytes | str | object, name: str = "train.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_bytes(b"".join(map(line_bytes, lines)))
+        return path
+
+    return write
+
+
+def line_bytes(line: bytes | str | object) -> bytes:
+    if isinstance(line, bytes):
+        return line
+    text = line if isinstance(line, str) else json.dumps(line)
+    return text.encode() + b"\n"
+
+
+def turns(*roles: str) -> dict[str, object]:
+    return {"messages": [{"role": role, "content": "x"} for role in roles]}
+
+
+def said(**fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", **fields}]}
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer"),
+    [
+        ({"prompt": "a", "completion": "b"}, "a", "b"),
+        ({"prompt": " a ", "response": "b\n", "id": 7}, " a ", "b\n"),
+        ({"instruction": "a", "output": "b"}, "a", "b"),
+        ({"instruction": "a", "input": "", "output": "b"}, "a", "b"),
+        ({"instruction": "a", "input": None, "response": "b"}, "a", "b"),
+        ({"instruction": "a", "input": "c", "output": "b"}, "a\n\nc", "b"),
+    ],
+)
+def test_prompt_and_completion(write, row: object, prompt: str, answer: str) -> None:
+    (record,) = load_records([write(row)])
+    assert record.kind == "completion"
+    assert record.messages == (Message("user", prompt), Message("assistant", answer))
+
+
+def test_text(write) -> None:
+    (record,) = load_records([write({"text": " once upon a time\n"})])
+    assert (record.kind, record.text, record.messages) == ("text", " once upon a time\n", None)
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("user", "assistant"),
+        ("system", "user", "assistant", "user"),
+        ("developer", "user", "assistant"),
+        ("user", "assistant", "tool", "tool", "assistant"),
+        ("user", "user", "assistant", "assistant"),
+        ("assistant", "user"),
+    ],
+)
+def test_roles_that_make_sense(write, roles: tuple[str, ...]) -> None:
+    (record,) = load_records([write(turns(*roles))])
+    assert record.kind == "chat"
+    assert tuple(message.role for message in record.messages or ()) == roles
+
+
+def test_parts_of_text_are_joined(write) -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    (record,) = load_records([write(said(content=parts))])
+    assert record.messages == (Message("user", "x"), Message("assistant", "one two"))
+
+
+@pytest.mark.parametrize("role", ["system", "tool"])
+def test_a_system_and_a_tool_may_say_nothing(write, role: str) -> None:
+    row = turns("system", "user", "assistant", "tool")
+    row["messages"] = [
+        {**message, "content": "" if message["role"] == role else "x"}
+        for message in row["messages"]  # type: ignore[attr-defined]
+    ]
+    assert len(load_records([write(row)])) == 1
+
+
+def test_places_are_kept_over_blank_lines_a_byte_order_mark_and_windows_line_ends(write) -> None:
+    path = write(b"\xef\xbb\xbf" + GOOD, b"\n", b"  \r\n", GOOD.replace(b"\n", b"\r\n"), GOOD[:-1])
+    assert [(r.source, r.line) for r in load_records([path])] == [(path, 1), (path, 4), (path, 5)]
+
+
+def test_a_line_separator_of_unicode_does_not_end_a_line(write) -> None:
+    (record,) = load_records([write('{"text": "a\u2028b\x85c"}')])
+    assert record.text == "a\u2028b\x85c"
+
+
+def test_files_are_read_in_the_order_given(write) -> None:
+    first, second = write({"text": "1"}, name="b"), write({"text": "2"}, name="a")
+    assert [record.text for record in load_records([first, second, first])] == ["1", "2", "1"]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+ROLES = "expected one of system, developer, user, assistant, tool"
+FIELDS = "expected one of messages, prompt, instruction, completion, output, response, text"
+MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
+    "invalid JSON": (
+        '{"text": "a",}',
+        [
+            "found invalid JSON at column 14 (Expecting property name enclosed in double quotes), "
+            "expected one JSON object on one line"
+        ],
+    ),
+    "two objects": (
+        '{"text": "a"} {"text": "b"}',
+        ["found invalid JSON at column 15 (Extra data), expected one JSON object on one line"],
+    ),
+    "invalid UTF-8": (
+        b'{"text": "\xff"}\n',
+        ["found invalid UTF-8 at byte 10 of the line (0xff), expected UTF-8"],
+    ),
+    "a list": ([1], ["found a list, expected a JSON object"]),
+    "a string": ('"a"', ["found a string, expected a JSON object"]),
+    "null": (None, ["found null, expected a JSON object"]),
+    "NaN": (
+        '{"text": NaN}',
+        ["found NaN, which JSON does not have, expected a number, a string or null"],
+    ),
+    "a key twice": (
+        '{"text": "a", "text": "b"}',
+        ['found the key "text" more than once, expected it once'],
+    ),
+    "a key twice within": (
+        '{"messages": [{"role": "user", "role": "user", "content": "a"}]}',
+        ['found the key "role" more than once, expected it once'],
+    ),
+    "nesting": (
+        '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        ["found JSON nested too deeply, expected a flat row"],
+    ),
+    "no fields": ({}, [f"found an object without fields, {FIELDS}"]),
+    "unknown fields": (
+        {"promt": "a", "completed": "b", "zzz": 1},
+        [
+            f'found the fields promt, completed, zzz, {FIELDS} (is "promt" meant as "prompt"?; '
+            'is "completed" meant as "completion"?)'
+        ],
+    ),
+    "ShareGPT": (
+        {"conversations": []},
+        [f'found the fields conversations, {FIELDS} (is "conversations" meant as "messages"?)'],
+    ),
+    "several forms": (
+        {"text": "a", "prompt": "b", "completion": "c"},
+        ["found fields of several forms (prompt, completion, text), expected those of one"],
+    ),
+    "two prompts": (
+        {"prompt": "a", "instruction": "b", "output": "c"},
+        ["found prompt and instruction of prompt, instruction, expected one"],
+    ),
+    "no completion": (
+        {"prompt": "a"},
+        ["found none of completion, output, response, expected one"],
+    ),
+    "an empty prompt": (
+        {"prompt": " \n", "completion": "a"},
+        ['found "prompt" empty, expected text'],
+    ),
+    "a number": (
+        {"prompt": "a", "completion": 3},
+        ['found a number as "completion", expected a string'],
+    ),
+    "half a surrogate pair": (
+        '{"text": "a\\ud83d"}',
+        ['found half a surrogate pair (\\ud83d) in "text", expected both halves or none'],
+    ),
+    "tools": (
+        {**turns("user", "assistant"), "tools": [{}]},
+        ["found tools, which vox does not support, expected none"],
+    ),
+    "messages are no list": (
+        {"messages": {}},
+        ['found an object as "messages", expected a list'],
+    ),
+    "no messages": (
+        {"messages": []},
+        ["found no assistant message (roles: none), expected at least one"],
+    ),
+    "no assistant": (
+        turns("system", "user"),
+        ["found no assistant message (roles: system, user), expected at least one"],
+    ),
+    "system late and a tool first": (
+        turns("tool", "system", "assistant"),
+        [
+            'found the role "tool" in messages[0], expected it after an assistant',
+            'found the role "system" in messages[1], expected it first or not at all',
+        ],
+    ),
+    "faults of several messages": (
+        {"messages": [{"role": "human", "content": "a"}, "b", {"role": "user", "content": ""}]},
+        [
+            f'found "human" as messages[0].role, {ROLES}',
+            "found a string as messages[1], expected an object",
+            "found messages[2].content of the user empty, expected text",
+        ],
+    ),
+    "no role": (
+        {"messages": [{"content": "a"}]},
+        [f"found null as messages[0].role, {ROLES}"],
+    ),
+    "an empty answer": (
+        said(content=""),
+        ["found messages[1].content of the assistant empty, expected text"],
+    ),
+    "no content": (
+        said(),
+        ["found null as messages[1].content, expected a string"],
+    ),
+    "an image": (
+        said(content=[{"type": "image", "url": "a.png"}]),
+        ['found a part of type "image" in messages[1].content, expected parts of type text only'],
+    ),
+    "a part without text": (
+        said(content=[{"type": "text"}]),
+        ["found null as the text of a part of messages[1].content, expected text"],
+    ),
+    "tool calls": (
+        said(content="a", tool_calls=[{}], weight=0),
+        ["in messages[1] found tool_calls, weight, which vox does not support, expected none"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_the_diagnosis_of_a_malformed_row(write, case: str) -> None:
+    line, faults = MALFORMED[case]
+    path = write(GOOD, b"\n", line, GOOD)
+    with pytest.raises(DataError) as caught:
+        load_records([path])
+    assert caught.value.code == "VOX-D003"
+    assert list(caught.value.faults) == [f"{path}, line 3: {fault}" for fault in faults]
+    assert caught.value.exit_code == 2
+
+
+def test_a_number_of_thousands_of_digits(write) -> None:
+    with pytest.raises(DataError) as caught:
+        load_records([write('{"text": ' + "9" * 5000 + "}")])
+    assert "line 1: found a number that cannot be read" in caught.value.faults[0]
+
+
+def test_a_line_that_is_too_long_is_passed_over_without_reading_it_whole(
+    write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
+    longest = b'{"text": "' + b"x" * 88 + b'"}\n'
+    assert len(longest) == 101  # with its line end, which does not count
+    path = write(GOOD, b"x" * 1000 + b"\n", longest, b"[]\n", b"x" * 101)
+    with pytest.raises(DataError) as caught:
+        load_records([path])
+    assert list(caught.value.faults) == [
+        f"{path}, line 2: found a line of more than 100 bytes, expected less",
+        f"{path}, line 4: found a list, expected a JSON object",
+        f"{path}, line 5: found a line of more than 100 bytes, expected less",
+    ]
+
+
+def test_a_line_of_ten_megabytes_is_refused(write) -> None:
+    path = write({"text": "x" * 10_000_000})
+    with pytest.raises(DataError, match="malformed") as caught:
+        load_records([path])
+    assert "line 1: found a line of more than 10,000,000 bytes" in caught.value.faults[0]
+
+
+def test_the_faults_of_all_files_come_together(write) -> None:
+    first = write(*[b"{\n"] * 25, name="a.jsonl")
+    second = write(GOOD, b"{\n", name="b.jsonl")
+    with pytest.raises(DataError) as caught:
+        load_records([first, second])
+    assert len(caught.value.faults) == 26
+    assert str(second) in caught.value.faults[-1]
+    assert "… and 6 more (26 in all)" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])
+def test_an_empty_file(write, content: bytes) -> None:
+    path = write(content)
+    with pytest.raises(DataError) as caught:
+        load_records([path])
+    assert (caught.value.code, caught.value.where) == ("VOX-D002", str(path))
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_records([tmp_path / "a", tmp_path / "b"])
+    assert (caught.value.code, caught.value.found) == ("VOX-D001", "nothing there")
+    assert caught.value.where == f"{tmp_path / 'a'}, {tmp_path / 'b'}"
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def test_a_folder_stands_for_its_split(write, tmp_path: Path) -> None:
+    train, valid = write(GOOD), write(GOOD, name="valid.jsonl")
+    other = write(GOOD, name="other.jsonl")
+    assert find_split([tmp_path, other]) == ([train, other], [valid])
+    assert find_split([tmp_path], valid=other) == ([train], [other])
+    valid.unlink()
+    assert find_split([tmp_path]) == ([train], [])
+
+
+def test_a_folder_without_training_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        find_split([tmp_path])
+    assert (caught.value.code, caught.value.where) == ("VOX-D001", str(tmp_path / "train.jsonl"))
+
+
+def test_validation_data_that_are_not_there(write, tmp_path: Path) -> None:
+    train = write(GOOD)
+    with pytest.raises(DataError, match="missing"):
+        find_split([train], valid=tmp_path / "no.jsonl")
+    with pytest.raises(DataError) as caught:
+        find_split([train], valid=tmp_path)
+    assert caught.value.found == "a folder"

@@ -1,0 +1,1 @@
+"""From JSONL to tokens and weights, and the order in which they are trained."""

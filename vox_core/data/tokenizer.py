@@ -1,0 +1,126 @@
+"""A model folder's tokenizer, and the tokens that end a turn.
+
+`transformers` reads the tokenizer: from the folder alone, without code from a repository, and
+without torch. Only its fast (Rust) tokenizers are used, because masks are built from the character
+offsets that only they report.
+
+An end-of-turn token is what a model must produce to stop. It is found by looking: a probe
+conversation is rendered, and the first special token after what the assistant said in it is the
+template's. The tokenizer's own end-of-sequence token and those of `generation_config.json` stop
+generation as well, so they count too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from vox_core.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ASSISTANT, _USER = "7305918264", "4182650937"
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`.
+
+    Raises:
+        DataError: D005, it cannot be loaded, or it is not a fast one.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the Rust tokenizers raise nothing narrower
+        raise _unusable(folder, _first_line(error)) from error
+    if not tokenizer.is_fast:
+        raise _unusable(folder, f"{type(tokenizer).__name__}, which reports no character offsets")
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that stand for themselves and not for text."""
+    added = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end generation: the tokenizer's `eos_token`, and the special ones among those
+    that the `generation_config.json` of its folder names.
+
+    Raises:
+        DataError: D005, that file is not JSON.
+    """
+    named = _generation_eos(Path(tokenizer.name_or_path)) if tokenizer.name_or_path else set()
+    if (eos := tokenizer.eos_token_id) is not None:
+        named.add(cast(int, eos))
+    return special_ids(tokenizer) & named
+
+
+def end_of_turn_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end what the assistant says: the chat template's, and `stop_ids`.
+
+    A template may end a turn in the middle of a conversation otherwise than the last one (gpt-oss
+    does). The token that follows a middle turn counts if another special token follows before the
+    user's words; a single one may as well be the header of the user's turn.
+    """
+    middle, last = _after_assistant(tokenizer)
+    return stop_ids(tokenizer) | set(last[:1]) | set(middle[:1] if len(middle) > 1 else ())
+
+
+def _after_assistant(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Special tokens between an assistant's words and the next user's, and after the last words."""
+    from jinja2 import TemplateError
+
+    turn = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
+    if tokenizer.chat_template is None:
+        return [], []
+    try:
+        text = cast(str, tokenizer.apply_chat_template(turn + turn, tokenize=False))
+    except (TemplateError, TypeError, ValueError):
+        return [], []  # the rows will say what the template does not like
+    parts = text.split(_ASSISTANT)
+    if len(parts) != 3:
+        return [], []
+    return (
+        _specials(tokenizer, parts[1].partition(_USER)[0]),
+        _specials(tokenizer, parts[2]),
+    )
+
+
+def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    special = special_ids(tokenizer)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [id for id in ids if id in special]
+
+
+def _generation_eos(folder: Path) -> set[int]:
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return set()
+    try:
+        config: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise _unusable(path, _first_line(error)) from error
+    eos = config.get("eos_token_id")
+    return {eos} if isinstance(eos, int) else set(eos or ())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _unusable(where: Path, found: str) -> DataError:
+    return DataError(
+        "D005",
+        "the model's tokenizer cannot be used",
+        where=where,
+        found=found,
+        expected="a fast tokenizer (tokenizer.json) that needs no code of its own",
+        remedy="use a model folder with a tokenizer.json, or make one with save_pretrained",
+    )
