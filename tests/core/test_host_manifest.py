@@ -1,0 +1,176 @@
+"""`vox_plugin.toml`: what is read, and that every fault is told at once."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from vox_core.errors import BackendError
+from vox_core.host.manifest import Machine, parse_manifest, unmet
+
+BACKEND = """
+id = "cpu"
+name = "CPU"
+version = "0.1.0"
+api = "1.0"
+licence = "Apache-2.0"
+extension-points = ["MlBackend"]
+
+[capabilities]
+devices = ["cpu"]
+quantisations = ["none"]
+dtypes = ["fp32"]
+methods = ["lora"]
+families = "*"
+
+[probe]
+file = "probe.py"
+"""
+OBSERVER = BACKEND.partition("[capabilities]")[0].replace("MlBackend", "Observer")
+LINUX = Machine("linux", "x86_64", "3.11.7", {"torch": "2.13.0+cpu", "mlx": "0.33.0.dev1"})
+
+
+def faults_of(text: str) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        parse_manifest(text, "somewhere/vox_plugin.toml")
+    assert caught.value.code == "VOX-B006"
+    assert caught.value.where == "somewhere/vox_plugin.toml"
+    return caught.value
+
+
+def test_a_backend_is_read() -> None:
+    manifest = parse_manifest(BACKEND, "here")
+    assert (manifest.id, manifest.priority, manifest.homepage) == ("cpu", 0, None)
+    assert manifest.capabilities.families == ("*",)
+    assert manifest.requires.distributions == ()
+    assert manifest.probe is not None and manifest.probe.file == "probe.py"
+
+
+def test_families_may_be_listed() -> None:
+    text = BACKEND.replace('families = "*"', 'families = ["llama", "qwen3"]')
+    assert parse_manifest(text, "here").capabilities.families == ("llama", "qwen3")
+
+
+def test_an_observer_needs_neither_capabilities_nor_a_probe() -> None:
+    assert parse_manifest(OBSERVER, "here").probe is None
+
+
+def test_a_backend_needs_both() -> None:
+    assert faults_of(OBSERVER.replace("Observer", "MlBackend")).faults == (
+        "[capabilities]: missing (an MlBackend has it)",
+        "[probe]: missing (an MlBackend has it)",
+    )
+
+
+ONE_FAULT = {
+    "missing": ('name = "CPU"', "", "name: missing"),
+    "wrong type": ('name = "CPU"', "name = 5", "name: input should be a valid string (found: 5)"),
+    "unknown key": ("licence", "license", "license: unknown key (did you mean licence?)"),
+    "unknown key in a table": (
+        "dtypes",
+        "d-types",
+        "capabilities.d-types: unknown key (did you mean dtypes?)",
+    ),
+    "unknown table": ("[probe]", "[probes]", "probes: unknown key (did you mean probe?)"),
+    "version": ("0.1.0", "new", "version: invalid version: 'new' (found: 'new')"),
+    "no dtype": ('["fp32"]', "[]", "capabilities.dtypes: name at least one (found: [])"),
+    "quantisation": (
+        '["none"]',
+        '["nf5"]',
+        "capabilities.quantisations.0: input should be 'none', 'nf4', 'int8', 'affine4' or "
+        "'affine8' (found: 'nf5')",
+    ),
+    "text for a switch": (
+        'families = "*"',
+        'families = "*"\nstreamed-load = "yes"',
+        "capabilities.streamed-load: input should be a valid boolean (found: 'yes')",
+    ),
+    "probe outside": (
+        "probe.py",
+        "../probe.py",
+        "probe.file: give a .py file inside the package (found: '../probe.py')",
+    ),
+    "probe is a binary": (
+        "probe.py",
+        "probe",
+        "probe.file: give a .py file inside the package (found: 'probe')",
+    ),
+    "requirement": (
+        "[probe]",
+        '[requires]\ndistributions = ["torch[x]"]\n[probe]',
+        "requires.distributions.0: give a distribution and a version range, nothing else "
+        "(found: 'torch[x]')",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE_FAULT)
+def test_a_fault_is_told_in_the_words_of_the_file(case: str) -> None:
+    right, wrong, expected = ONE_FAULT[case]
+    assert right in BACKEND
+    assert expected in faults_of(BACKEND.replace(right, wrong)).faults
+
+
+def test_all_faults_are_told_together() -> None:
+    text = BACKEND
+    for case in ("wrong type", "version", "no dtype", "quantisation", "probe outside"):
+        text = text.replace(*ONE_FAULT[case][:2])
+    assert len(faults_of(text).faults) == 5
+
+
+def test_text_that_is_not_toml_is_a_fault() -> None:
+    (fault,) = faults_of("id = ").faults
+    assert fault.startswith("not TOML: ")
+
+
+def test_what_a_newer_vox_would_understand_asks_for_the_newer_vox() -> None:
+    newer = BACKEND.replace('"1.0"', '"1.7"').replace("[probe]", "[quantum]\nx = 1\n[probe]")
+    assert faults_of(newer).remedy == "upgrade vox-ml: the plugin speaks API 1.7, this vox 1.0"
+
+
+REQUIREMENTS: dict[str, tuple[str, tuple[str, str] | None]] = {
+    "nothing": ("", None),
+    "all met": ('os = ["linux"]\narch = ["x86_64"]\npython = ">=3.11"', None),
+    "local version": ('distributions = ["torch>=2.6,<3"]', None),
+    "nightly build": ('distributions = ["mlx>=0.30"]', None),
+    "system": ('os = ["macos"]', ("platform", "linux (needs: macos)")),
+    "processor": ('arch = ["arm64"]', ("platform", "x86_64 (needs: arm64)")),
+    "python": ('python = ">=3.12"', ("python", "3.11.7 (needs: >=3.12)")),
+    "absent": (
+        'distributions = ["bitsandbytes>=0.50"]',
+        ("distribution", "bitsandbytes>=0.50 is not installed"),
+    ),
+    "too old": (
+        'distributions = ["Torch>=3"]',
+        ("distribution", "Torch is 2.13.0+cpu (needs: >=3)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REQUIREMENTS)
+def test_requirements_are_held_against_the_machine(case: str) -> None:
+    text, expected = REQUIREMENTS[case]
+    assert unmet(parse_manifest(f"{BACKEND}[requires]\n{text}", "here"), LINUX) == expected
+
+
+APIS = {"1.0": None, "0.9": "upgrade the plugin", "1.1": "upgrade vox-ml", "2.0": "upgrade vox-ml"}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_api_version_decides_who_has_to_move(api: str) -> None:
+    found = unmet(parse_manifest(BACKEND.replace('"1.0"', f'"{api}"'), "here"), LINUX)
+    if APIS[api] is None:
+        assert found is None
+    else:
+        assert found == ("api", f"written for {api}, this vox speaks 1.0; {APIS[api]}")
+
+
+def test_the_example_in_the_docstring_is_valid() -> None:
+    import vox_core.host.manifest as module
+
+    lines = str(module.__doc__).splitlines()
+    example = "\n".join(line[4:] for line in lines if line.startswith("    "))
+    document: dict[str, Any] = tomllib.loads(example)
+    assert parse_manifest(example, "docstring").id == document["id"] == "cpu"

@@ -1,0 +1,462 @@
+"""Plugins as packages on disk: found without being imported, loaded one at a time, isolated.
+
+Each test writes real distributions (package, `*.dist-info`, `entry_points.txt`) into a folder of
+its own and puts it on the path.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from vox_core.contract import AdapterState, LoadJob, MergeJob, RunContext, Sampling, TrainJob
+from vox_core.errors import BackendError, ConfigError, DataError, PluginError
+from vox_core.host import Request, choose, list_backends
+from vox_core.host.discover import Found, discover
+from vox_core.host.load import Backend, load_backend
+
+MANIFEST = """
+id = "{id}"
+name = "{id}"
+version = "0.1.0"
+api = "{api}"
+licence = "MIT"
+extension-points = ["MlBackend"]
+priority = 1000000
+[capabilities]
+devices = ["cpu"]
+quantisations = ["none"]
+dtypes = ["fp32"]
+methods = ["lora"]
+families = "*"
+[probe]
+file = "probe.py"
+"""
+PROBE = 'print(\'{"present": true, "devices": [{"name": "c", "tag": "cpu"}], "detail": "a CPU"}\')'
+WORKS = """
+from vox_core.contract import MergeResult, TrainResult, TrainState
+from vox_core.hookspecs import hookimpl
+
+class Model:
+    def generate(self, tokens_T, sampling):
+        yield from (1, 2, 3)
+    def logits(self, tokens_T):
+        return tokens_T
+    def close(self):
+        pass
+
+class Backend:
+    @hookimpl
+    def vox_train(self, job, context):
+        return TrainResult(TrainState(7, job.start), False)
+    @hookimpl
+    def vox_merge(self, job, context):
+        return MergeResult(iter([("w", 1)]))
+    @hookimpl
+    def vox_load(self, job, context):
+        return Model()
+
+backend = Backend()
+"""
+NOT_IMPORTABLE = "raise SystemExit('imported')"
+
+ADAPTER = AdapterState("lora", {})
+CONTEXT = cast(RunContext, object())
+TRAIN = TrainJob(plan=cast(Any, None), model=Path(), steps=(), start=cast(Any, ADAPTER))
+MERGE = MergeJob(ADAPTER, (), cast(Any, None))
+LOAD = LoadJob(Path(), "fp32")
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(
+        self,
+        id: str,
+        body: str = WORKS,
+        manifest: str | None = MANIFEST,
+        distribution: str | None = None,
+        package: str | None = None,
+        into: Path | None = None,
+        api: str = "1.0",
+    ) -> str:
+        """Install a plugin; its package goes `into` another folder for an editable install."""
+        distribution, package = distribution or f"vox-x-{id}", package or f"vox_x_{id}"
+        code = (into or self.folder) / package.replace(".", "/")
+        code.mkdir(parents=True)
+        (code / "__init__.py").write_text(body)
+        (code / "probe.py").write_text(PROBE)
+        if manifest is not None:
+            (code / "vox_plugin.toml").write_text(manifest.format(id=id, api=api))
+        info = self.describe(distribution, f"[vox_core.plugins]\n{id} = {package}:backend\n")
+        recorded = [] if into else code.iterdir()
+        lines = [f"{file.relative_to(self.folder)},,\n" for file in recorded]
+        (info / "RECORD").write_text("".join(lines))
+        return package
+
+    def describe(self, distribution: str, entry_points: str, version: str = "0.1.0") -> Path:
+        info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(entry_points)
+        return info
+
+    def found(self, id: str) -> Found:
+        (plugin,) = [plugin for plugin in discover([str(self.folder)]) if plugin.id == id]
+        return plugin
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield Site(folder)
+    for name in [name for name in sys.modules if name.startswith("vox_x_")]:
+        del sys.modules[name]
+
+
+# --- discovery ------------------------------------------------------------------------------------
+
+
+def test_plugins_are_found_without_being_imported(site: Site) -> None:
+    packages = [site.add(id, NOT_IMPORTABLE) for id in ("second", "first")]
+    site.describe("unrelated", "[console_scripts]\nx = y:z\n")
+    plugins = discover([str(site.folder)])
+    assert [(each.id, each.distribution, each.version) for each in plugins] == [
+        ("first", "vox-x-first", "0.1.0"),
+        ("second", "vox-x-second", "0.1.0"),
+    ]
+    assert plugins[0].manifest is not None and plugins[0].manifest.id == "first"
+    assert plugins[0].folder == site.folder / "vox_x_first"
+    assert not sys.modules.keys() & set(packages)
+
+
+def test_the_import_path_is_searched_by_default(site: Site) -> None:
+    site.add("mine", NOT_IMPORTABLE)
+    assert [each.fault for each in discover() if each.id == "mine"] == [None]
+
+
+def test_an_editable_install_by_path_is_found(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("mine", NOT_IMPORTABLE, into=tmp_path / "checkout")
+    monkeypatch.syspath_prepend(str(tmp_path / "checkout"))
+    (plugin,) = [each for each in discover() if each.id == "mine"]
+    assert plugin.folder == tmp_path / "checkout/vox_x_mine"
+
+
+def test_an_editable_install_by_finder_is_found(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("mine", NOT_IMPORTABLE, into=tmp_path / "checkout")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            here = [str(tmp_path / "checkout")]
+            return PathFinder.find_spec(name, here) if name == "vox_x_mine" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    (plugin,) = [each for each in discover() if each.id == "mine"]
+    assert plugin.folder == tmp_path / "checkout/vox_x_mine"
+
+
+def test_a_plugin_in_a_namespace_package_is_found_by_its_files(site: Site) -> None:
+    site.add("mine", NOT_IMPORTABLE, package="vox_x_company.mine")
+    assert site.found("mine").folder == site.folder / "vox_x_company/mine"
+
+
+def test_the_first_distribution_on_the_path_hides_others_of_its_name(
+    site: Site, tmp_path: Path
+) -> None:
+    site.add("mine")
+    older = Site(tmp_path / "older")
+    older.add("mine")
+    (plugin,) = discover([str(site.folder), str(older.folder)])
+    assert plugin.folder == site.folder / "vox_x_mine"
+
+
+def test_two_plugins_with_one_id_are_both_at_fault(site: Site) -> None:
+    site.add("same")
+    site.add("same", distribution="vox-y-same", package="vox_x_other")
+    site.add("good")
+    good, *both = discover([str(site.folder)])
+    assert good.fault is None
+    for plugin in both:
+        assert plugin.fault is not None and plugin.fault.what.endswith("defined more than once")
+        assert plugin.fault.found == "distributions vox-x-same and vox-y-same"
+
+
+def no_manifest(site: Site) -> None:
+    site.add("bad", manifest=None)
+
+
+def invalid_manifest(site: Site) -> None:
+    site.add("bad", manifest="id = 5")
+
+
+def undecodable_manifest(site: Site) -> None:
+    package = site.add("bad")
+    (site.folder / package / "vox_plugin.toml").write_bytes(b'id = "\xff"')
+
+
+def other_id(site: Site) -> None:
+    site.add("bad", manifest=MANIFEST.replace("{id}", "worse"))
+
+
+def no_package(site: Site) -> None:
+    site.describe("vox-x-bad", "[vox_core.plugins]\nbad = vox_x_gone:backend\n")
+
+
+def a_module(site: Site) -> None:
+    site.describe("vox-x-bad", "[vox_core.plugins]\nbad = vox_x_single:backend\n")
+    (site.folder / "vox_x_single.py").write_text(WORKS)
+
+
+def invalid_reference(site: Site) -> None:
+    site.describe("vox-x-bad", "[vox_core.plugins]\nbad = ???\n")
+
+
+def unparsable_entry_points(site: Site) -> None:
+    site.describe("bad", "[vox_core.plugins]\nbad\n")
+
+
+FAULTS: dict[Callable[[Site], None], str] = {
+    no_manifest: "plugin 'bad' has no manifest",
+    invalid_manifest: "id: input should be a valid string (found: 5)",
+    undecodable_manifest: "UnicodeDecodeError",
+    other_id: "id 'worse'",
+    no_package: "no package 'vox_x_gone'",
+    a_module: "no vox_plugin.toml in package 'vox_x_single'",
+    invalid_reference: "entry point '???'",
+    unparsable_entry_points: "cannot be read",
+}
+
+
+@pytest.mark.parametrize("damage", FAULTS)
+def test_a_broken_plugin_is_its_own_fault_only(damage: Callable[[Site], None], site: Site) -> None:
+    damage(site)
+    site.add("good")
+    bad, good = discover([str(site.folder)])
+    assert (good.id, good.fault) == ("good", None)
+    assert (bad.id, bad.manifest) == ("bad", None)
+    assert bad.fault is not None and bad.fault.code == "VOX-B006"
+    assert FAULTS[damage] in str(bad.fault)
+
+
+@pytest.mark.parametrize("metadata", [None, b"", b"Name: \xff\n"])
+def test_an_installation_with_damaged_metadata_is_still_told_of(
+    metadata: bytes | None, site: Site
+) -> None:
+    site.add("mine")
+    file = site.folder / "vox_x_mine-0.1.0.dist-info/METADATA"
+    file.unlink() if metadata is None else file.write_bytes(metadata)
+    assert site.found("mine").version == "unknown"
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def hooked(method: str) -> str:
+    return f"{WORKS}\nclass Wrong:\n    @hookimpl\n    {method}\n        ...\nbackend = Wrong()\n"
+
+
+UNLOADABLE = {
+    "ImportError": ("import vox_x_nothing", "No module named 'vox_x_nothing'"),
+    "SystemExit": ("raise SystemExit(3)", "SystemExit: 3"),
+    "any exception": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "no object": ("", "AttributeError"),
+    "a class": (WORKS.replace("Backend()", "Backend"), "Backend is a class"),
+    "looking at it raises": (
+        "class Lazy:\n    def __dir__(self): import vox_x_no\nbackend = Lazy()",
+        "No module named 'vox_x_no'",
+    ),
+    "a misspelt hook": (hooked("def vox_trian(self, job, context):"), "unknown hook 'vox_trian'"),
+    "other arguments": (hooked("def vox_train(self, job, world):"), "hook 'vox_train'"),
+}
+
+
+@pytest.mark.parametrize("case", UNLOADABLE)
+def test_what_cannot_be_loaded_is_broken_and_says_why(case: str, site: Site) -> None:
+    body, reason = UNLOADABLE[case]
+    name = case.replace(" ", "_").lower()
+    site.add(name, body)
+    with pytest.raises(BackendError) as caught:
+        load_backend(site.found(name), "train")
+    assert caught.value.code == "VOX-B004"
+    assert f"backend {name!r}" in caught.value.what
+    assert reason in str(caught.value.found)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_backend_without_the_hook_that_is_needed_is_broken(site: Site) -> None:
+    site.add("mergeless", WORKS.replace("@hookimpl\n    def vox_merge", "def vox_merge"))
+    backend = load_backend(site.found("mergeless"), "train")
+    with pytest.raises(BackendError) as caught:
+        backend.merge(MERGE, CONTEXT)
+    assert (caught.value.code, caught.value.found) == ("VOX-B004", "no vox_merge")
+    with pytest.raises(BackendError):
+        load_backend(site.found("mergeless"), "merge")
+
+
+def test_what_a_plugin_prints_when_imported_is_kept_off_stdout(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.add("chatty", f"print('hello')\n{WORKS}")
+    load_backend(site.found("chatty"), "train")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "hello\n")
+
+
+def test_the_hooks_are_called_as_typed_functions(site: Site) -> None:
+    site.add("whole")
+    backend = load_backend(site.found("whole"), "train")
+    assert (backend.id, backend.version) == ("whole", "0.1.0")
+    trained = backend.train(TRAIN, CONTEXT)
+    assert (trained.state.step, trained.state.adapter) == (7, ADAPTER)
+    assert list(backend.merge(MERGE, CONTEXT).tensors) == [("w", 1)]
+    model = backend.load(LOAD, CONTEXT)
+    assert list(model.generate(cast(Any, ()), Sampling())) == [1, 2, 3]
+    assert model.logits(cast(Any, "T")) == "T"
+    model.close()
+
+
+def backend_that(site: Site, name: str, old: str, new: str) -> Backend:
+    assert old in WORKS
+    site.add(name, "from vox_core.errors import DataError\n" + WORKS.replace(old, new))
+    return load_backend(site.found(name), "train")
+
+
+STEP = "TrainResult(TrainState(7, job.start), False)"
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "found"), [("nothing", "None", "None"), ("number", "7", "type int")]
+)
+def test_a_wrong_result_is_the_plugins_failure(
+    name: str, result: str, found: str, site: Site
+) -> None:
+    backend = backend_that(site, name, STEP, result)
+    with pytest.raises(PluginError) as caught:
+        backend.train(TRAIN, CONTEXT)
+    assert caught.value.code == "VOX-X001"
+    assert found in str(caught.value.found)
+    assert caught.value.expected == "TrainResult"
+
+
+def test_a_model_that_cannot_answer_is_a_wrong_result(site: Site) -> None:
+    backend = backend_that(site, "mute", "def logits", "def logit")
+    with pytest.raises(PluginError, match="wrong result from vox_load"):
+        backend.load(LOAD, CONTEXT)
+
+
+def test_a_foreign_exception_is_the_plugins_failure_and_is_kept(site: Site) -> None:
+    backend = backend_that(site, "raising", STEP, "1 / 0")
+    with pytest.raises(PluginError, match="failed in vox_train") as caught:
+        backend.train(TRAIN, CONTEXT)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_exit_from_a_hook_is_no_exit_of_vox(site: Site) -> None:
+    backend = backend_that(site, "exiting", f"return {STEP}", "raise SystemExit(0)")
+    with pytest.raises(PluginError, match="failed in vox_train"):
+        backend.train(TRAIN, CONTEXT)
+
+
+def test_errors_in_the_users_terms_pass(site: Site) -> None:
+    error = 'raise DataError("D002", "empty", remedy="fill it")'
+    backend = backend_that(site, "telling", f"return {STEP}", error)
+    with pytest.raises(DataError, match="empty"):
+        backend.train(TRAIN, CONTEXT)
+
+
+def test_an_interrupt_passes(site: Site) -> None:
+    backend = backend_that(site, "interrupted", f"return {STEP}", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        backend.train(TRAIN, CONTEXT)
+
+
+def test_what_is_computed_late_fails_in_the_same_way(site: Site) -> None:
+    lazy = "MergeResult((('w', 1 / 0) for _ in '1'))"
+    backend = backend_that(site, "late", 'MergeResult(iter([("w", 1)]))', lazy)
+    tensors = backend.merge(MERGE, CONTEXT).tensors
+    with pytest.raises(PluginError, match="failed in vox_merge"):
+        next(tensors)
+    backend = backend_that(site, "later", "yield from (1, 2, 3)", "yield 1; 1 / 0")
+    tokens = backend.load(LOAD, CONTEXT).generate(cast(Any, ()), Sampling())
+    assert next(tokens) == 1
+    with pytest.raises(PluginError, match="failed in generate"):
+        next(tokens)
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd(site: Site) -> Site:
+    """A good backend among bad company."""
+    site.add("bestofall")
+    site.add("exits", NOT_IMPORTABLE, manifest=MANIFEST.replace("1000000", "1"))
+    site.add("newer", NOT_IMPORTABLE, api="7.0")
+    no_manifest(site)
+    return site
+
+
+def test_a_backend_is_chosen_and_loaded_among_broken_ones(crowd: Site) -> None:
+    backend, selection = choose(Request("train", allow_cpu=True))
+    assert (backend.id, selection.chosen) == ("bestofall", "bestofall")
+    assert selection.why.startswith("bestofall 0.1.0 (a CPU): priority 1000000, before ")
+    assert backend.train(TRAIN, CONTEXT).state.step == 7
+
+
+def test_one_asked_for_by_name_that_cannot_be_imported_is_an_error(crowd: Site) -> None:
+    with pytest.raises(BackendError, match="'exits' is installed but broken"):
+        choose(Request("train", explicit="exits", explicit_origin="VOX_BACKEND"))
+
+
+def test_all_backends_are_listed_and_none_imported(crowd: Site) -> None:
+    told = {verdict.id: verdict for verdict in list_backends()}
+    assert {name: told[name].status for name in ("bad", "bestofall", "exits", "newer")} == {
+        "bad": "broken",
+        "bestofall": "eligible",
+        "exits": "eligible",
+        "newer": "rejected",
+    }
+    assert told["bestofall"].reason == "a CPU"
+    assert "vox_x_exits" not in sys.modules
+
+
+def test_a_plugin_that_is_no_backend_is_no_candidate(site: Site) -> None:
+    site.add("watcher", NOT_IMPORTABLE, manifest=MANIFEST.replace("MlBackend", "Observer"))
+    assert site.found("watcher").fault is None
+    assert "watcher" not in [verdict.id for verdict in list_backends()]
+
+
+def test_plugins_can_be_disabled(crowd: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "bestofall, exits")
+    told = {verdict.id: verdict.reason for verdict in list_backends()}
+    assert told["bestofall"] == told["exits"] == "blocked by VOX_DISABLE_PLUGINS"
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "bestofal")
+    with pytest.raises(ConfigError, match="names plugins that are not installed"):
+        list_backends()
+
+
+def test_importing_the_host_is_cheap() -> None:
+    script = "import sys, vox_core.host; print(*sys.modules)"
+    command = [sys.executable, "-c", script]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    heavy = {"numpy", "packaging", "pluggy", "pydantic", "torch", "transformers"}
+    assert not heavy & set(done.stdout.split())

@@ -1,0 +1,244 @@
+"""Probes as they run: real scripts in real processes; and the probe of the CPU plugin."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from vox_core.errors import ConfigError
+from vox_core.host import probe
+from vox_core.host.discover import Found
+from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires, parse_manifest
+from vox_core.host.probe import Device, Hardware, ProbeFault, accelerators, probe_all
+
+CPU_PLUGIN = Path(__file__).resolve().parents[2] / "plugins/vox_cpu/vox_cpu"
+
+ANSWER = 'print(\'{"present": true, "devices": [{"name": "X1", "tag": "x"}], "detail": "one X1"}\')'
+X1 = Hardware(True, (Device("X1", "x"),), "one X1")
+
+
+def plugin(folder: Path, script: str, requires: Requires | None = None, id: str = "x") -> Found:
+    (folder / f"{id}_probe.py").write_text(script)
+    manifest = Manifest(
+        id=id,
+        name=id,
+        version="1",
+        api="1.0",
+        licence="MIT",
+        extension_points=("MlBackend",),
+        capabilities=Capabilities(("x",), ("none",), ("fp32",), ("lora",), ("*",)),
+        requires=requires or Requires(),
+        probe=Probe(f"{id}_probe.py"),
+    )
+    return Found(id, f"dist-{id}", "1", EntryPoint(id, "x:y", "g"), manifest, folder)
+
+
+def result(found: Found, environ: dict[str, str] | None = None) -> Hardware | ProbeFault:
+    return probe_all([found], environ or {})[found.id]
+
+
+def test_the_answer_is_read(tmp_path: Path) -> None:
+    assert result(plugin(tmp_path, ANSWER)) == X1
+
+
+def test_no_such_hardware_is_an_answer(tmp_path: Path) -> None:
+    none = 'print(\'{"present": false, "devices": [], "detail": "no driver"}\')'
+    assert result(plugin(tmp_path, none)) == Hardware(False, (), "no driver")
+
+
+BROKEN = {
+    "raises": (
+        "import nonsense",
+        "its probe failed: ModuleNotFoundError: No module named 'nonsense'",
+    ),
+    "exits": ("raise SystemExit(3)", "its probe failed: exit 3"),
+    "crashes": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        "its probe was ended by SIGSEGV",
+    ),
+    "says nothing": ("", "its probe's answer is wrong: output: "),
+    "says something else": ("print('hello')", "its probe's answer is wrong: output: "),
+    "forgets a field": (
+        'print(\'{"present": false, "devices": []}\')',
+        "its probe's answer is wrong: detail: Field required",
+    ),
+    "contradicts itself": (
+        'print(\'{"present": true, "devices": [], "detail": ""}\')',
+        "its probe's answer is wrong: `present` and `devices` disagree",
+    ),
+    "needs site-packages": ("import pydantic", "No module named 'pydantic'"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_probe_says_why(case: str, tmp_path: Path) -> None:
+    script, reason = BROKEN[case]
+    fault = result(plugin(tmp_path, script))
+    assert isinstance(fault, ProbeFault)
+    assert reason in fault.reason
+
+
+def test_probes_that_hang_are_ended_together_with_their_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "LIMIT_S", 0.7)
+    hanging = "import subprocess, sys, time\n" + (
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "open(__file__ + '.pid', 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    plugins = [plugin(tmp_path, hanging, id=name) for name in ("a", "b", "c")]
+    started = time.monotonic()
+    results = probe_all([*plugins, plugin(tmp_path, ANSWER)], {})
+    assert time.monotonic() - started < 3 * 0.7  # at once, not one after the other
+    assert results["a"] == results["b"] == ProbeFault("its probe did not end in 0.7 s")
+    assert results["x"] == X1
+    pid = int((tmp_path / "a_probe.py.pid").read_text())
+    assert eventually(lambda: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    """Running; an orphan that nobody has reaped yet is not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 2
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+def test_a_native_library_that_is_missing_makes_the_plugin_broken(tmp_path: Path) -> None:
+    fault = result(plugin(tmp_path, ANSWER, Requires(native_libs=("libnonsense.so.9",))))
+    assert isinstance(fault, ProbeFault)
+    assert "libnonsense.so.9" in fault.reason
+
+
+def test_nothing_to_probe_is_no_result() -> None:
+    assert probe_all([], {}) == {}
+
+
+# --- the core's own look --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "tags"),
+    [("none", []), ("nvidia", ["nvidia"]), ("apple, nvidia", ["nvidia", "apple"])],
+)
+def test_accelerators_can_be_pretended(value: str, tags: list[str]) -> None:
+    assert [each.tag for each in accelerators({"VOX_OVERRIDE_HARDWARE": value})] == tags
+
+
+def test_unknown_hardware_cannot_be_pretended() -> None:
+    with pytest.raises(ConfigError, match="hardware that vox does not know") as caught:
+        accelerators({"VOX_OVERRIDE_HARDWARE": "nvidia,abacus"})
+    assert caught.value.found == "abacus"
+
+
+def test_the_driver_of_nvidia_shows_by_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr(probe, "_NVIDIA_DRIVER", (device,))
+    assert probe.NVIDIA not in accelerators({})
+    device.touch()
+    assert probe.NVIDIA in accelerators({})
+    assert probe.NVIDIA not in accelerators({"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_pretended_hardware_replaces_the_probe_of_what_is_tagged(tmp_path: Path) -> None:
+    tagged = plugin(tmp_path, "raise SystemExit", Requires(hardware_tag="nvidia"))
+    there = result(tagged, {"VOX_OVERRIDE_HARDWARE": "nvidia"})
+    assert there == Hardware(
+        True, (Device("nvidia", "nvidia"),), "nvidia (VOX_OVERRIDE_HARDWARE=nvidia)"
+    )
+    absent = result(tagged, {"VOX_OVERRIDE_HARDWARE": "none"})
+    assert absent == Hardware(False, (), "no nvidia hardware (VOX_OVERRIDE_HARDWARE=none)")
+    untagged = plugin(tmp_path, ANSWER)
+    assert result(untagged, {"VOX_OVERRIDE_HARDWARE": "none"}) == X1
+
+
+# --- the CPU plugin -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cpu_probe() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cpu_probe", CPU_PLUGIN / "probe.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_cpu_plugin_tells_about_this_machine() -> None:
+    file = CPU_PLUGIN / "vox_plugin.toml"
+    manifest = parse_manifest(file.read_text(), file)
+    found = Found("cpu", "vox-ml-cpu", "0.1.0", EntryPoint("cpu", "x:y", "g"), manifest, CPU_PLUGIN)
+    hardware = result(found)
+    assert isinstance(hardware, Hardware), hardware
+    (device,) = hardware.devices
+    assert (hardware.present, device.tag) == (True, "cpu")
+    assert device.memory_bytes is not None and device.memory_bytes > 1e8
+    assert device.best_dtype in manifest.capabilities.dtypes
+
+
+def linux(root: Path, flags: str, limit: str | None = None) -> Path:
+    files = {
+        "proc/cpuinfo": f"processor\t: 0\nmodel name\t: Fast One\nflags\t\t: fpu {flags}\n",
+        "proc/meminfo": "MemTotal:       8000000 kB\nMemFree: 1 kB\nMemAvailable:   6000000 kB\n",
+    }
+    if limit:
+        files["sys/fs/cgroup/memory.max"] = limit
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("avx2", "fp32"),
+        ("avx2 avx512f", "fp32"),
+        ("avx2 avx512_bf16", "bf16"),
+        ("avx2 amx_bf16 amx_tile", "bf16"),
+    ],
+)
+def test_the_best_dtype_follows_the_instruction_set(
+    flags: str, dtype: str, tmp_path: Path, cpu_probe: ModuleType
+) -> None:
+    assert cpu_probe._linux(linux(tmp_path, flags), 4).best_dtype == dtype
+
+
+def test_linux_memory_is_at_most_what_the_container_allows(
+    tmp_path: Path, cpu_probe: ModuleType
+) -> None:
+    free = cpu_probe._linux(linux(tmp_path, "avx2", "max\n"), 4)
+    assert (free.memory_bytes, free.available_bytes) == (8_192_000_000, 6_144_000_000)
+    limited = cpu_probe._linux(linux(tmp_path, "avx2", "2000000000\n"), 4)
+    assert (limited.memory_bytes, limited.available_bytes) == (2_000_000_000, 2_000_000_000)
+    assert limited.summary == "4 cores, 2.0 GB memory, 2.0 GB available, fp32"
+
+
+def test_macos_reports_arm_bf16_and_trains_in_float32(cpu_probe: ModuleType) -> None:
+    text = (
+        "machdep.cpu.brand_string: Apple M3\nhw.memsize: 17179869184\n"
+        "hw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
+    )
+    found = cpu_probe._macos(text, 8)
+    assert (found.name, found.memory_bytes, found.features) == ("Apple M3", 2**34, ("bf16",))
+    assert (found.best_dtype, found.available_bytes) == ("fp32", None)

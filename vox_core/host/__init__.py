@@ -1,0 +1,209 @@
+"""The plugin host: which backends are installed, which one serves a request, and that one loaded.
+
+    backend, selection = choose(Request("train", quant="nf4"))
+    print(selection.why)
+    result = backend.train(job, context)
+
+The pieces, each usable by itself: manifest.py (`vox_plugin.toml`), discover.py (what is installed,
+nothing imported), probe.py (what hardware is here), select.py (a pure choice), load.py (one plugin,
+imported and checked). Here are the words in which a choice is asked for and explained, and the way
+through all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from vox_core.contract import DType, Method, Quant
+from vox_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vox_core.host.discover import Found
+    from vox_core.host.load import Backend
+    from vox_core.host.manifest import Machine
+    from vox_core.host.probe import Accelerator, Hardware, ProbeFault
+
+DISABLE = "VOX_DISABLE_PLUGINS"
+
+Operation: TypeAlias = Literal["train", "merge", "load"]
+Origin: TypeAlias = Literal["--backend", "VOX_BACKEND", "vox.toml"]
+Status: TypeAlias = Literal["chosen", "eligible", "rejected", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a backend is wanted for; None leaves a point open.
+
+    Args:
+        explicit: the id asked for by name; `explicit_origin` is where that was said.
+        resumed_from: the id of the backend that the run to be resumed was on.
+        memory_needed: bytes, on one device.
+        allow_cpu: train on the CPU though an accelerator lies idle.
+        streamed: `LoadJob.streamed` will be asked for.
+    """
+
+    operation: Operation
+    quant: Quant | None = None
+    dtype: DType | None = None
+    method: Method | None = None
+    model_type: str | None = None
+    explicit: str | None = None
+    explicit_origin: Origin | None = None
+    resumed_from: str | None = None
+    memory_needed: int | None = None
+    allow_cpu: bool = False
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a selection depends on beside the request and the plugins.
+
+    Args:
+        accelerators: those that the core sees by itself.
+        blocked: id of a plugin that is not to be used -> who says so.
+        known: id -> distribution, from the catalog.
+    """
+
+    machine: Machine
+    accelerators: tuple[Accelerator, ...] = ()
+    blocked: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An installed backend and what its probe found; None if there was no need to run it."""
+
+    found: Found
+    hardware: Hardware | ProbeFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one candidate, and why."""
+
+    id: str
+    version: str
+    distribution: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The backend chosen, why in one line, its hardware, and the verdict on every candidate."""
+
+    chosen: str
+    why: str
+    hardware: Hardware
+    verdicts: tuple[Verdict, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types, for the record of the run."""
+        return asdict(self)
+
+
+def choose(request: Request, known: Mapping[str, str] | None = None) -> tuple[Backend, Selection]:
+    """Select a backend for `request` and load it.
+
+    Args:
+        known: id -> distribution of what can be installed; without it, the catalog's plugins.
+
+    Raises:
+        BackendError: none can be chosen, or the one chosen cannot be loaded.
+        ConfigError: an environment variable about plugins or hardware is wrong.
+    """
+    from vox_core.host.load import load_backend
+    from vox_core.host.select import select
+
+    candidates, environment = survey(request, _catalogued() if known is None else known)
+    selection = select(request, candidates, environment)
+    found = next(each.found for each in candidates if each.found.id == selection.chosen)
+    return load_backend(found, request.operation), selection
+
+
+def list_backends() -> tuple[Verdict, ...]:
+    """Every installed backend: `eligible` with its hardware, or the reason why not.
+
+    Raises:
+        ConfigError: an environment variable about plugins or hardware is wrong.
+    """
+    from vox_core.host.select import verdicts
+
+    request = Request("load")
+    return verdicts(request, *survey(request, {}))
+
+
+def survey(
+    request: Request, known: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> tuple[list[Candidate], Environment]:
+    """Look at what is installed and, as far as `request` needs it, at the hardware."""
+    from vox_core.host.discover import discover
+    from vox_core.host.probe import accelerators, probe_all
+    from vox_core.host.select import needs_probe
+
+    plugins = discover()
+    environment = Environment(
+        machine=_this_machine(plugins),
+        accelerators=accelerators(environ),
+        blocked=_blocked(plugins, environ),
+        known=known,
+    )
+    backends = [plugin for plugin in plugins if _may_be_backend(plugin)]
+    survivors = [plugin for plugin in backends if needs_probe(request, plugin, environment)]
+    hardware = probe_all(survivors, environ)
+    return [Candidate(plugin, hardware.get(plugin.id)) for plugin in backends], environment
+
+
+def _catalogued() -> dict[str, str]:
+    from vox_core.catalog import load_catalog
+
+    return {plugin.id: plugin.distribution for plugin in load_catalog().plugins.values()}
+
+
+def _may_be_backend(plugin: Found) -> bool:
+    """A plugin without a valid manifest counts: it may be the one that was meant."""
+    return plugin.manifest is None or "MlBackend" in plugin.manifest.extension_points
+
+
+def _this_machine(plugins: Iterable[Found]) -> Machine:
+    from packaging.requirements import Requirement
+
+    from vox_core.host.discover import installed_versions
+    from vox_core.host.manifest import Machine
+
+    systems = {"darwin": "macos", "win32": "windows"}
+    spellings = {"aarch64": "arm64", "amd64": "x86_64"}
+    architecture = platform.machine().lower()
+    required = [
+        Requirement(text).name
+        for plugin in plugins
+        if plugin.manifest
+        for text in plugin.manifest.requires.distributions
+    ]
+    return Machine(
+        os=systems.get(sys.platform, sys.platform),
+        arch=spellings.get(architecture, architecture),
+        python=platform.python_version(),
+        distributions=installed_versions(required),
+    )
+
+
+def _blocked(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, str]:
+    ids = {name.strip() for name in environ.get(DISABLE, "").split(",")} - {""}
+    installed = [plugin.id for plugin in plugins]
+    if unknown := sorted(ids - set(installed)):
+        raise ConfigError(
+            "C002",
+            f"{DISABLE} names plugins that are not installed",
+            found=", ".join(unknown),
+            expected=f"some of: {', '.join(installed) or 'none'}",
+            remedy=f"correct it, or unset {DISABLE}",
+        )
+    return dict.fromkeys(ids, DISABLE)

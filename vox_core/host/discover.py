@@ -1,0 +1,205 @@
+"""Which plugins are installed: from metadata alone, without importing any of them.
+
+A plugin is an entry point in group `vox_core.plugins`. Its manifest is found beside the top-level
+package that the entry point names (`find_spec` does not import a top-level package, and asks the
+finders of editable installs too), or else among the distribution's files.
+
+Whatever is wrong with a plugin becomes its own `fault` and nobody else's. Nothing here looks at the
+machine, or says which plugin is to be used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from vox_core.errors import BackendError
+from vox_core.hookspecs import ENTRY_POINTS
+from vox_core.host.manifest import FILE_NAME, Manifest, parse_manifest
+
+UNKNOWN = "unknown"
+"""Stands for a name or version that a damaged installation does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An installed plugin: either its manifest and the folder that holds it, or its fault.
+
+    `id` is the entry point's name. `version` is the distribution's.
+    """
+
+    id: str
+    distribution: str
+    version: str
+    entry_point: metadata.EntryPoint
+    manifest: Manifest | None = None
+    folder: Path | None = None
+    fault: BackendError | None = None
+
+
+def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
+    """Every installed plugin, sorted by id; a broken one costs no other anything.
+
+    Args:
+        path: folders to search instead of `sys.path` and the import system's finders.
+    """
+    found = [
+        _examine(distribution, entry_point, path)
+        for distribution in _with_plugins(path)
+        for entry_point in _entry_points(distribution)
+    ]
+    return _without_namesakes(sorted(found, key=lambda plugin: (plugin.id, plugin.distribution)))
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Canonical distribution name -> version, for those of `names` that are installed."""
+    versions: dict[str, str] = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[canonicalize_name(name)] = _version(metadata.distribution(name))
+    return {name: version for name, version in versions.items() if version != UNKNOWN}
+
+
+def reinstall(distribution: str) -> str:
+    """What to do about an installation that is damaged."""
+    return f"reinstall it: pip install --force-reinstall {distribution}"
+
+
+def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
+    """Distributions that mention our group. The first on the path hides others of its name."""
+    seen: set[str] = set()
+    everything = metadata.distributions() if path is None else metadata.distributions(path=[*path])
+    for distribution in everything:
+        if ENTRY_POINTS not in _entry_point_text(distribution):
+            continue
+        if (name := canonicalize_name(_name(distribution))) not in seen:
+            seen.add(name)
+            yield distribution
+
+
+def _entry_point_text(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeDecodeError):  # somebody else's damage: it names no plugin of ours
+        return ""
+
+
+def _name(distribution: metadata.Distribution) -> str:
+    return _field(distribution, "Name")
+
+
+def _version(distribution: metadata.Distribution) -> str:
+    return _field(distribution, "Version")
+
+
+def _field(distribution: metadata.Distribution, key: str) -> str:
+    """Out of METADATA; an installation that was broken off may lack it, or hold anything."""
+    try:
+        known = distribution.metadata  # has no `get` before Python 3.12
+        return known[key] if key in known else UNKNOWN  # noqa: SIM401
+    except (OSError, UnicodeDecodeError):
+        return UNKNOWN
+
+
+def _entry_points(distribution: metadata.Distribution) -> list[metadata.EntryPoint]:
+    """Ours; where the file cannot be parsed, one that stands for it and will fail `_examine`."""
+    try:
+        return list(distribution.entry_points.select(group=ENTRY_POINTS))
+    except Exception:  # noqa: BLE001 - the parser raises whatever it trips over
+        return [metadata.EntryPoint(_name(distribution), "", ENTRY_POINTS)]
+
+
+def _examine(
+    distribution: metadata.Distribution,
+    entry_point: metadata.EntryPoint,
+    path: Sequence[str] | None,
+) -> Found:
+    plugin = Found(entry_point.name, _name(distribution), _version(distribution), entry_point)
+    try:
+        file = _manifest_file(distribution, entry_point, path)
+        manifest = parse_manifest(file.read_text(encoding="utf-8"), file)
+        _require_same_id(plugin, manifest, file)
+    except BackendError as fault:
+        return replace(plugin, fault=fault)
+    except Exception as error:  # noqa: BLE001 - nor do import finders say what they raise
+        return replace(plugin, fault=_unreadable(plugin, error))
+    return replace(plugin, manifest=manifest, folder=file.parent)
+
+
+def _manifest_file(
+    distribution: metadata.Distribution,
+    entry_point: metadata.EntryPoint,
+    path: Sequence[str] | None,
+) -> Path:
+    package = entry_point.module.partition(".")[0]
+    spec = (
+        importlib.util.find_spec(package) if path is None else PathFinder.find_spec(package, path)
+    )
+    folders = spec.submodule_search_locations if spec else None
+    beside = [Path(folder) / FILE_NAME for folder in folders or ()]
+    listed = [file for file in distribution.files or () if file.name == FILE_NAME]
+    listed.sort(key=lambda file: len(file.parts))  # a package may hold templates further down
+    for file in (*beside, *(Path(str(distribution.locate_file(file))) for file in listed)):
+        if file.is_file():
+            return file
+    raise BackendError(
+        "B006",
+        f"plugin {entry_point.name!r} has no manifest",
+        where=f"{_name(distribution)} {_version(distribution)}",
+        found=f"no {FILE_NAME} in package {package!r}" if spec else f"no package {package!r}",
+        expected=f"{FILE_NAME} as package data beside {package}/__init__.py",
+        remedy=reinstall(_name(distribution)),
+    )
+
+
+def _require_same_id(plugin: Found, manifest: Manifest, file: Path) -> None:
+    if manifest.id != plugin.id:
+        raise BackendError(
+            "B006",
+            "a plugin's manifest and its entry point disagree about the id",
+            where=file,
+            found=f"id {manifest.id!r}",
+            expected=f"id {plugin.id!r}, the name of the entry point in {plugin.distribution}",
+            remedy="the plugin's author has to give both the same name",
+        )
+
+
+def _unreadable(plugin: Found, error: Exception) -> BackendError:
+    return BackendError(
+        "B006",
+        f"the manifest of plugin {plugin.id!r} cannot be read",
+        where=f"{plugin.distribution} {plugin.version}, entry point {plugin.entry_point.value!r}",
+        found=f"{type(error).__name__}: {error}",
+        remedy=reinstall(plugin.distribution),
+    )
+
+
+def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The same, with a fault for all that share an id: which one was meant cannot be known."""
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for plugin in found:
+        owners[plugin.id].append(plugin.distribution)
+    return tuple(
+        replace(plugin, manifest=None, folder=None, fault=_namesakes(plugin.id, owners[plugin.id]))
+        if len(owners[plugin.id]) > 1
+        else plugin
+        for plugin in found
+    )
+
+
+def _namesakes(plugin_id: str, owners: list[str]) -> BackendError:
+    return BackendError(
+        "B006",
+        f"plugin id {plugin_id!r} is defined more than once",
+        found=f"distributions {' and '.join(owners)}",
+        expected="one plugin of that id",
+        remedy=f"remove all but one, for example: pip uninstall {owners[-1]}",
+    )

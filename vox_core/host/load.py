@@ -1,0 +1,199 @@
+"""Load one plugin, and call its hooks as typed functions.
+
+Exactly one entry point is imported and registered; pluggy then checks every hook against
+`HookSpecs`. What goes wrong before a hook is called is a `BackendError` (the plugin is broken).
+What a hook raises that is not a `VoxError` is a `PluginError` (the plugin failed). Both keep the
+cause.
+What a plugin prints while it is imported goes to stderr: stdout belongs to the command.
+
+Which plugin to load is settled before (select.py). Observers are not for here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import pluggy
+
+from vox_core.contract import (
+    LoadedModel,
+    LoadJob,
+    MergeJob,
+    MergeResult,
+    RunContext,
+    Sampling,
+    TrainJob,
+    TrainResult,
+)
+from vox_core.errors import BackendError, PluginError, VoxError
+from vox_core.hookspecs import PROJECT, HookSpecs
+from vox_core.host import Operation
+from vox_core.host.discover import Found, reinstall
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats, Ints
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def load_backend(found: Found, operation: Operation) -> Backend:
+    """Import a plugin, register it alone, and check its hooks.
+
+    Raises:
+        BackendError: B004; it cannot be imported, has a hook that vox does not have or one with
+            other arguments, or lacks the hook of `operation`.
+    """
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(HookSpecs)
+    try:
+        with redirect_stdout(sys.stderr):
+            _register(manager, found)
+    except pluggy.PluginValidationError as error:
+        hooks = ", ".join(name for name in vars(HookSpecs) if name.startswith("vox_"))
+        raise _broken(found, _told(error), f"hooks as in vox_core.hookspecs: {hooks}") from error
+    except (Exception, SystemExit) as error:  # a plugin may raise anything at all
+        raise _broken(found, _told(error)) from error
+    backend = Backend(found, manager)
+    backend.require(operation)
+    return backend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backend:
+    """A loaded backend. Each call gives the type that it says, or raises a `VoxError`."""
+
+    found: Found
+    manager: pluggy.PluginManager
+
+    @property
+    def id(self) -> str:
+        return self.found.id
+
+    @property
+    def version(self) -> str:
+        return self.found.manifest.version if self.found.manifest else self.found.version
+
+    def train(self, job: TrainJob, context: RunContext) -> TrainResult:
+        """`vox_train`."""
+        return self._expect(TrainResult, "train", job, context)
+
+    def merge(self, job: MergeJob, context: RunContext) -> MergeResult:
+        """`vox_merge`; its tensors are computed as they are asked for."""
+        result = self._expect(MergeResult, "merge", job, context)
+        return MergeResult(_guarded_items(self.id, "vox_merge", result.tensors))
+
+    def load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+        """`vox_load`."""
+        model = self._call("load", job, context)
+        if not all(
+            callable(getattr(model, name, None)) for name in ("generate", "logits", "close")
+        ):
+            raise _wrong_result(self.id, "vox_load", model, "LoadedModel")
+        return _GuardedModel(self.id, cast("LoadedModel", model))
+
+    def require(self, operation: Operation) -> None:
+        """See that it has the hook.
+
+        Raises:
+            BackendError: B004; it has not.
+        """
+        hook = f"vox_{operation}"
+        if not getattr(self.manager.hook, hook).get_hookimpls():
+            raise _broken(self.found, f"no {hook}", f"{hook}, marked with @hookimpl")
+
+    def _call(self, operation: Operation, job: object, context: RunContext) -> object:
+        self.require(operation)
+        with _foreign_errors(self.id, f"vox_{operation}"):
+            result: object = getattr(self.manager.hook, f"vox_{operation}")(
+                job=job, context=context
+            )
+        return result
+
+    def _expect(
+        self, kind: type[Result], operation: Operation, job: object, context: RunContext
+    ) -> Result:
+        result = self._call(operation, job, context)
+        if not isinstance(result, kind):
+            raise _wrong_result(self.id, f"vox_{operation}", result, kind.__name__)
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _GuardedModel:
+    """A `LoadedModel` whose foreign exceptions are mapped, as those of a hook are."""
+
+    plugin: str
+    model: LoadedModel
+
+    def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
+        with _foreign_errors(self.plugin, "generate"):
+            tokens = self.model.generate(tokens_T, sampling)
+        return _guarded_items(self.plugin, "generate", tokens)
+
+    def logits(self, tokens_T: Ints) -> Floats:
+        with _foreign_errors(self.plugin, "logits"):
+            return self.model.logits(tokens_T)
+
+    def close(self) -> None:
+        with _foreign_errors(self.plugin, "close"):
+            self.model.close()
+
+
+def _register(manager: pluggy.PluginManager, found: Found) -> None:
+    plugin: object = found.entry_point.load()
+    if inspect.isclass(plugin):  # pluggy would take its functions for hooks without a self
+        raise TypeError(f"{plugin.__name__} is a class; the entry point has to name an object")
+    manager.register(plugin, name=found.id)
+    manager.check_pending()
+
+
+def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[Item]:
+    with _foreign_errors(plugin, hook):
+        yield from items
+
+
+@contextmanager
+def _foreign_errors(plugin: str, hook: str) -> Iterator[None]:
+    """Map what is no `VoxError`; an interrupt by the user passes."""
+    try:
+        yield
+    except VoxError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            "X001",
+            f"backend {plugin!r} failed in {hook}",
+            found=_told(error),
+            remedy="see the traceback with --debug, and report it to the plugin's authors",
+        ) from error
+
+
+def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> PluginError:
+    return PluginError(
+        "X001",
+        f"backend {plugin!r} gave a wrong result from {hook}",
+        found="None" if result is None else f"an object of type {type(result).__name__}",
+        expected=expected,
+        remedy="upgrade the plugin, or report it to the plugin's authors",
+    )
+
+
+def _broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
+    return BackendError(
+        "B004",
+        f"backend {found.id!r} is installed but broken",
+        where=f"{found.distribution} {found.version}, entry point {found.entry_point.value}",
+        found=what_is,
+        expected=expected,
+        remedy=f"{reinstall(found.distribution)}; or choose another with --backend",
+    )
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

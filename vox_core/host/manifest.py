@@ -1,0 +1,311 @@
+"""`vox_plugin.toml`: what a plugin is, what it can do and what it needs.
+
+Every plugin ships one inside its package. It is data, so a plugin can be listed, explained, refused
+or removed without running a line of it.
+
+    id = "cpu"                              # the name that --backend takes, and the entry point's
+    name = "CPU (PyTorch)"
+    version = "0.1.0"
+    api = "1.0"                             # the seam it was written for, major.minor
+    licence = "Apache-2.0"
+    extension-points = ["MlBackend", "HardwareProbe"]
+    priority = 10                           # breaks ties in automatic selection, higher wins
+
+    [capabilities]
+    devices = ["cpu"]
+    quantisations = ["none"]
+    dtypes = ["bf16", "fp32"]
+    methods = ["lora", "rslora", "dora"]
+    families = "*"                          # or a list of `model_type`s
+
+    [requires]
+    python = ">=3.11"
+    distributions = ["torch"]
+
+    [probe]
+    file = "probe.py"                       # standard library only, run in a process of its own
+
+All faults of a manifest are reported together. This module reads text and holds it against a
+machine that it is told about; it finds no files and looks at nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+
+from vox_core.contract import API_VERSION, DType, Method, Quant
+from vox_core.errors import BackendError
+
+FILE_NAME = "vox_plugin.toml"
+
+ExtensionPoint: TypeAlias = Literal["MlBackend", "HardwareProbe", "Observer"]
+OperatingSystem: TypeAlias = Literal["linux", "macos", "windows"]
+Architecture: TypeAlias = Literal["x86_64", "arm64", "ppc64le", "riscv64", "s390x"]
+
+Item = TypeVar("Item")
+
+
+def _version(text: str) -> str:
+    Version(text)
+    return text
+
+
+def _version_range(text: str) -> str:
+    SpecifierSet(text)
+    return text
+
+
+def _plain_requirement(text: str) -> str:
+    requirement = Requirement(text)
+    if requirement.marker or requirement.url or requirement.extras:
+        raise ValueError("give a distribution and a version range, nothing else")
+    return text
+
+
+def _file_inside(text: str) -> str:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
+        raise ValueError("give a .py file inside the package")
+    return text
+
+
+def _at_least_one(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    if not items:
+        raise ValueError("name at least one")
+    return items
+
+
+def _listed(families: object) -> object:
+    return [families] if families == "*" else families
+
+
+Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_at_least_one)]
+
+_CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. `families` holds `model_type`s, or the one entry `*` for any;
+    `distributed` names launchers, `streamed_load` means `LoadJob.streamed` is honoured."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    devices: Some[Name]
+    quantisations: Some[Quant]
+    dtypes: Some[DType]
+    methods: Some[Method]
+    families: Annotated[Some[Text], BeforeValidator(_listed)]
+    distributed: tuple[Name, ...] = ()
+    streamed_load: StrictBool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """What must be there before a plugin is probed; an empty tuple or None asks for nothing.
+
+    `native_libs` are loaded in the probe's process before the probe: one that is missing means the
+    plugin is broken. A driver, whose absence means no such hardware, is for the probe to look for.
+    `hardware_tag` must be among the tags of the devices that the probe finds.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    os: tuple[OperatingSystem, ...] = ()
+    arch: tuple[Architecture, ...] = ()
+    python: Annotated[str, AfterValidator(_version_range)] = ""
+    distributions: tuple[Annotated[str, AfterValidator(_plain_requirement)], ...] = ()
+    native_libs: tuple[Text, ...] = ()
+    hardware_tag: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A script of the standard library alone; `file` is relative to the manifest's folder."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    file: Annotated[str, AfterValidator(_file_inside)]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A valid manifest. A plugin that is no `MlBackend` may leave capabilities and probe out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    id: Name
+    name: Text
+    version: Annotated[str, AfterValidator(_version)]
+    api: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")]
+    licence: Text
+    extension_points: tuple[ExtensionPoint, ...]
+    homepage: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
+    priority: StrictInt = 0
+    capabilities: Capabilities = Capabilities((), (), (), (), ())
+    requires: Requires = Requires()
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `requires` is held against.
+
+    Args:
+        os: `linux`, `macos` or `windows`.
+        arch: as a manifest spells it: `x86_64`, `arm64`, …
+        python: version.
+        distributions: canonical name -> version, of those that some manifest requires.
+    """
+
+    os: str
+    arch: str
+    python: str
+    distributions: Mapping[str, str] = field(default_factory=dict)
+
+
+_TABLES: dict[str, type] = {"capabilities": Capabilities, "requires": Requires, "probe": Probe}
+
+
+def parse_manifest(text: str, where: object) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        text: what the file holds.
+        where: the file, for the error.
+
+    Raises:
+        BackendError: B006, with every fault.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _invalid(where, [f"not TOML: {error}"]) from error
+    faults = _missing_tables(document)
+    try:
+        manifest = _schema().validate_python(document)
+    except ValidationError as error:
+        faults += [_describe(detail) for detail in error.errors()]
+        raise _invalid(where, faults, document.get("api")) from error
+    if faults:
+        raise _invalid(where, faults, manifest.api)
+    return manifest
+
+
+def unmet(manifest: Manifest, machine: Machine) -> tuple[str, str] | None:
+    """The first kind of requirement that is not met, and why; None if all are."""
+    needs = manifest.requires
+    reasons = {
+        "api": _unmet_api(manifest.api),
+        "platform": _unmet_platform(needs, machine),
+        "python": _unmet_python(needs, machine),
+        "distribution": _unmet_distributions(needs, machine),
+    }
+    return next(((kind, reason) for kind, reason in reasons.items() if reason), None)
+
+
+def _unmet_api(api: str) -> str:
+    theirs, ours = _api_order(api), _api_order(API_VERSION)
+    if theirs[0] == ours[0] and theirs <= ours:
+        return ""
+    who = "vox-ml" if theirs > ours else "the plugin"
+    return f"written for {api}, this vox speaks {API_VERSION}; upgrade {who}"
+
+
+def _unmet_platform(needs: Requires, machine: Machine) -> str:
+    sides = ((machine.os, needs.os), (machine.arch, needs.arch))
+    return ", ".join(
+        f"{here} (needs: {', '.join(allowed)})"
+        for here, allowed in sides
+        if allowed and here not in allowed
+    )
+
+
+def _unmet_python(needs: Requires, machine: Machine) -> str:
+    if SpecifierSet(needs.python).contains(machine.python, prereleases=True):
+        return ""
+    return f"{machine.python} (needs: {needs.python})"
+
+
+def _unmet_distributions(needs: Requires, machine: Machine) -> str:
+    reasons = []
+    for required in map(Requirement, needs.distributions):
+        version = machine.distributions.get(canonicalize_name(required.name))
+        if version is None:
+            reasons.append(f"{required} is not installed")
+        elif not required.specifier.contains(version, prereleases=True):
+            reasons.append(f"{required.name} is {version} (needs: {required.specifier})")
+    return ", ".join(reasons)
+
+
+def _api_order(api: str) -> tuple[int, int]:
+    major, minor = api.split(".")
+    return int(major), int(minor)
+
+
+@cache
+def _schema() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
+
+
+def _missing_tables(document: dict[str, Any]) -> list[str]:
+    points = document.get("extension-points")
+    if not isinstance(points, list) or "MlBackend" not in points:
+        return []
+    needed = [table for table in ("capabilities", "probe") if table not in document]
+    return [f"[{table}]: missing (an MlBackend has it)" for table in needed]
+
+
+def _describe(detail: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in the words of the file."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return f"{key}: missing"
+    if detail["type"] == "unexpected_keyword_argument":
+        return f"{key}: unknown key{_nearest(detail['loc'])}"
+    message = " ".join(str(detail["msg"]).removeprefix("Value error, ").split())
+    return f"{key}: {message[0].lower()}{message[1:]} (found: {detail['input']!r})"
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    table = Manifest if len(location) == 1 else _TABLES[str(location[0])]
+    known = [field.name.replace("_", "-") for field in fields(table)]
+    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _invalid(where: object, faults: list[str], api: object = None) -> BackendError:
+    remedy = (
+        "reinstall or upgrade the plugin; if that does not help, its author has to mend the file"
+    )
+    if _is_newer(api):  # what looks wrong may be what this vox does not know yet
+        remedy = f"upgrade vox-ml: the plugin speaks API {api}, this vox {API_VERSION}"
+    return BackendError(
+        "B006", "a plugin's manifest is invalid", where=where, faults=faults, remedy=remedy
+    )
+
+
+def _is_newer(api: object) -> bool:
+    try:
+        return _api_order(str(api)) > _api_order(API_VERSION)
+    except ValueError:
+        return False

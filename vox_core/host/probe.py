@@ -1,0 +1,216 @@
+"""What hardware is here: each plugin's own probe, and a look of the core's that needs no plugin.
+
+A probe is a script of the standard library that prints one JSON object, a `Hardware`:
+
+    {"present": true, "detail": "2 cores, 24.0 GB",
+     "devices": [{"name": "…", "tag": "cpu", "memory_bytes": 24000000000}]}
+
+It runs in an interpreter of its own, without site-packages, for two seconds at most; several run at
+once. `present: false` means that there is no such hardware, and `detail` says how that shows. A
+probe that fails, hangs or prints something else is a `ProbeFault`: installed, but broken.
+
+`VOX_OVERRIDE_HARDWARE` (`none`, `nvidia`, `apple`, or several with commas) stands in for both looks
+at accelerators: for tests, and for planning on a machine other than the one that will train.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vox_core.contract import DType
+from vox_core.errors import ConfigError
+from vox_core.host.discover import Found
+from vox_core.host.manifest import Manifest
+
+LIMIT_S = 2.0
+OVERRIDE = "VOX_OVERRIDE_HARDWARE"
+
+_CHILD = """
+import runpy, sys
+if libraries := sys.argv[2:]:
+    import ctypes
+    for library in libraries:
+        ctypes.CDLL(library)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device. `tag` is its kind: `cpu`, `nvidia`, `apple`, …; all but `cpu` accelerate.
+
+    Args:
+        memory_bytes: all that it has; None where that cannot be known.
+        available_bytes: what of it is free now; None where that cannot be known.
+        best_dtype: what `--dtype auto` becomes here.
+        features: what decides about dtypes and kernels, such as instruction sets.
+    """
+
+    name: str
+    tag: str
+    memory_bytes: int | None = None
+    available_bytes: int | None = None
+    best_dtype: DType | None = None
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a probe found, or in `detail` how it shows that there is none."""
+
+    present: bool
+    devices: tuple[Device, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFault:
+    """Why a probe gave no answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """Hardware that the core can see by itself, so that a missing backend is noticed.
+
+    `backend` is the id of the backend for it in the catalog.
+    """
+
+    tag: str
+    name: str
+    backend: str
+
+
+NVIDIA = Accelerator("nvidia", "an NVIDIA GPU", "cuda")
+APPLE = Accelerator("apple", "an Apple GPU", "mlx")
+ACCELERATORS = (NVIDIA, APPLE)
+
+# The driver's control device; under WSL, which has none, the driver that Windows lends.
+_NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+
+
+def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:
+    """The accelerators of this machine that need no plugin to be seen.
+
+    Raises:
+        ConfigError: `VOX_OVERRIDE_HARDWARE` names none that vox knows.
+    """
+    if (pretended := _override(environ)) is not None:
+        return tuple(known for known in ACCELERATORS if known.tag in pretended)
+    here = {NVIDIA: _nvidia_is_here(environ), APPLE: _apple_is_here()}
+    return tuple(known for known in ACCELERATORS if here[known])
+
+
+def probe_all(
+    plugins: Sequence[Found], environ: Mapping[str, str] = os.environ
+) -> dict[str, Hardware | ProbeFault]:
+    """Run the probes of `plugins`, all at once: id -> what it found.
+
+    Args:
+        plugins: discovered without a fault, each with a probe in its manifest.
+
+    Raises:
+        ConfigError: `VOX_OVERRIDE_HARDWARE` names none that vox knows.
+    """
+    pretended = _override(environ)
+    if not plugins:
+        return {}
+    with ThreadPoolExecutor(max_workers=len(plugins)) as pool:
+        results = pool.map(lambda plugin: _probe(plugin, pretended), plugins)
+        return {plugin.id: result for plugin, result in zip(plugins, results, strict=True)}
+
+
+def _override(environ: Mapping[str, str]) -> frozenset[str] | None:
+    if not (text := environ.get(OVERRIDE, "")):
+        return None
+    tags = {part.strip() for part in text.split(",")}
+    known = {"none", *(accelerator.tag for accelerator in ACCELERATORS)}
+    if unknown := sorted(tags - known):
+        raise ConfigError(
+            "C002",
+            f"{OVERRIDE} names hardware that vox does not know",
+            found=", ".join(unknown),
+            expected=f"some of {', '.join(sorted(known))}",
+            remedy=f"correct it, or unset {OVERRIDE} to look at the hardware that is there",
+        )
+    return frozenset(tags - {"none"})
+
+
+def _nvidia_is_here(environ: Mapping[str, str]) -> bool:
+    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user, who means it
+    return not hidden and any(path.exists() for path in _NVIDIA_DRIVER)
+
+
+def _apple_is_here() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeFault:
+    manifest, folder = plugin.manifest, plugin.folder
+    assert manifest is not None and manifest.probe is not None and folder is not None, plugin.id
+    if pretended is not None and (tag := manifest.requires.hardware_tag) is not None:
+        return _pretend(tag, pretended)
+    try:
+        return _understand(_run(folder / manifest.probe.file, manifest))
+    except _BrokenProbeError as fault:
+        return ProbeFault(str(fault))
+
+
+def _pretend(tag: str, pretended: frozenset[str]) -> Hardware:
+    said = f"{OVERRIDE}={','.join(sorted(pretended)) or 'none'}"
+    if tag not in pretended:
+        return Hardware(False, (), f"no {tag} hardware ({said})")
+    return Hardware(True, (Device(tag, tag),), f"{tag} ({said})")
+
+
+class _BrokenProbeError(Exception):
+    """Carries the reason of a `ProbeFault`."""
+
+
+def _run(file: Path, manifest: Manifest) -> bytes:
+    """What the probe prints. -I and -S keep it to the standard library, whatever is installed."""
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(file), *manifest.requires.native_libs]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # with whatever it started itself
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _BrokenProbeError(f"its probe did not end in {LIMIT_S:g} s") from None
+            raise
+    if process.returncode:
+        raise _BrokenProbeError(_how_it_failed(process.returncode, errors))
+    return output
+
+
+def _how_it_failed(returncode: int, errors: bytes) -> str:
+    if returncode < 0:
+        return f"its probe was ended by {signal.Signals(-returncode).name}"
+    last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"its probe failed: {last or f'exit {returncode}'}"
+
+
+def _understand(output: bytes) -> Hardware:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        hardware = TypeAdapter(Hardware).validate_json(output)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "output"
+        raise _BrokenProbeError(f"its probe's answer is wrong: {place}: {first['msg']}") from error
+    if hardware.present != bool(hardware.devices):
+        raise _BrokenProbeError("its probe's answer is wrong: `present` and `devices` disagree")
+    return hardware

@@ -1,0 +1,386 @@
+"""Which backend carries out a request, and why not the others.
+
+A pure function of the request, the installed plugins with what their probes found, and the machine:
+no order of discovery, clock or environment variable changes its answer.
+
+1. A backend asked for by name is that one or an error; it never falls back.
+2. Filters that need no hardware: blocked, API, platform, Python, distributions, capabilities.
+3. What the probes of the survivors found. *Not installed*, *broken* and *no such hardware* differ.
+4. Rank: an accelerator with enough memory, then anything with enough memory; then the backend that
+   the run being resumed was on; then the priority that plugins declare. A tie is an error.
+5. Training does not go to the CPU by itself where an accelerator is present whose backend is
+   missing or broken.
+
+Nothing here runs a probe (probe.py) or imports a plugin (load.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from vox_core.errors import BackendError
+from vox_core.host import Candidate, Environment, Request, Selection, Status, Verdict
+from vox_core.host.discover import Found, reinstall
+from vox_core.host.manifest import Capabilities, unmet
+from vox_core.host.probe import Accelerator, Device, Hardware, ProbeFault
+
+_BROKEN = ("manifest", "distribution", "probe")
+# Why a backend may leave its accelerator idle: the user's will, the task, the hardware itself.
+_MAY_LIE_IDLE = ("blocked", "capability", "hardware")
+
+
+def select(
+    request: Request, candidates: Sequence[Candidate], environment: Environment
+) -> Selection:
+    """Choose a backend.
+
+    Args:
+        candidates: probed, as far as `needs_probe` asks for it.
+
+    Raises:
+        BackendError: B001 to B005; none can be chosen, or none should be without being asked.
+    """
+    judged = _judge_all(request, candidates, environment)
+    if request.explicit is not None:
+        return _explicit(request, judged, environment)
+    if not judged:
+        raise _none_installed(environment)
+    usable = [each for each in judged if each.refusal is None]
+    if not usable:
+        raise _none_usable(request, judged)
+    ranked = sorted(usable, key=lambda each: each.rank, reverse=True)
+    if len(ranked) > 1 and ranked[0].rank == ranked[1].rank:
+        raise _tie(ranked[0], ranked[1])
+    idle = None if ranked[0].accelerates else _idle_accelerator(judged, environment)
+    # Where nobody offers a backend for it, there is nothing to ask the user for.
+    mendable = idle and (idle.driver or idle.accelerator.backend in environment.known)
+    if idle and mendable and request.operation == "train" and not request.allow_cpu:
+        raise _would_lie_idle(idle, environment)
+    why = _why(ranked, request) + (f"; {idle.what}" if idle else "")
+    return _selection(ranked[0], why, judged)
+
+
+def verdicts(
+    request: Request, candidates: Sequence[Candidate], environment: Environment
+) -> tuple[Verdict, ...]:
+    """The verdict on each candidate, sorted by id; none is chosen."""
+    return tuple(judged.verdict for judged in _judge_all(request, candidates, environment))
+
+
+def needs_probe(request: Request, plugin: Found, environment: Environment) -> bool:
+    """Whether nothing but the hardware is left to be asked."""
+    return _static_refusal(request, plugin, environment) is None
+
+
+# --- one candidate --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    kind: str
+    reason: str
+
+
+_NOT_ASKED = Hardware(False, (), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A candidate with its refusal, or with its hardware and rank."""
+
+    found: Found
+    refusal: _Refusal | None
+    hardware: Hardware = _NOT_ASKED
+    rank: tuple[int, bool, int] = (0, False, 0)
+
+    @property
+    def verdict(self) -> Verdict:
+        plugin = self.found
+        version = plugin.manifest.version if plugin.manifest else plugin.version
+        status: Status = "eligible"
+        reason = self.hardware.detail
+        if self.refusal:
+            status = "broken" if self.refusal.kind in _BROKEN else "rejected"
+            reason = self.refusal.reason
+        return Verdict(plugin.id, version, plugin.distribution, status, reason)
+
+    @property
+    def accelerates(self) -> bool:
+        return any(device.tag != "cpu" for device in self.hardware.devices)
+
+
+def _judge_all(
+    request: Request, candidates: Sequence[Candidate], environment: Environment
+) -> list[_Judged]:
+    ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
+    return [_judge(request, each, environment) for each in ordered]
+
+
+def _judge(request: Request, candidate: Candidate, environment: Environment) -> _Judged:
+    plugin, hardware = candidate.found, candidate.hardware
+    refusal = _static_refusal(request, plugin, environment)
+    if refusal or plugin.manifest is None:
+        return _Judged(plugin, refusal)
+    assert hardware is not None, f"{plugin.id} was not probed"
+    if isinstance(hardware, ProbeFault):
+        return _Judged(plugin, _Refusal("probe", hardware.reason))
+    if absence := _absence(hardware, plugin.manifest.requires.hardware_tag):
+        return _Judged(plugin, _Refusal("hardware", f"no such hardware: {absence}"))
+    judged = _Judged(plugin, None, hardware)
+    level = 0 if not _has_memory(judged, request.memory_needed) else 2 if judged.accelerates else 1
+    rank = (level, plugin.id == request.resumed_from, plugin.manifest.priority)
+    return replace(judged, rank=rank)
+
+
+def _static_refusal(request: Request, plugin: Found, environment: Environment) -> _Refusal | None:
+    manifest = plugin.manifest
+    if plugin.fault or manifest is None:
+        return _Refusal("manifest", _on_one_line(plugin.fault) if plugin.fault else "no manifest")
+    if request.explicit not in (None, plugin.id):
+        return _Refusal("explicit", f"not asked for ({_asked(request)})")
+    if who := environment.blocked.get(plugin.id):
+        return _Refusal("blocked", f"blocked by {who}")
+    if requirement := unmet(manifest, environment.machine):
+        return _Refusal(requirement[0], ": ".join(requirement))
+    if lacking := _lacking(request, manifest.capabilities):
+        return _Refusal("capability", f"capability: {lacking}")
+    return None
+
+
+def _lacking(request: Request, has: Capabilities) -> str:
+    wanted: list[tuple[str, str | None, tuple[str, ...]]] = [
+        ("quantisation", request.quant, has.quantisations),
+        ("dtype", request.dtype, has.dtypes),
+        ("method", request.method, has.methods),
+        ("model family", None if "*" in has.families else request.model_type, has.families),
+        ("load", "streamed" if request.streamed else None, ("streamed",) * has.streamed_load),
+    ]
+    return ", ".join(
+        f"{what} {value} (has: {', '.join(values) or 'none'})"
+        for what, value, values in wanted
+        if value is not None and value not in values
+    )
+
+
+def _absence(hardware: Hardware, tag: str | None) -> str:
+    if not hardware.present:
+        return hardware.detail
+    tags = [device.tag for device in hardware.devices]
+    return "" if tag is None or tag in tags else f"needs {tag}, found {', '.join(tags)}"
+
+
+def _has_memory(judged: _Judged, needed: int | None) -> bool:
+    """Whether one device has it; a size that is not known is not held against it."""
+    devices = judged.hardware.devices
+    counted = [d for d in devices if d.tag != "cpu"] if judged.accelerates else devices
+    sizes = [_memory(device) for device in counted]
+    return needed is None or any(size is None or size >= needed for size in sizes)
+
+
+def _memory(device: Device) -> int | None:
+    return device.memory_bytes if device.available_bytes is None else device.available_bytes
+
+
+# --- among several --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """An accelerator that no backend drives, and the backend that should, if it is installed."""
+
+    accelerator: Accelerator
+    driver: _Judged | None
+
+    @property
+    def what(self) -> str:
+        state = f"its backend {self.accelerator.backend!r} is not installed"
+        if self.driver:
+            verdict = self.driver.verdict
+            state = f"its backend {verdict.id!r} is {verdict.status} ({verdict.reason})"
+        return f"{self.accelerator.name} is here, but {state}"
+
+
+def _idle_accelerator(judged: Sequence[_Judged], environment: Environment) -> _Idle | None:
+    for accelerator in environment.accelerators:
+        drivers = [each for each in judged if _drives(each, accelerator)]
+        refusals = [each.refusal for each in drivers]
+        if not any(refusal is None or refusal.kind in _MAY_LIE_IDLE for refusal in refusals):
+            return _Idle(accelerator, drivers[0] if drivers else None)
+    return None
+
+
+def _drives(judged: _Judged, accelerator: Accelerator) -> bool:
+    manifest = judged.found.manifest
+    tagged = manifest is not None and manifest.requires.hardware_tag == accelerator.tag
+    return tagged or judged.found.id == accelerator.backend
+
+
+def _explicit(request: Request, judged: Sequence[_Judged], environment: Environment) -> Selection:
+    chosen = next((each for each in judged if each.found.id == request.explicit), None)
+    if chosen is None:
+        raise _not_installed(request, judged, environment)
+    if chosen.verdict.status == "broken":
+        raise _broken(chosen) from chosen.found.fault
+    if chosen.refusal:
+        raise _none_usable(request, [chosen])
+    return _selection(chosen, f"asked for ({_asked(request)})", judged)
+
+
+def _selection(chosen: _Judged, why: str, judged: Sequence[_Judged]) -> Selection:
+    verdict = chosen.verdict
+    why = f"{verdict.id} {verdict.version} ({chosen.hardware.detail}): {why}"
+    told = (
+        replace(each.verdict, status="chosen", reason=why) if each is chosen else each.verdict
+        for each in judged
+    )
+    return Selection(verdict.id, why, chosen.hardware, tuple(told))
+
+
+def _why(ranked: Sequence[_Judged], request: Request) -> str:
+    """What put the first before the second."""
+    level, resumed, priority = ranked[0].rank
+    if len(ranked) == 1:
+        return "the only usable backend" + ("" if level else ", though short of memory")
+    second, (next_level, _, next_priority) = ranked[1].found.id, ranked[1].rank
+    if level > next_level and level == 2 and not ranked[1].accelerates:
+        return "an accelerator" + (" with enough memory" if request.memory_needed else "")
+    if level > next_level:
+        return f"has enough memory, and {second} has not"
+    if resumed:
+        return "the run was started on it"
+    return f"priority {priority}, before {second} with {next_priority}"
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _none_installed(environment: Environment) -> BackendError:
+    fitting = [each.backend for each in environment.accelerators]
+    example = next((name for name in [*fitting, "cpu"] if name in environment.known), None)
+    return BackendError(
+        "B001",
+        "no backend is installed",
+        found="no plugin with the extension point MlBackend",
+        remedy=_install(example, environment),
+    )
+
+
+def _none_usable(request: Request, judged: Sequence[_Judged]) -> BackendError:
+    """Every candidate with its reason, as a table."""
+    told = [each.verdict for each in judged]
+    id_width, version_width = (max(map(len, column)) for column in _columns(told))
+    who = "no usable backend" if request.explicit is None else f"{request.explicit!r} is unusable"
+    return BackendError(
+        "B002",
+        f"{who} for `{request.operation}`{_wishes(request)}",
+        faults=[
+            f"{v.id:<{id_width}}  {v.version:<{version_width}}  {v.status:<8}  {v.reason}"
+            for v in told
+        ],
+        remedy=f"{_concession(request, judged)}see `vox backend list`",
+    )
+
+
+def _columns(told: Sequence[Verdict]) -> tuple[list[str], list[str]]:
+    return [verdict.id for verdict in told], [verdict.version for verdict in told]
+
+
+def _wishes(request: Request) -> str:
+    wishes = {
+        "quantisation": None if request.quant == "none" else request.quant,
+        "dtype": request.dtype,
+        "method": None if request.method == "lora" else request.method,
+    }
+    told = [f"{what} {value}" for what, value in wishes.items() if value is not None]
+    return f" with {', '.join(told)}" if told else ""
+
+
+def _concession(request: Request, judged: Sequence[_Judged]) -> str:
+    """The one setting that would let in a backend whose capabilities fall short."""
+    manifests = [
+        each.found.manifest for each in judged if each.refusal and each.refusal.kind == "capability"
+    ]
+    for flag, given_in in _CONCESSIONS:
+        if any(m and not _lacking(given_in(request), m.capabilities) for m in manifests):
+            return f"run with `{flag}`, or "
+    return ""
+
+
+_CONCESSIONS: tuple[tuple[str, Callable[[Request], Request]], ...] = (
+    ("--quant none", lambda request: replace(request, quant="none")),
+    ("--dtype auto", lambda request: replace(request, dtype=None)),
+    ("--method lora", lambda request: replace(request, method="lora")),
+)
+
+
+def _not_installed(
+    request: Request, judged: Sequence[_Judged], environment: Environment
+) -> BackendError:
+    asked, installed = str(request.explicit), [each.found.id for each in judged]
+    near = difflib.get_close_matches(asked, sorted({*installed, *environment.known}), n=1)
+    remedy = _install(asked, environment)
+    if asked not in environment.known:
+        meant = f"{near[0]!r}, if you meant that" if near else "one that is installed"
+        remedy = f"ask for {meant}, or leave the choice to vox"
+    return BackendError(
+        "B003",
+        f"backend {asked!r} is not installed",
+        where=_asked(request),
+        found=f"installed: {', '.join(installed) or 'none'}",
+        remedy=remedy,
+    )
+
+
+def _broken(judged: _Judged) -> BackendError:
+    verdict = judged.verdict
+    return BackendError(
+        "B004",
+        f"backend {verdict.id!r} is installed but broken",
+        where=f"{verdict.distribution} {judged.found.version}",
+        found=verdict.reason,
+        remedy=_repair(judged),
+    )
+
+
+def _tie(one: _Judged, other: _Judged) -> BackendError:
+    rows = [f"{each.found.id} (distribution {each.found.distribution})" for each in (one, other)]
+    return BackendError(
+        "B005",
+        f"two backends tie: {rows[0]} and {rows[1]}",
+        found=f"both with priority {one.rank[2]}, and nothing else to tell them apart",
+        remedy=f"choose one, for example: --backend {one.found.id}",
+    )
+
+
+def _would_lie_idle(idle: _Idle, environment: Environment) -> BackendError:
+    backend = idle.accelerator.backend
+    remedy = _repair(idle.driver) if idle.driver else _install(backend, environment)
+    return BackendError(
+        "B007",
+        "training would run on the CPU while an accelerator lies idle",
+        found=idle.what,
+        remedy=f"{remedy}; or train on the CPU all the same, with --allow-cpu",
+    )
+
+
+def _repair(judged: _Judged) -> str:
+    fault = judged.found.fault
+    return fault.remedy if fault else reinstall(judged.found.distribution)
+
+
+def _install(backend: str | None, environment: Environment) -> str:
+    """Only the catalog knows the distribution of an id; it is never made up."""
+    if backend is not None and backend in environment.known:
+        return f"install {backend!r}: pip install {environment.known[backend]}"
+    return "install a backend for this machine"
+
+
+def _asked(request: Request) -> str:
+    return f"{request.explicit_origin or 'by name:'} {request.explicit}"
+
+
+def _on_one_line(fault: BackendError) -> str:
+    details = "; ".join(fault.faults) or fault.found
+    return f"{fault.what}: {details}" if details else fault.what
