@@ -1,0 +1,76 @@
+"""Where every backend starts: A seeded, B zero, so that the first loss is the base model's.
+
+A is drawn per module from a generator keyed by run seed and module path, so the start does not
+depend on which other modules are trained, on their order or on the backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vox_core.contract import AdapterSpec, AdapterState, LowRank, ModuleShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vox_core.contract import Floats
+
+    ReadTensor = Callable[[str], NDArray[Any]]
+
+
+def initial_adapter(
+    modules: Mapping[str, ModuleShape],
+    spec: AdapterSpec,
+    seed: int,
+    read: ReadTensor,
+    saved: Mapping[str, str] | None = None,
+) -> AdapterState:
+    """The adapter before the first step.
+
+    Args:
+        modules: path -> shape of each module to train.
+        read: gives a tensor of the base by its name in the files; used for DoRA's magnitudes
+            (the row norms of W) and for `saved`.
+        saved: parameter name -> tensor name, for `modules_to_save`.
+    """
+    import numpy as np
+
+    start = {
+        path: LowRank(
+            A_RI=_seeded_A(path, spec.rank, shape.in_features, seed),
+            B_OR=np.zeros((shape.out_features, spec.rank), np.float32),
+            alpha=spec.alpha,
+            magnitude_O=_row_norms(read(shape.tensor), shape) if spec.method == "dora" else None,
+        )
+        for path, shape in modules.items()
+    }
+    whole = {name: np.array(read(tensor), np.float32) for name, tensor in (saved or {}).items()}
+    return AdapterState(spec.method, start, whole)
+
+
+def generator(*key: object) -> np.random.Generator:
+    """A numpy generator that is a function of `key` (Philox; Salmon et al. 2011)."""
+    import numpy as np
+
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def _seeded_A(path: str, rank: int, in_features: int, seed: int) -> Floats:
+    # Kaiming-uniform with a = sqrt(5), which is what PEFT draws: U(-1/sqrt(I), 1/sqrt(I)).
+    import numpy as np
+
+    bound = 1 / math.sqrt(in_features)
+    A_RI = generator("lora_A", seed, path).uniform(-bound, bound, (rank, in_features))
+    return A_RI.astype(np.float32)
+
+
+def _row_norms(W: NDArray[Any], shape: ModuleShape) -> Floats:
+    import numpy as np
+
+    norms_O: Floats = np.linalg.norm(W.astype(np.float32), axis=0 if shape.transposed else 1)
+    return norms_O

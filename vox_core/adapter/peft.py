@@ -1,0 +1,201 @@
+"""The canonical adapter on disk: PEFT's own layout, readable by `PeftModel.from_pretrained`.
+
+`adapter_model.safetensors` holds float32 tensors named `base_model.model.<canonical name>`;
+`adapter_config.json` is PEFT's `LoraConfig`. Reading accepts what PEFT writes for LoRA, rsLoRA
+and DoRA on linear modules, rank and alpha patterns included, and refuses everything else by name:
+an adapter that loads and does nothing is worse than one that does not load.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core.adapter.targets import leaf_names
+from vox_core.contract import AdapterState, LowRank, Method, ModuleShape
+from vox_core.errors import AdapterError
+from vox_core.files import write_json
+from vox_core.weights import SafetensorsFile, write_safetensors
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."
+
+# Keys of PEFT's config that change what the adapter computes, with the one value vox can represent.
+_MUST_BE: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "lora_bias": (False, None),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "alora_invocation_tokens": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "megatron_config": (None,),
+}
+
+
+def write_adapter(
+    folder: Path,
+    state: AdapterState,
+    *,
+    base: str,
+    modules: Mapping[str, ModuleShape],
+    dropout: float = 0.0,
+) -> None:
+    """Write both files into `folder`.
+
+    Args:
+        base: what `base_model_name_or_path` should say.
+        modules: every linear module of the base, so that targets can be named briefly where that is
+            unambiguous.
+    """
+    tensors = {PREFIX + name: value for name, value in state.tensors().items()}
+    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
+    write_safetensors(folder / WEIGHTS, specs, tensors.items(), {"format": "pt"})
+    write_json(folder / CONFIG, peft_config(state, base=base, modules=modules, dropout=dropout))
+
+
+def peft_config(
+    state: AdapterState, *, base: str, modules: Mapping[str, ModuleShape], dropout: float
+) -> dict[str, Any]:
+    """PEFT's `LoraConfig` for this adapter, as JSON types."""
+    ranks = {path: module.rank for path, module in state.modules.items()}
+    alphas = {path: module.alpha for path, module in state.modules.items()}
+    rank, alpha = _commonest(ranks.values()), _commonest(alphas.values())
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "rank_pattern": {path: r for path, r in ranks.items() if r != rank},
+        "alpha_pattern": {path: a for path, a in alphas.items() if a != alpha},
+        "target_modules": _brief_targets(state.modules, modules),
+        "modules_to_save": sorted({n.rpartition(".")[0] for n in state.saved}) or None,
+        "use_rslora": state.method == "rslora",
+        "use_dora": state.method == "dora",
+        "fan_in_fan_out": any(modules[p].transposed for p in state.modules if p in modules),
+        "bias": "none",
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def read_adapter(folder: Path) -> AdapterState:
+    """Read an adapter that vox or PEFT wrote.
+
+    Raises:
+        AdapterError: A001 if the files are not there or cannot be parsed; A003, listing every
+            feature that vox cannot represent.
+        ModelError: M003, the safetensors file is corrupt.
+    """
+    config = _read_config(folder)
+    named = _read_tensors(folder)
+    faults = [
+        f"{CONFIG}: {key} is {config[key]!r}"
+        for key, allowed in _MUST_BE.items()
+        if key in config and config[key] not in allowed
+    ]
+    if config.get("use_rslora") and config.get("use_dora"):
+        faults.append(f"{CONFIG}: use_rslora and use_dora together")
+    modules, saved, strange = _group(named, config)
+    faults += [f"{WEIGHTS}: {name}" for name in strange]
+    if faults:
+        raise AdapterError(
+            "A003",
+            "the adapter uses a feature that vox cannot represent",
+            where=folder,
+            expected="LoRA, rsLoRA or DoRA on linear modules, as PEFT writes them",
+            faults=faults,
+            remedy="use the adapter with the tool that made it, or train it again without these",
+        )
+    return AdapterState(_method(config), modules, saved)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        if not (folder / WEIGHTS).is_file():
+            raise FileNotFoundError(2, "no such file", WEIGHTS)
+        return {"r": config["r"], "lora_alpha": config["lora_alpha"], **config}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdapterError(
+            "A001",
+            "the folder holds no adapter that vox can read",
+            where=folder,
+            found=f"{type(error).__name__}: {error}",
+            expected=f"{CONFIG} and {WEIGHTS}, as PEFT and vox write them",
+            remedy="name a run folder of `vox train`, or a folder saved by PEFT",
+        ) from error
+
+
+def _read_tensors(folder: Path) -> dict[str, Floats]:
+    import numpy as np
+
+    file = SafetensorsFile(folder / WEIGHTS)
+    return {
+        name.removeprefix(PREFIX): np.array(file.read(name), np.float32) for name in file.tensors
+    }
+
+
+def _group(
+    named: Mapping[str, Floats], config: Mapping[str, Any]
+) -> tuple[dict[str, LowRank], dict[str, Floats], list[str]]:
+    modules, strange = {}, []
+    saved_paths = tuple(f"{module}." for module in config.get("modules_to_save") or ())
+    saved = {
+        n: v for n, v in named.items() if n.startswith(saved_paths) or _ends_in(n, saved_paths)
+    }
+    rest = {name: value for name, value in named.items() if name not in saved}
+    for name in [n for n in rest if n.endswith(".lora_A.weight")]:
+        path = name.removesuffix(".lora_A.weight")
+        if f"{path}.lora_B.weight" in rest:
+            modules[path] = LowRank(
+                A_RI=rest.pop(name),
+                B_OR=rest.pop(f"{path}.lora_B.weight"),
+                alpha=float(_pattern(config.get("alpha_pattern"), path, config["lora_alpha"])),
+                magnitude_O=rest.pop(f"{path}.lora_magnitude_vector", None),
+            )
+    strange += list(rest)
+    return modules, saved, strange
+
+
+def _ends_in(name: str, saved_paths: tuple[str, ...]) -> bool:
+    module = name.rpartition(".")[0] + "."
+    return any(module.endswith(f".{path}") for path in saved_paths)
+
+
+def _pattern(pattern: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+    # PEFT's rule: a key matches a whole path, or the end of one after a dot; the first match wins.
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", path):
+            return value
+    return default
+
+
+def _method(config: Mapping[str, Any]) -> Method:
+    if config.get("use_dora"):
+        return "dora"
+    return "rslora" if config.get("use_rslora") else "lora"
+
+
+def _brief_targets(trained: Iterable[str], modules: Mapping[str, ModuleShape]) -> list[str]:
+    trained = set(trained)
+    leaves = leaf_names(trained)
+    reached = {path for path in modules if path.rpartition(".")[2] in leaves}
+    return leaves if reached == trained else sorted(trained)
+
+
+def _commonest(values: Iterable[Any]) -> Any:
+    values = list(values)
+    return max(sorted(set(values)), key=values.count, default=0)

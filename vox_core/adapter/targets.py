@@ -1,0 +1,141 @@
+"""The linear modules of a model, found from its safetensors headers alone.
+
+A module is named by its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`); the
+files may call it something else (GPT-2's old checkpoints lack `transformer.`, multimodal ones nest
+the language model). `FAMILIES` holds the differences, one row per family; everything else follows
+the rule "a two-dimensional `*.weight` that is no embedding is a linear module". A backend checks
+what is found here against the model it builds, before the first step.
+
+No weights are read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from vox_core.contract import ModuleShape
+from vox_core.errors import PlanError
+
+ALL_LINEAR = "all-linear"
+_EMBEDDING = re.compile(r"(^|\.)(embed\w*|\w*_embed\w*|wte|wpe|word_embeddings)\.weight$")
+_HEAD = re.compile(r"^(lm_head|embed_out|output)$")
+
+
+class HasShape(Protocol):
+    """What is needed to know of a stored tensor: `vox_core.weights.TensorInfo` has it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family's files differ from its modules.
+
+    Args:
+        renames: (pattern, replacement) pairs that turn a tensor name into a parameter name.
+        skipped: tensors that are not part of the causal language model.
+        transposed: weights are stored (I, O), as in GPT-2's `Conv1D`.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    skipped: str = r"^(model\.)?mtp\."
+    transposed: bool = False
+
+
+_VISION = r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\."
+_TEXT_OF_QWEN = Family(renames=((r"^model\.language_model\.", "model."),), skipped=_VISION)
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
+    "qwen3_5": _TEXT_OF_QWEN,
+    "qwen3_5_text": _TEXT_OF_QWEN,
+    "gemma3": Family(
+        renames=(
+            (r"^language_model\.model\.", "model.language_model."),
+            (r"^language_model\.lm_head\.", "lm_head."),
+        ),
+        skipped=_VISION,
+    ),
+}
+
+
+def parameter_names(tensors: Iterable[str], model_type: str) -> dict[str, str]:
+    """Parameter name in the Hugging Face model -> tensor name in the files."""
+    family = FAMILIES.get(model_type, Family())
+    names = {}
+    for tensor in tensors:
+        if re.match(family.skipped, tensor):
+            continue
+        name = tensor
+        for pattern, replacement in family.renames:
+            name = re.sub(pattern, replacement, name)
+        names[name] = tensor
+    return names
+
+
+def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
+    """Every linear module by its path, the output head included, in the order of the files."""
+    transposed = FAMILIES.get(model_type, Family()).transposed
+    modules = {}
+    for name, tensor in parameter_names(tensors, model_type).items():
+        shape = tensors[tensor].shape
+        if len(shape) != 2 or not name.endswith(".weight") or _EMBEDDING.search(name):
+            continue
+        path = name.removesuffix(".weight")
+        stored_transposed = transposed and not _HEAD.match(path)
+        out_features, in_features = reversed(shape) if stored_transposed else shape
+        modules[path] = ModuleShape(tensor, out_features, in_features, stored_transposed)
+    return modules
+
+
+def select_targets(
+    modules: Mapping[str, ModuleShape], targets: Iterable[str]
+) -> dict[str, ModuleShape]:
+    """The modules that `targets` names.
+
+    Args:
+        modules: as `linear_modules` gives them.
+        targets: `all-linear` (every one but the output head), whole paths, or the last components
+            of paths (`q_proj`, `mlp.down_proj`).
+
+    Raises:
+        PlanError: P002, listing every target that names no module.
+    """
+    targets = tuple(targets)
+    unknown = [t for t in targets if t != ALL_LINEAR and not any(_named(p, t) for p in modules)]
+    if unknown:
+        raise _unknown_targets(unknown, modules)
+    return {
+        path: module
+        for path, module in modules.items()
+        if any(_named(path, target) for target in targets)
+        or (ALL_LINEAR in targets and not _HEAD.match(path))
+    }
+
+
+def leaf_names(paths: Iterable[str]) -> list[str]:
+    """The distinct last components of module paths, sorted."""
+    return sorted({path.rpartition(".")[2] for path in paths})
+
+
+def _named(path: str, target: str) -> bool:
+    return path == target or path.endswith(f".{target}")
+
+
+def _unknown_targets(unknown: list[str], modules: Mapping[str, ModuleShape]) -> PlanError:
+    known = leaf_names(modules)
+    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    return PlanError(
+        "P002",
+        "a target module does not exist in the model",
+        where="--targets",
+        found=", ".join(unknown),
+        expected=f"{ALL_LINEAR}, or some of: {', '.join(known)}",
+        faults=[f"{name}: did you mean {match[0]}?" for name, match in near.items() if match],
+        remedy=f"choose modules of this model, or --targets {ALL_LINEAR}",
+    )
