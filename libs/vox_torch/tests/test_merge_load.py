@@ -1,0 +1,121 @@
+"""Merging, streaming and loading, held against PEFT and against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from libs.vox_torch.tests.jobs import documents, plan, start, step, train
+
+from vox_core.adapter.targets import linear_modules
+from vox_core.contract import LoadJob, MergeJob, MergeTarget, Sampling
+from vox_core.testing.tiny import FAMILIES
+from vox_core.weights import WeightFolder
+from vox_torch.base import load_base
+from vox_torch.inject import attach
+from vox_torch.load import load, sample
+from vox_torch.merge import merged_tensor
+from vox_torch.stream import streamed_model
+
+# One float32 forward against another of the same formula, summed in another order: the largest
+# relative difference of logits seen over families and methods is 2e-6.
+LOGITS = 2e-5
+TOKENS = np.arange(5, 37, dtype=np.int64)
+
+
+def trained(tiny, family, method, **options):
+    folder = tiny(family, **options)
+    made = plan(folder, method=method, total_steps=3)
+    steps = [step(n, [documents(3, seed=n)], lr=1e-2) for n in range(1, 4)]
+    result, _ = train(folder, steps, made)
+    return folder, result.state.adapter
+
+
+def relative(a, b) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def logits(model) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(TOKENS)[None]).logits[0].float().numpy()
+
+
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streamed_logits_and_merged_weights_are_pefts(tiny, family, method):
+    folder, adapter = trained(tiny, family, method)
+    peft = attach(load_base(folder, "fp32", "cpu"), adapter).model.eval()
+    with_adapter = logits(peft)
+    assert relative(logits(streamed_model(folder, adapter)), with_adapter) < LOGITS
+    plain = logits(load_base(folder, "fp32", "cpu"))
+    assert relative(logits(streamed_model(folder)), plain) < LOGITS
+    assert relative(with_adapter, plain) > 100 * LOGITS
+    merged = peft.merge_and_unload().state_dict()
+    weights = WeightFolder(folder)
+    model_type = plan(folder).contract.model.model_type
+    for path, shape in linear_modules(weights.tensors, model_type).items():
+        if path in adapter.modules:
+            target = MergeTarget(path, shape)
+            ours = merged_tensor(MergeJob(adapter, (target,), weights.read), target)
+            assert relative(ours, merged[f"{path}.weight"].numpy()) < 1e-6, path
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_merge_rounds_once_to_the_stored_dtype(tiny, method):
+    folder, adapter = trained(tiny, "llama", method, dtype="bfloat16")
+    weights = WeightFolder(folder)
+    path, module = next(iter(adapter.modules.items()))
+    shape = linear_modules(weights.tensors, "llama")[path]
+    W = weights.read(shape.tensor)
+    target = MergeTarget(path, shape)
+    merged = merged_tensor(MergeJob(adapter, (target,), weights.read), target)
+    exact = W.astype(np.float64) + adapter.scale(path) * (
+        module.B_OR.astype(np.float64) @ module.A_RI.astype(np.float64)
+    )
+    if module.magnitude_O is not None:
+        exact *= (module.magnitude_O / np.linalg.norm(exact, axis=1))[:, None]
+    assert merged.dtype == W.dtype
+    # The unit roundoff of bfloat16 (8 significant bits), and 1e-6 for the arithmetic before it.
+    assert np.all(np.abs(merged.astype(np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_generation_is_transformers_own(tiny, family):
+    folder = tiny(family)
+    model = load(LoadJob(folder, "fp32"), "cpu")
+    mine = list(model.generate(TOKENS, Sampling(max_tokens=12)))
+    reference = load_base(folder, "fp32", "cpu").generate(
+        torch.tensor(TOKENS)[None], max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    assert mine == reference[0, len(TOKENS) :].tolist()
+
+
+def test_generation_ends_at_a_stop_token_and_is_seeded(tiny):
+    model = load(LoadJob(tiny("llama"), "fp32"), "cpu")
+    first = next(model.generate(TOKENS, Sampling(max_tokens=1)))
+    stopping = Sampling(max_tokens=5, stop_tokens=frozenset({first}))
+    assert list(model.generate(TOKENS, stopping)) == []
+    warm = Sampling(max_tokens=8, temperature=1.0, seed=3)
+    again, other = (list(model.generate(TOKENS, dataclasses.replace(warm, seed=s))) for s in (3, 4))
+    assert list(model.generate(TOKENS, warm)) == again != other
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    generator = torch.Generator().manual_seed(0)
+    sampling = Sampling(temperature=1.0, top_p=0.7)
+    drawn = [sample(logits_V, sampling, generator) for _ in range(400)]
+    assert set(drawn) == {0, 1}
+    # 0.5 / 0.8 of 400 draws; five standard deviations are 48.
+    assert abs(drawn.count(0) - 250) < 48
+
+
+def test_an_adapter_that_starts_at_zero_changes_nothing(tiny):
+    folder = tiny("llama")
+    adapter = start(folder, plan(folder)).adapter
+    assert np.array_equal(
+        load(LoadJob(folder, "fp32", adapter), "cpu").logits(TOKENS),
+        load(LoadJob(folder, "fp32"), "cpu").logits(TOKENS),
+    )

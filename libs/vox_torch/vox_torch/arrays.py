@@ -1,0 +1,76 @@
+"""Between numpy arrays as files have them and float32 tensors, in bounded memory.
+
+bfloat16 comes and goes as `ml_dtypes.bfloat16`, which torch does not know; its bits pass as int16.
+
+Shape legend: I input features, O output features, P rows of a block.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+BLOCK_ELEMENTS = 1024 * 1024  # 4 MiB of float32
+
+
+def float32(array: NDArray[Any]) -> torch.Tensor:
+    """A float32 copy, contiguous and writable."""
+    import torch
+
+    copy = torch.empty(array.shape, dtype=torch.float32)
+    return copy.copy_(_as_tensor(array))
+
+
+def float32_blocks(
+    read: Callable[[], NDArray[Any]], transposed: bool = False
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """A stored weight as float32, a few rows of W at a time: (rows, block of shape (P, I)).
+
+    Args:
+        read: maps the stored tensor; called for each block, so that what was read of the file does
+            not stay in memory.
+        transposed: the tensor is stored (I, O).
+
+    A block lives in a buffer that the next one overwrites.
+    """
+    import torch
+
+    out_features, in_features = _oriented(read(), transposed).shape
+    rows = min(out_features, max(1, BLOCK_ELEMENTS // in_features))
+    buffer_PI = torch.empty((rows, in_features), dtype=torch.float32)
+    for start in range(0, out_features, rows):
+        block = slice(start, min(start + rows, out_features))
+        W_PI = buffer_PI[: block.stop - block.start]
+        yield block, W_PI.copy_(_as_tensor(_oriented(read(), transposed)[block]))
+
+
+def rounded(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A float32 tensor, rounded to nearest even, as a numpy array of `dtype`."""
+    import torch
+
+    if dtype.name == "bfloat16":
+        return tensor.to(torch.bfloat16).view(torch.int16).numpy().view(dtype)
+    array: NDArray[Any] = tensor.numpy().astype(dtype)
+    return array
+
+
+def _oriented(W: NDArray[Any], transposed: bool) -> NDArray[Any]:
+    return W.T if transposed else W
+
+
+def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor over the array's own memory, to be read only."""
+    import numpy as np
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # mapped files are not writable, nor need be
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)

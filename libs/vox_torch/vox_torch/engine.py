@@ -1,0 +1,49 @@
+"""The three operations of a torch backend, for one device profile.
+
+A plugin wraps an `Engine` in hookimpls and adds nothing; what differs between devices is in the
+profile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vox_torch.profile import DeviceProfile
+
+if TYPE_CHECKING:
+    from vox_core.contract import (
+        LoadedModel,
+        LoadJob,
+        MergeJob,
+        MergeResult,
+        RunContext,
+        TrainJob,
+        TrainResult,
+    )
+
+
+class Engine:
+    """Train, merge and load with torch on the device of `profile`."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._profile = profile
+
+    def train(self, job: TrainJob, context: RunContext) -> TrainResult:
+        """Train the adapter of `job.start` along `job.steps`."""
+        from vox_torch.train import Trainer
+
+        self._profile.prepare()
+        return Trainer(job, context, self._profile.device).run()
+
+    def merge(self, job: MergeJob) -> MergeResult:
+        """Merged tensors, lazily, in the order of the job's targets."""
+        from vox_torch.merge import merge
+
+        return merge(job)
+
+    def load(self, job: LoadJob) -> LoadedModel:
+        """A model that generates and gives logits."""
+        from vox_torch.load import load
+
+        self._profile.prepare()
+        return load(job, self._profile.device)

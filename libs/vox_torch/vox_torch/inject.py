@@ -1,0 +1,112 @@
+"""Between the core's `AdapterState` and PEFT's modules inside a torch model.
+
+PEFT owns structure and forward; the core owns the names and the start. `attach` puts an adapter's
+values into a base, `Adapted.tensors` names the parameters that are trained as the core does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vox_core.contract import AdapterState
+from vox_core.errors import AdapterError
+
+if TYPE_CHECKING:
+    import torch
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel
+
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A base with an adapter in it, and the trained parameters by canonical name."""
+
+    model: PeftModel
+    parameters: Mapping[str, torch.nn.Parameter]
+
+
+def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> Adapted:
+    """Put `state` into `base`, in the base's own dtype.
+
+    Adapters beside a bfloat16 base are bfloat16 too, so that their matrix products run on the same
+    hardware units; float32 masters are the optimizer's.
+
+    Raises:
+        AdapterError: A002, PEFT made other parameters than the adapter has.
+    """
+    from peft import get_peft_model
+
+    with _advice_silenced():
+        model = get_peft_model(
+            base, peft_config(base, state, dropout), autocast_adapter_dtype=False
+        )
+    parameters = dict(trained_parameters(model))
+    values = state.tensors()
+    if faults := sorted(parameters.keys() ^ values.keys()):
+        raise AdapterError(
+            "A002",
+            "the adapter does not belong to this base model",
+            found="modules which only one of them has",
+            faults=faults,
+            remedy="name the base model it was trained on, with --model",
+        )
+    for name, parameter in parameters.items():
+        _fill(parameter, values[name], base.dtype)
+    return Adapted(model, parameters)
+
+
+def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> LoraConfig:
+    """The `LoraConfig` that builds exactly the modules of `state`, each with its rank and alpha."""
+    from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D
+
+    return LoraConfig(
+        target_modules=list(state.modules),
+        rank_pattern={path: module.rank for path, module in state.modules.items()},
+        alpha_pattern={path: module.alpha for path, module in state.modules.items()},
+        lora_dropout=dropout,
+        use_rslora=state.method == "rslora",
+        use_dora=state.method == "dora",
+        fan_in_fan_out=any(isinstance(base.get_submodule(p), Conv1D) for p in state.modules),
+        modules_to_save=sorted({n.rpartition(".")[0] for n in state.saved}) or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def trained_parameters(model: PeftModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """(canonical name, parameter) of everything that is trained, in the model's order."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield canonical_name(name), parameter
+
+
+def canonical_name(name: str) -> str:
+    """A PEFT parameter's name as the core has it, which is also PEFT's own in files."""
+    return (
+        name.removeprefix(_PREFIX)
+        .replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
+        .replace(".modules_to_save.default.", ".")
+        .replace(".default.weight", ".weight")
+    )
+
+
+def _fill(parameter: torch.nn.Parameter, value: object, dtype: torch.dtype) -> None:
+    import torch
+
+    tensor = torch.tensor(value, dtype=torch.float32)
+    with torch.no_grad():
+        parameter.data = tensor.to(device=parameter.device, dtype=dtype)
+
+
+@contextmanager
+def _advice_silenced() -> Iterator[None]:
+    # PEFT warns of deprecations inside transformers, which a user of vox can do nothing about.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

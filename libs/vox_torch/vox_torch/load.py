@@ -1,0 +1,83 @@
+"""Models that answer: generation token by token, and logits, through vox's `LoadedModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vox_core.contract import LoadJob, Sampling
+from vox_torch.base import load_base
+from vox_torch.inject import attach
+from vox_torch.stream import streamed_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from vox_core.contract import Floats, Ints
+
+
+def load(job: LoadJob, device: str) -> TorchModel:
+    """Load what the job names; streamed, it computes in float32 on the CPU."""
+    if job.streamed:
+        return TorchModel(streamed_model(job.model, job.adapter), "cpu")
+    model = load_base(job.model, job.dtype, device)
+    if job.adapter is not None:
+        model = attach(model, job.adapter).model.eval()
+    return TorchModel(model, device)
+
+
+class TorchModel:
+    """`vox_core.contract.LoadedModel` over a torch module."""
+
+    def __init__(self, model: torch.nn.Module, device: str) -> None:
+        self._model: torch.nn.Module | None = model
+        self._device = device
+
+    def logits(self, tokens_T: Ints) -> Floats:
+        import torch
+
+        with torch.inference_mode():
+            out = self._forward(self._ids(tokens_T), None)
+        logits_TV: Floats = out.logits[0].float().cpu().numpy()
+        return logits_TV
+
+    def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
+        import torch
+
+        generator = torch.Generator().manual_seed(sampling.seed)
+        ids, cache = self._ids(tokens_T), None
+        for _ in range(sampling.max_tokens):
+            with torch.inference_mode():
+                out = self._forward(ids, cache, keep=1)
+            token = sample(out.logits[0, -1].float().cpu(), sampling, generator)
+            if token in sampling.stop_tokens:
+                return
+            yield token
+            ids, cache = self._ids([token]), out.past_key_values
+
+    def close(self) -> None:
+        self._model = None
+
+    def _forward(self, ids_1T: torch.Tensor, cache: object, keep: int = 0) -> object:
+        return self._model(
+            input_ids=ids_1T, past_key_values=cache, use_cache=keep > 0, logits_to_keep=keep
+        )
+
+    def _ids(self, tokens: object) -> torch.Tensor:
+        import torch
+
+        return torch.as_tensor(tokens, dtype=torch.int64, device=self._device)[None]
+
+
+def sample(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """The next token: greedy at temperature 0, else nucleus sampling (arXiv:1904.09751)."""
+    import torch
+
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V, order_V = (logits_V / sampling.temperature).softmax(0).sort(descending=True)
+    # The smallest set whose mass reaches top_p: a token stays while the mass before it is below.
+    before_V = probabilities_V.cumsum(0) - probabilities_V
+    probabilities_V[before_V >= sampling.top_p] = 0
+    chosen = torch.multinomial(probabilities_V, 1, generator=generator)
+    return int(order_V[chosen])

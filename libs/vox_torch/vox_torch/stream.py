@@ -1,0 +1,170 @@
+"""A model that is never in memory: linear layers and embeddings read their weights as they run.
+
+For proofs on models of any size. The model is built without weights; small parameters (norms,
+biases) are loaded, while each linear module and embedding gets a forward of its own that takes
+rows from the files in blocks and computes in float32. An adapter is applied as the formulas say:
+
+    LoRA: x W^T + scale * (x A^T) B^T        DoRA: m / ||W + scale * B A||_row times that
+
+so nothing here depends on PEFT, and agreement with it is a test of both.
+
+Not for training and not for long texts: every forward reads all files once.
+
+Shape legend: X any leading shape, I input features, O output features, P rows of a block, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core.adapter.targets import parameter_names
+from vox_core.contract import AdapterState
+from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder
+from vox_torch.arrays import float32, float32_blocks
+from vox_torch.base import model_errors, quiet
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def streamed_model(folder: Path, adapter: AdapterState | None = None) -> PreTrainedModel:
+    """Build the model of `folder` so that its weights stay in the files.
+
+    Raises:
+        ModelError: M002, the files and the modules do not match one to one.
+    """
+    model = _without_weights(folder)
+    weights = WeightFolder(folder)
+    names = _stored_names(model, weights)
+    for path, module in model.named_modules():
+        if _is_streamed(module):
+            _stream(module, path, names, weights, adapter)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta and name in names and not _belongs_to_streamed(model, name):
+            _materialise(model, name, weights.read(names[name]))
+    return model.eval()
+
+
+def _without_weights(folder: Path) -> PreTrainedModel:
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet(), model_errors(folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
+    return model
+
+
+def _stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+    """Parameter name -> tensor name; tied parameters find the tensor that is stored."""
+    stored = parameter_names(weights.tensors, model.config.model_type)
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    of_parameter = {id(p): stored[name] for name, p in parameters if name in stored}
+    names = {n: stored.get(n) or of_parameter.get(id(p), "") for n, p in parameters}
+    if missing := [name for name, tensor in names.items() if not tensor]:
+        raise ModelError(
+            "M002",
+            "weights are missing from the model folder, or are stored under unknown names",
+            where=model.name_or_path,
+            faults=missing,
+            remedy="fetch the model again, whole",
+        )
+    return names
+
+
+def _is_streamed(module: nn.Module) -> bool:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | nn.Embedding | Conv1D)
+
+
+def _belongs_to_streamed(model: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf == "weight" and _is_streamed(model.get_submodule(owner))
+
+
+def _materialise(model: nn.Module, name: str, value: Any) -> None:
+    import torch
+
+    owner, _, leaf = name.rpartition(".")
+    parameter = torch.nn.Parameter(float32(value), requires_grad=False)
+    setattr(model.get_submodule(owner), leaf, parameter)
+
+
+def _stream(
+    module: nn.Module,
+    path: str,
+    names: dict[str, str],
+    weights: WeightFolder,
+    adapter: AdapterState | None,
+) -> None:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    if adapter is not None and f"{path}.weight" in adapter.saved:
+        W_OI = adapter.saved[f"{path}.weight"]
+        read: Callable[[], Any] = lambda: W_OI  # noqa: E731
+    else:
+        tensor = names[f"{path}.weight"]
+        read = lambda: weights.read(tensor)  # noqa: E731
+    if isinstance(module, nn.Embedding):
+        module.forward = _Embedding(module, read)
+    else:
+        module.forward = _Linear(module, read, isinstance(module, Conv1D), adapter, path)
+
+
+class _Embedding:
+    """Rows of the table for the ids asked for, and whatever scaling the family adds."""
+
+    def __init__(self, module: nn.Embedding, read: Callable[[], Any]) -> None:
+        self._scale = getattr(module, "embed_scale", None)
+        self._read = read
+
+    def __call__(self, ids_X: torch.Tensor) -> torch.Tensor:
+        rows = float32(self._read()[ids_X.cpu().numpy()])
+        return rows if self._scale is None else rows * self._scale
+
+
+class _Linear:
+    """`x W^T + b` by blocks of rows of W, with the adapter's share."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        read: Callable[[], Any],
+        transposed: bool,
+        adapter: AdapterState | None,
+        path: str,
+    ) -> None:
+        self._module, self._read, self._transposed = module, read, transposed
+        self._adapter = adapter if adapter is not None and path in adapter.modules else None
+        self._path = path
+
+    def __call__(self, x_XI: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        blocks = float32_blocks(self._read, self._transposed)
+        y_XO = torch.cat([self._rows(x_XI, W_PI, block) for block, W_PI in blocks], dim=-1)
+        bias = self._module.bias
+        return y_XO if bias is None else y_XO + bias
+
+    def _rows(self, x_XI: torch.Tensor, W_PI: torch.Tensor, block: slice) -> torch.Tensor:
+        y_XP = x_XI @ W_PI.T
+        if self._adapter is None:
+            return y_XP
+        module, scale = self._adapter.modules[self._path], self._adapter.scale(self._path)
+        A_RI, B_PR = float32(module.A_RI), float32(module.B_OR[block])
+        y_XP = y_XP + scale * ((x_XI @ A_RI.T) @ B_PR.T)
+        if module.magnitude_O is None:
+            return y_XP
+        norms_P = (W_PI + scale * (B_PR @ A_RI)).norm(dim=1)
+        return y_XP * (float32(module.magnitude_O[block]) / norms_P)

@@ -1,0 +1,129 @@
+"""The processor of this machine, as vox's hardware probe reports it.
+
+Run as a script, it prints one JSON object (its shape is in `vox_core.host.probe`). Standard library
+only: it has to answer where torch is missing or broken. Facts come from /proc and cgroups on Linux
+and from sysctl on macOS; what cannot be had is None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+# What decides about dtypes and kernels, out of the hundred flags that a processor has.
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "i8mm")
+
+# Either multiplies bfloat16 in hardware. Elsewhere those products are emulated, and float32 is both
+# faster and more precise. Arm's `bf16` is reported, but not counted on.
+NATIVE_BF16 = {"avx512_bf16", "amx_bf16"}
+
+MEMORY_LIMITS = (
+    "sys/fs/cgroup/memory.max",  # cgroup v2; holds "max" where there is no limit
+    "sys/fs/cgroup/memory/memory.limit_in_bytes",  # v1; a huge number where there is none
+)
+SYSCTLS = {"hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_I8MM": "i8mm"}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """All processors that this process may use, as one device. `cores` counts hardware threads."""
+
+    name: str
+    cores: int
+    memory_bytes: int | None
+    available_bytes: int | None
+    features: tuple[str, ...]
+
+    @property
+    def best_dtype(self) -> Literal["bf16", "fp32"]:
+        """What `--dtype auto` becomes."""
+        return "bf16" if NATIVE_BF16 & set(self.features) else "fp32"
+
+    @property
+    def summary(self) -> str:
+        """For people, on one line."""
+        reasons = sorted(NATIVE_BF16 & set(self.features))
+        parts = [
+            f"{self.cores} cores",
+            _gigabytes(self.memory_bytes, "memory"),
+            _gigabytes(self.available_bytes, "available"),
+            f"{self.best_dtype} ({', '.join(reasons)})" if reasons else self.best_dtype,
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def processor() -> Processor:
+    """This machine's."""
+    if (system := platform.system()) == "Darwin":
+        return _macos(_sysctl(), os.cpu_count() or 1)
+    if system == "Linux":
+        return _linux(Path("/"), len(os.sched_getaffinity(0)))
+    return Processor(platform.machine(), os.cpu_count() or 1, None, None, ())
+
+
+def hardware(found: Processor) -> dict[str, object]:
+    """What the probe prints."""
+    device = {
+        "name": found.name,
+        "tag": "cpu",
+        "memory_bytes": found.memory_bytes,
+        "available_bytes": found.available_bytes,
+        "best_dtype": found.best_dtype,
+        "features": found.features,
+    }
+    return {"present": True, "devices": [device], "detail": found.summary}
+
+
+def _linux(root: Path, cores: int) -> Processor:
+    """Read the files of the kernel under `root`; a container's limit counts as all there is."""
+    information = (root / "proc/cpuinfo").read_text()
+    memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M))
+    limits = [int(text) for file in MEMORY_LIMITS if (text := _text(root / file)).isdigit()]
+    name = re.search(r"^model name\s*:\s*(.+)$", information, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", information, re.M)
+    has = set(flags[1].split()) if flags else set()
+    return Processor(
+        name=name[1] if name else platform.machine(),
+        cores=cores,
+        memory_bytes=min([1024 * int(memory["MemTotal"]), *limits]),
+        available_bytes=min([1024 * int(memory["MemAvailable"]), *limits]),
+        features=tuple(feature for feature in FEATURES if feature in has),
+    )
+
+
+def _macos(sysctl: str, cores: int) -> Processor:
+    """Read lines of `key: value`. macOS has no number for available memory that means the same."""
+    values = dict(re.findall(r"^([\w.]+): (.+)$", sysctl, re.M))
+    size = values.get("hw.memsize")
+    return Processor(
+        name=values.get("machdep.cpu.brand_string", platform.machine()),
+        cores=cores,
+        memory_bytes=int(size) if size else None,
+        available_bytes=None,
+        features=tuple(name for key, name in SYSCTLS.items() if values.get(key) == "1"),
+    )
+
+
+def _sysctl() -> str:
+    """It fails for keys that this macOS lacks, and prints the others all the same."""
+    command = ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw.memsize", *SYSCTLS]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _text(file: Path) -> str:
+    return file.read_text().strip() if file.is_file() else ""
+
+
+def _gigabytes(size: int | None, what: str) -> str | None:
+    return None if size is None else f"{size / 1e9:.1f} GB {what}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(hardware(processor())))

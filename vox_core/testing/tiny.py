@@ -1,0 +1,109 @@
+"""Tiny models of every family that vox is tested on: random weights, real architecture.
+
+A folder made here is a complete Hugging Face model folder: configuration, safetensors, a
+byte-level tokenizer (one token per byte and four special ones) and a ChatML template. It needs
+`torch` and `transformers` when called, nothing when imported.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 260
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": VOCABULARY - 1,
+    "eos_token_id": VOCABULARY - 2,
+    "pad_token_id": VOCABULARY - 4,
+    # The default range of 0.02 makes logits so flat that a broken model hardly differs.
+    "initializer_range": 0.2,
+}
+_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+    "bos_token_id": VOCABULARY - 1,
+    "eos_token_id": VOCABULARY - 2,
+    "initializer_range": 0.2,
+}
+_LINEAR_ATTENTION = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _COMMON),
+    "mistral": ("mistral", {**_COMMON, "sliding_window": 16}),
+    "qwen2": ("qwen2", {**_COMMON, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", _COMMON),
+    "qwen3_5": ("qwen3_5_text", {**_COMMON, **_LINEAR_ATTENTION}),
+    "gemma3": ("gemma3_text", {**_COMMON, "sliding_window": 16, "query_pre_attn_scalar": 8}),
+    "gpt2": ("gpt2", _GPT2),
+    "phi3": ("phi3", _COMMON),
+}
+"""Family -> `model_type` and configuration."""
+
+
+def make_model(
+    family: str, folder: Path, *, dtype: str = "float32", seed: int = 0, shard: str = "1GB"
+) -> Path:
+    """Make a tiny model of `family` in `folder`, and return the folder.
+
+    Args:
+        dtype: torch's name of the dtype the weights are stored in.
+        shard: largest size of a safetensors file, as transformers writes sizes.
+    """
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model_type, settings = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings))  # type: ignore[no-untyped-call]
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a byte-level tokenizer with a ChatML template; nothing is trained."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pad, _, end, bos = SPECIAL
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "eos_token": end,
+        "bos_token": bos,
+        "chat_template": CHATML,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
