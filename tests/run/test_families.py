@@ -1,0 +1,115 @@
+"""Every family, end to end: train, merge, prove, reload; held against PEFT and transformers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from vox_core.config import GenerateSettings, MergeSettings
+from vox_core.contract import LoadJob
+from vox_core.host import Request, choose
+from vox_core.run.context import Context
+from vox_core.run.load import open_model
+from vox_core.run.locate import locate
+from vox_core.run.merge import merge
+from vox_core.run.train import train
+from vox_core.testing.tiny import FAMILIES
+
+# Two float32 forwards of one formula, summed in another order: the largest relative difference seen
+# over families and methods is 2e-6 (libs/vox_torch/tests/test_merge_load.py).
+FLOAT32 = 2e-5
+TOKENS = np.arange(40, 72, dtype=np.int64)
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def vox_logits(reference: str, scratch) -> np.ndarray:
+    source = locate(reference)
+    backend, _ = choose(Request("load"))
+    job = LoadJob(source.base.path, "fp32", source.adapter)
+    return backend.load(job, Context(0, scratch)).logits(TOKENS)
+
+
+def hf_logits(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor(TOKENS)[None]).logits[0].float().numpy()
+
+
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):
+    folder = tiny(family, shard="40KB")
+    report = train(settings(folder, method=method))
+    assert report.steps == 5
+    assert report.valid_after < report.valid_before
+    run, out = str(report.run), tmp_path / "merged"
+
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with_peft = hf_logits(PeftModel.from_pretrained(base, run))
+    assert relative(vox_logits(run, tmp_path), with_peft) < FLOAT32
+
+    proof = merge(run, MergeSettings(out=out)).proof
+    assert proof.relative <= proof.tolerance
+    assert proof.carried == pytest.approx(1, abs=1e-3)
+    merged = hf_logits(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32))
+    assert relative(merged, with_peft) < FLOAT32
+    assert relative(vox_logits(str(out), tmp_path), merged) < FLOAT32
+
+    with open_model(str(out), GenerateSettings(max_tokens=4)) as model:
+        assert isinstance("".join(model.reply([{"role": "user", "content": "Hi"}])), str)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_merge_keeps_the_bases_dtype_shards_and_companions(tiny, settings, tmp_path, dtype):
+    folder = tiny("llama", dtype=dtype, shard="40KB")
+    report = train(settings(folder))
+    out = tmp_path / "merged"
+    merge(str(report.run), MergeSettings(out=out))
+    index = "model.safetensors.index.json"
+    assert json.loads((out / index).read_text()) == json.loads((folder / index).read_text())
+    assert {p.name for p in folder.iterdir()} <= {p.name for p in out.iterdir()}
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == getattr(torch, dtype)
+
+
+def test_modules_to_save_are_trained_whole_saved_and_merged(tiny, settings, tmp_path):
+    folder = tiny("llama")
+    report = train(settings(folder, targets=["q_proj"], modules_to_save=["lm_head"]))
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    before = base.lm_head.weight.detach().clone()
+    peft = PeftModel.from_pretrained(base, report.run)
+    expected = hf_logits(peft)
+    assert relative(vox_logits(str(report.run), tmp_path), expected) < FLOAT32
+    merge(str(report.run), MergeSettings(out=tmp_path / "merged"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert relative(hf_logits(merged), expected) < FLOAT32
+    assert not torch.equal(merged.lm_head.weight, before)
+
+
+def test_an_adapter_that_peft_saved_generates_and_merges(tiny, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    folder = tiny("qwen2")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = LoraConfig(
+        r=4,
+        target_modules=["q_proj", "down_proj"],
+        rank_pattern={"layers.1.mlp.down_proj": 2},
+        alpha_pattern={"q_proj": 3},
+        init_lora_weights=False,
+    )
+    peft = get_peft_model(base, config)
+    expected = hf_logits(peft)
+    peft.save_pretrained(tmp_path / "adapter")
+    assert relative(vox_logits(str(tmp_path / "adapter"), tmp_path), expected) < FLOAT32
+    report = merge(str(tmp_path / "adapter"), MergeSettings(out=tmp_path / "merged"))
+    assert report.modules == 4
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert relative(hf_logits(merged), expected) < FLOAT32

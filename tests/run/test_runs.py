@@ -1,0 +1,260 @@
+"""A run from the outside: its files, its events, its refusals, its stop and its resume."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from vox_core.adapter.peft import read_adapter, write_adapter
+from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
+from vox_core.contract import CheckpointWritten, Event, RunEnd, RunStart, StepDone, Validation
+from vox_core.errors import AdapterError, InputError, ProofError, StorageError
+from vox_core.run import checkpoint, telemetry
+from vox_core.run.load import open_model
+from vox_core.run.locate import locate
+from vox_core.run.merge import merge
+from vox_core.run.train import train
+
+
+def test_a_run_folder_holds_what_the_design_says(tiny, settings):
+    events: list[Event] = []
+    report = train(settings(tiny("llama"), save_every=2), observe=events.append)
+    names = {path.name for path in report.run.iterdir()}
+    assert {
+        "plan.json",
+        "preflight.json",
+        "telemetry.jsonl",
+        "checkpoints",
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "vox_adapter.json",
+        "tokenizer.json",
+        "README.md",
+    } <= names
+    assert not [name for name in names if name.startswith(".tmp")]
+    kinds = [type(event) for event in events if event.name != "notice"]
+    step = StepDone
+    assert kinds[:2] == [RunStart, Validation]
+    assert kinds[2:7] == [step, step, CheckpointWritten, step, step]
+    assert kinds[-3:] == [Validation, CheckpointWritten, RunEnd]
+    assert [p.name for p in checkpoint.numbered(report.run / "checkpoints")] == ["step-5", "step-4"]
+    lines = telemetry.read(report.run / "telemetry.jsonl")
+    (first, *_) = [line for line in lines if line["event"] == "step"]
+    assert {"step", "loss", "lr", "grad_norm", "tokens", "trained_tokens", "tokens_per_second"} <= (
+        first.keys()
+    )
+    assert first["step"] == 1
+    plan = json.loads((report.run / "plan.json").read_text())
+    manifest = json.loads((report.run / "vox_adapter.json").read_text())
+    assert plan["digest"] == manifest["contract"]
+
+
+def test_the_contract_is_free_of_paths_and_follows_the_content(tiny, settings, tmp_path, data):
+    def digest(name: str, model, **given: object) -> str:
+        made = settings(model, out=tmp_path / name, max_steps=1, **given)
+        run = train(made).run
+        return json.loads((run / "plan.json").read_text())["digest"]
+
+    base = tiny("llama")
+    moved = shutil.copytree(base, tmp_path / "elsewhere")
+    copied = shutil.copytree(data, tmp_path / "copied")
+    first = digest("a", base)
+    assert digest("b", moved, data=[copied], micro_batch_tokens=64) == first
+    assert digest("c", base, seed=1) != first
+    assert digest("d", base, lr=1e-3) != first
+    assert digest("e", tiny("llama", seed=1)) != first
+    (copied / "train.jsonl").write_text((data / "valid.jsonl").read_text())
+    assert digest("f", base, data=[copied]) != first
+
+
+def test_interrupted_and_resumed_is_the_run_that_would_have_been(tiny, settings, tmp_path):
+    model = tiny("llama")
+    whole = train(settings(model, out=tmp_path / "whole", max_steps=6, dropout=0.1))
+    run = tmp_path / "cut"
+    command = [sys.executable, "-m", "vox_core.cli", "train", "--model", str(model)]
+    flags = settings(model).model_dump(include={"data", "dtype", "batch_size", "lr", "rank"})
+    for key, value in {**flags, "alpha": 8, "max_steps": 6, "dropout": 0.1, "out": run}.items():
+        for one in value if isinstance(value, tuple) else [value]:
+            command += [f"--{key.replace('_', '-')}", str(one)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not any(line["event"] == "step" for line in telemetry.read(run / "telemetry.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    if process.returncode == 130:
+        assert f"vox train --resume {run}" in errors
+        report = train(validate(TrainSettings, {"resume": run}))
+        assert report.steps == 6
+    else:  # the last step was done before the signal came
+        assert process.returncode == 0
+    for name, value in read_adapter(whole.run).tensors().items():
+        assert np.array_equal(read_adapter(run).tensors()[name], value), name
+
+    def curve(folder) -> list[float]:
+        lines = telemetry.read(folder / "telemetry.jsonl")
+        return [line["loss"] for line in lines if line["event"] == "step"]
+
+    assert curve(run) == curve(whole.run)
+
+
+def test_a_resume_under_another_contract_names_what_changed(tiny, settings):
+    report = train(settings(tiny("llama")))
+    with pytest.raises(InputError) as caught:
+        train(validate(TrainSettings, {"resume": report.run, "lr": 5e-3, "rank": 8}))
+    assert caught.value.code == "VOX-P003"
+    assert [fault.split(":")[0] for fault in caught.value.faults] == [
+        "adapter.rank",
+        "optimizer.lr",
+    ]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tiny, settings):
+    report = train(settings(tiny("llama"), save_every=2))
+    newest, older = checkpoint.numbered(report.run / "checkpoints")
+    path = newest / "moments.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    state, skipped = checkpoint.load_newest(report.run / "checkpoints")
+    assert f"step-{state.step}" == older.name
+    assert skipped == [f"{newest.name}: moments.safetensors is not what MANIFEST.json says"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"targets": ["no_such_module"]}, "VOX-P002"),
+        ({"seq_len": 100_000}, "VOX-P001"),
+        ({"modules_to_save": ["nothing"]}, "VOX-P001"),
+        ({"backend": "nowhere"}, "VOX-B003"),
+        ({"dtype": "fp16"}, "VOX-B002"),
+        ({"data": []}, "VOX-C004"),
+        ({"model": "no/such/folder"}, "VOX-M001"),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_written(tiny, settings, given, code):
+    made = settings(tiny("llama"), **given)
+    with pytest.raises(InputError) as caught:
+        train(made)
+    assert caught.value.code == code
+    assert not made.out.exists()
+
+
+def test_training_whole_what_the_model_ties_is_refused(tiny, settings):
+    with pytest.raises(InputError, match="cannot be carried out") as caught:
+        train(settings(tiny("qwen2"), modules_to_save=["embed_tokens"]))
+    assert "ties" in caught.value.faults[0]
+
+
+def test_an_existing_output_folder_is_refused_and_left_alone(tiny, settings, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("precious")
+    with pytest.raises(InputError) as caught:
+        train(settings(tiny("llama")))
+    assert caught.value.code == "VOX-O001"
+    assert (tmp_path / "run" / "mine").read_text() == "precious"
+
+
+def test_a_truncated_model_is_refused(tiny, settings, tmp_path):
+    broken = shutil.copytree(tiny("llama"), tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError) as caught:
+        train(settings(broken))
+    assert caught.value.code == "VOX-M003"
+
+
+def test_a_foreign_adapter_is_refused(tiny, settings, tmp_path):
+    report = train(settings(tiny("llama")))
+    with pytest.raises(AdapterError) as shapes:
+        merge(str(report.run), MergeSettings(model=str(tiny("gpt2")), out=tmp_path / "m"))
+    assert len(shapes.value.faults) == 14
+    other = tiny("llama", seed=1)
+    with pytest.raises(AdapterError, match="another base model"):
+        merge(str(report.run), MergeSettings(model=str(other), out=tmp_path / "m"))
+    assert not (tmp_path / "m").exists()
+
+
+def rewritten(run, change) -> None:
+    """The run's adapter with other values."""
+    state, source = read_adapter(run), locate(str(run))
+    changed = state.with_tensors({n: change(n, v) for n, v in state.tensors().items()})
+    write_adapter(run, changed, base=str(source.base.path), modules=source.modules)
+
+
+def test_an_adapter_that_changes_nothing_fails_and_leaves_nothing(tiny, settings, tmp_path):
+    report = train(settings(tiny("llama")))
+    rewritten(report.run, lambda name, value: value * (".lora_B." not in name))
+    with pytest.raises(ProofError) as caught:
+        merge(str(report.run), MergeSettings(out=tmp_path / "m"))
+    assert caught.value.code == "VOX-V002"
+    assert not list(tmp_path.glob("*m*"))
+
+
+@pytest.mark.parametrize("mutant", ["dropped", "unscaled", "transposed scale"])
+def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeypatch, mutant):
+    from vox_torch import merge as engine
+
+    def wrong(W_PI, adapter, path, block):
+        module = adapter.modules[path]
+        factor = {"dropped": 0.0, "unscaled": 1.0, "transposed scale": 1 / adapter.scale(path)}
+        update = module.B_OR[block] @ module.A_RI
+        W_PI += engine.float32(factor[mutant] * update)
+
+    report = train(settings(tiny("llama", dtype="bfloat16")))
+    monkeypatch.setattr(engine, "_add_update", wrong)
+    with pytest.raises(ProofError) as caught:
+        merge(str(report.run), MergeSettings(out=tmp_path / "m"))
+    assert caught.value.code == "VOX-V001"
+    assert not list(tmp_path.glob("*m*"))
+
+
+def test_a_full_disk_ends_a_merge_with_nothing_left(tiny, settings, tmp_path, monkeypatch):
+    report = train(settings(tiny("llama")))
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError) as caught:
+        merge(str(report.run), MergeSettings(out=tmp_path / "m"))
+    assert caught.value.code == "VOX-S001"
+    assert caught.value.exit_code == 1
+    assert not list(tmp_path.glob("*m*"))
+
+
+def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):
+    from vox_core.run.folder import RunFolder, locked
+
+    report = train(settings(tiny("llama"), max_steps=2))
+    with locked(RunFolder(report.run)), pytest.raises(InputError) as caught:
+        train(validate(TrainSettings, {"resume": report.run}))
+    assert caught.value.code == "VOX-O003"
+
+
+def test_an_adapter_can_be_left_out(tiny, settings):
+    report = train(settings(tiny("llama"), max_steps=20))
+    say = [{"role": "user", "content": "How do I merge?"}]
+
+    def answer(reference: str, **given: object) -> str:
+        made = validate(Greedy, {"max_tokens": 12, "dtype": "fp32", **given})
+        with open_model(reference, made) as model:
+            return "".join(model.reply(say))
+
+    base = answer(str(tiny("llama")))
+    assert answer(str(report.run), adapter="none") == base
+    assert answer(str(report.run)) != base
+
+
+class Greedy(SamplingSettings):
+    section = "generate"

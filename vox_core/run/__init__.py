@@ -1,0 +1,1 @@
+"""The services behind the commands: train, merge, load. Only this package writes results."""

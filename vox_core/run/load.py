@@ -1,0 +1,134 @@
+"""`vox generate` and `vox chat`: a model, its chat template and its voice."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from vox_core import models
+from vox_core.config import SamplingSettings
+from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
+from vox_core.errors import DataError
+from vox_core.host import Request, choose
+from vox_core.plan import resolve_dtype
+from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.locate import Source, locate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vox_core.contract import Ints
+
+
+class OpenModel:
+    """A loaded model that answers conversations.
+
+    Attributes:
+        title: what is loaded, for people.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        model: LoadedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: SamplingSettings,
+    ) -> None:
+        self.title = title
+        self._model, self._tokenizer, self._system = model, tokenizer, settings.system
+        self._sampling = Sampling(
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=settings.seed,
+            stop_tokens=end_of_turn_ids(tokenizer),
+        )
+
+    def reply(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
+        """The answer, in pieces as they come. The end-of-turn token is not part of it.
+
+        Raises:
+            DataError: D005, the chat template refuses the conversation.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        backend = cast("Any", self._tokenizer).backend_tokenizer
+        for token in self._model.generate(self._prompt(messages), self._sampling):
+            if piece := stream.step(backend, token):
+                yield piece
+
+    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> Ints:
+        import numpy as np
+
+        return np.asarray(prompt_tokens(self._tokenizer, messages, self._system), np.int64)
+
+
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], system: str | None
+) -> list[int]:
+    """Token ids of a conversation up to where the assistant speaks.
+
+    Without a chat template the model continues the last message as plain text.
+    """
+    if not tokenizer.chat_template:
+        return list(tokenizer(messages[-1]["content"])["input_ids"])
+    whole = [{"role": "system", "content": system}] if system else []
+    try:
+        text = tokenizer.apply_chat_template(
+            [*whole, *map(dict, messages)], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:
+        raise DataError(
+            "D005",
+            "the chat template cannot render the conversation",
+            found=error,
+            remedy="leave out --system; some templates have no place for it",
+        ) from error
+    return list(tokenizer(cast("str", text), add_special_tokens=False)["input_ids"])
+
+
+@contextmanager
+def open_model(
+    reference: str,
+    settings: SamplingSettings,
+    *,
+    observe: Observe = ignore,
+    progress: models.Progress | None = None,
+) -> Iterator[OpenModel]:
+    """Load what `reference` names, for as long as the block lasts.
+
+    Raises:
+        InputError: it cannot be found, or no installed backend can load it.
+    """
+    source = locate(reference, adapter=settings.adapter, progress=progress)
+    tokenizer = load_tokenizer(source.base.path)
+    request = Request(
+        operation="load",
+        method=source.adapter.method if source.adapter else None,
+        model_type=source.base.model_type,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        explicit=settings.backend,
+        explicit_origin="--backend" if settings.backend else None,
+    )
+    backend, selection = choose(request)
+    observe(Notice(selection.why))
+    job = LoadJob(
+        model=source.base.path,
+        dtype=resolve_dtype(settings.dtype, selection.hardware),
+        adapter=source.adapter,
+    )
+    with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
+        model = backend.load(job, Context(settings.seed, Path(scratch), observe))
+        try:
+            yield OpenModel(_title(source), model, tokenizer, settings)
+        finally:
+            model.close()
+
+
+def _title(source: Source) -> str:
+    return source.base.id + (" + adapter" if source.adapter else "")

@@ -1,0 +1,49 @@
+"""What a run leaves beside its checkpoints: adapter, manifest, tokenizer, model card.
+
+Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
+whole, the adapter's own two first, so that a folder with an adapter always has one that loads.
+"""
+
+from __future__ import annotations
+
+from vox_core import files
+from vox_core.adapter.peft import write_adapter
+from vox_core.adapter.targets import linear_modules
+from vox_core.contract import TrainState, Validation
+from vox_core.digests import TOKENIZER_FILES
+from vox_core.models import LocalModel
+from vox_core.run import card, folder, telemetry
+from vox_core.run.folder import RunFolder
+from vox_core.run.prepare import Prepared
+
+
+def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
+    """Write all of it."""
+    plan, model = prepared.plan, prepared.model
+    write_adapter(
+        run.path,
+        state.adapter,
+        base=_base_name(model),
+        modules=linear_modules(prepared.weights.tensors, model.model_type),
+        dropout=plan.contract.adapter.dropout,
+    )
+    files.write_json(run.path / folder.MANIFEST, card.manifest(plan, model, state.step))
+    for name in TOKENIZER_FILES:
+        if (source := model.path / name).is_file():
+            files.write_bytes(run.path / name, source.read_bytes())
+    before, after = held_out(run)
+    text = card.card(plan, model, step=state.step, before=before, after=after)
+    files.write_text(run.path / folder.CARD, text)
+
+
+def held_out(run: RunFolder) -> tuple[float | None, float | None]:
+    """The first and the last validation loss of the whole run, resumes included."""
+    losses = [
+        line["loss"] for line in telemetry.read(run.telemetry) if line["event"] == Validation.name
+    ]
+    return (losses[0], losses[-1]) if len(losses) > 1 else (None, None)
+
+
+def _base_name(model: LocalModel) -> str:
+    # PEFT resolves this as a hub id or a path; a catalog id means nothing to it.
+    return model.id if "/" in model.id else str(model.path.resolve())

@@ -1,0 +1,132 @@
+"""Everything that is looked at before a run: data, model, contract, backend, plan.
+
+Cheap things first, so that a typing error in a data file is told before a model is downloaded.
+Nothing is written here, except what the model cache keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vox_core import models, plan
+from vox_core.config import TrainSettings
+from vox_core.contract import ExecutionPlan, Notice
+from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.records import Record, find_split, load_records
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import ConfigError
+from vox_core.host import Origin, Request, Selection, choose
+from vox_core.host.load import Backend
+from vox_core.weights import WeightFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that a run needs, checked."""
+
+    model: models.LocalModel
+    weights: WeightFolder
+    train: Dataset
+    valid: Dataset | None
+    backend: Backend
+    selection: Selection
+    plan: ExecutionPlan
+
+    def notices(self) -> Iterator[Notice]:
+        """What a person should know of the data before the run."""
+        contract = self.plan.contract
+        yield Notice(
+            f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
+            f"{contract.data.trained_tokens:,} of them trained; {contract.total_steps} steps"
+        )
+        for what, dataset in (("training", self.train), ("validation", self.valid)):
+            for reason, count in (dataset.dropped if dataset else {}).items():
+                yield Notice(f"{count} {what} rows dropped: {reason}", "warning")
+            for how, count in (dataset.truncated if dataset else {}).items():
+                yield Notice(
+                    f"{count} {what} rows longer than {contract.seq_len} tokens: {how}", "warning"
+                )
+
+
+def prepare(
+    settings: TrainSettings,
+    origin: Origin | None,
+    resumed_from: str | None,
+    progress: models.Progress | None,
+) -> Prepared:
+    """Look at everything.
+
+    Args:
+        resumed_from: id of the backend of the run that is resumed.
+
+    Raises:
+        InputError: the first thing that is wrong.
+    """
+    train_records, valid_records = _records(settings)
+    model = models.resolve(settings.model, revision=settings.revision, progress=progress)
+    config = json.loads((model.path / "config.json").read_bytes())
+    seq_len = plan.sequence_length(settings, config)
+    tokenizer = load_tokenizer(model.path)
+    train = build_dataset(train_records, tokenizer, seq_len)
+    valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
+    identity = models.identity(model)
+    contract = plan.make_contract(settings, identity, train, valid, seq_len)
+    backend, selection = choose(_request(settings, model, origin, resumed_from))
+    weights = WeightFolder(model.path)
+    made = plan.make_plan(contract, settings, selection, weights.tensors, config)
+    return Prepared(model, weights, train, valid, backend, selection, made)
+
+
+def preflight(prepared: Prepared) -> dict[str, Any]:
+    """`preflight.json`: what was found before the run, and how the backend was chosen."""
+    return {
+        "selection": prepared.selection.to_json(),
+        "data": _account(prepared.train),
+        "valid": _account(prepared.valid) if prepared.valid else None,
+    }
+
+
+def _account(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "rows": dataset.rows,
+        "documents": len(dataset.documents),
+        "tokens": dataset.tokens,
+        "trained_tokens": dataset.trained_tokens,
+        "dropped": dict(dataset.dropped),
+        "truncated": dict(dataset.truncated),
+    }
+
+
+def _records(settings: TrainSettings) -> tuple[list[Record], list[Record]]:
+    if not settings.data:
+        raise ConfigError(
+            "C004",
+            "there is no data to train on",
+            where="--data",
+            expected="a JSONL file, or a folder with train.jsonl",
+            remedy="vox train --data train.jsonl; `vox quickstart` shows one that works",
+        )
+    train, valid = find_split(settings.data, settings.valid)
+    return load_records(train), load_records(valid) if valid else []
+
+
+def _request(
+    settings: TrainSettings,
+    model: models.LocalModel,
+    origin: Origin | None,
+    resumed_from: str | None,
+) -> Request:
+    return Request(
+        operation="train",
+        quant="none",
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        method=settings.method,
+        model_type=model.model_type,
+        explicit=settings.backend,
+        explicit_origin=(origin or "--backend") if settings.backend else None,
+        resumed_from=resumed_from,
+        allow_cpu=settings.allow_cpu,
+    )

@@ -1,0 +1,53 @@
+"""`telemetry.jsonl`: one flushed line per event, appended, never rewritten.
+
+A line is `{"event": ..., "time": ..., <the event's own fields>}`; `time` is seconds since the epoch
+(UTC). A number that is not finite is written as null, which JSON has, instead of NaN, which it
+has not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vox_core.contract import Event, StepDone
+from vox_core.files import storage_errors
+
+
+def as_line(event: Event, now: float) -> dict[str, Any]:
+    """The event as the flat object that is written."""
+    fields = {key: _json_number(value) for key, value in asdict(event).items()}
+    if isinstance(event, StepDone):
+        fields["tokens_per_second"] = round(event.tokens / max(event.seconds, 1e-9), 1)
+    return {"event": event.name, "time": round(now, 3), **fields}
+
+
+class Telemetry:
+    """Appends events to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> None:
+        line = json.dumps(as_line(event, time.time()), ensure_ascii=False)
+        with storage_errors(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file, a torn last line left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,230 @@
+"""`vox train`: from settings to a run folder.
+
+First everything that can be wrong is looked at (`prepare.py`); nothing is written until all of it
+holds. Then the backend trains, and what it returns is written here: checkpoints, the adapter in
+PEFT's layout, its manifest, the tokenizer, the model card.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vox_core import files, models
+from vox_core.adapter.initial import initial_adapter
+from vox_core.config import TrainSettings
+from vox_core.contract import (
+    AdapterState,
+    Event,
+    Notice,
+    RunEnd,
+    RunStart,
+    Step,
+    StepDone,
+    TrainJob,
+    TrainResult,
+    TrainState,
+)
+from vox_core.data.order import epochs_after, make_step_batches, validation_batches
+from vox_core.errors import WorkError
+from vox_core.host import Origin
+from vox_core.run import checkpoint, folder, outputs, resume
+from vox_core.run.context import Context, Observe, StopSignal, ignore
+from vox_core.run.folder import RunFolder
+from vox_core.run.prepare import Prepared, preflight, prepare
+from vox_core.run.schedule import learning_rate
+from vox_core.run.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What came of a run. Losses are None where nothing was measured."""
+
+    run: Path
+    stopped: bool
+    steps: int
+    total_steps: int
+    seconds: float
+    loss: float | None
+    valid_before: float | None
+    valid_after: float | None
+
+
+def train(
+    settings: TrainSettings,
+    *,
+    observe: Observe = ignore,
+    backend_origin: Origin | None = None,
+    progress: models.Progress | None = None,
+) -> TrainReport:
+    """Train, or go on with `settings.resume`.
+
+    Args:
+        observe: told of every event, after the telemetry.
+        backend_origin: where `settings.backend` was said, for the words of an error.
+        progress: told of downloads and conversions.
+
+    Raises:
+        InputError: anything wrong that could be found before the first step; nothing was written.
+        WorkError: something failed while working; the run folder keeps what was done.
+    """
+    settings, recorded = resume.settings_of(settings)
+    run = RunFolder(settings.resume or settings.out or folder.default_path(settings.model))
+    if recorded is None:
+        files.require_absent(run.path)
+    resumed_from = recorded["backend"] if recorded else None
+    prepared = prepare(settings, backend_origin, resumed_from, progress)
+    if recorded is not None:
+        resume.require_same(prepared.plan.contract, recorded)
+    return _Run(settings, prepared, run, observe).execute(fresh=recorded is None)
+
+
+class _Run:
+    """One run, from the first write to the last."""
+
+    def __init__(
+        self, settings: TrainSettings, prepared: Prepared, run: RunFolder, observe: Observe
+    ) -> None:
+        self._settings, self._prepared, self._run = settings, prepared, run
+        self._contract = prepared.plan.contract
+        self._outer, self._telemetry = observe, Telemetry(run.telemetry)
+        self._started, self._last = time.perf_counter(), 0
+        self._loss: float | None = None
+
+    def execute(self, fresh: bool) -> TrainReport:
+        guard = folder.removed_on_bad_input(self._run) if fresh else nullcontext()
+        with guard, folder.locked(self._run):
+            try:
+                return self._report(self._go(self._start(fresh)))
+            except WorkError:
+                self._observe(RunEnd(self._last, "failed", self._elapsed()))
+                raise
+
+    def _go(self, start: TrainState) -> TrainResult:
+        self._announce(start)
+        result = self._work(start)
+        outputs.write(self._run, self._prepared, result.state)
+        self._observe(
+            RunEnd(result.state.step, "stopped" if result.stopped else "done", self._elapsed())
+        )
+        return result
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _observe(self, event: Event) -> None:
+        self._telemetry(event)
+        self._outer(event)
+        if isinstance(event, StepDone):
+            self._last, self._loss = event.step, event.loss
+
+    def _start(self, fresh: bool) -> TrainState:
+        """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
+        if fresh:
+            files.write_json(self._run.path / folder.PLAN, self._plan_json())
+            files.write_json(self._run.path / folder.PREFLIGHT, preflight(self._prepared))
+            return TrainState(0, self._initial_adapter())
+        state, skipped = checkpoint.load_newest(self._run.checkpoints)
+        for reason in skipped:
+            self._observe(Notice(f"checkpoint passed over: {reason}", "warning"))
+        return state
+
+    def _plan_json(self) -> dict[str, Any]:
+        return {**self._prepared.plan.to_json(), "settings": resume.recorded(self._settings)}
+
+    def _initial_adapter(self) -> AdapterState:
+        made = self._prepared.plan
+        return initial_adapter(
+            made.modules,
+            self._contract.adapter,
+            self._contract.seed,
+            self._prepared.weights.read,
+            made.saved,
+        )
+
+    def _announce(self, start: TrainState) -> None:
+        self._observe(Notice(self._prepared.selection.why))
+        for notice in self._prepared.notices():
+            self._observe(notice)
+        made, data = self._prepared.plan, self._contract.data
+        self._observe(
+            RunStart(
+                run=str(self._run.path),
+                model=self._prepared.model.id,
+                backend=made.backend,
+                device=made.device,
+                dtype=made.dtype,
+                contract=self._contract.digest,
+                first_step=start.step + 1,
+                total_steps=self._contract.total_steps,
+                rows=data.rows,
+                tokens=data.tokens,
+                trained_tokens=data.trained_tokens,
+            )
+        )
+
+    def _work(self, start: TrainState) -> TrainResult:
+        stop = StopSignal()
+        with tempfile.TemporaryDirectory(prefix="vox-") as scratch, stop.installed():
+            context = Context(
+                seed=self._contract.seed,
+                scratch=Path(scratch),
+                observe=self._observe,
+                checkpoints=self._run.checkpoints,
+                contract=self._contract.digest,
+                backend=self._prepared.plan.backend,
+                save_every=self._settings.save_every,
+                stop_requested=stop,
+            )
+            result = self._prepared.backend.train(self._job(start), context)
+            context.checkpoint(result.state)
+        return result
+
+    def _job(self, start: TrainState) -> TrainJob:
+        valid, budget = self._prepared.valid, self._settings.micro_batch_tokens
+        return TrainJob(
+            plan=self._prepared.plan,
+            model=self._prepared.model.path,
+            steps=self._steps(start.step + 1),
+            start=start,
+            validation=validation_batches(valid, budget) if valid else (),
+        )
+
+    def _steps(self, first: int) -> Iterator[Step]:
+        contract, dataset = self._contract, self._prepared.train
+        rows, total, every = contract.data.rows, contract.total_steps, self._settings.eval_every
+        for number in range(first, total + 1):
+            batches, weight = make_step_batches(
+                dataset,
+                number,
+                batch_size=contract.batch_size,
+                micro_batch_tokens=self._settings.micro_batch_tokens,
+                seed=contract.seed,
+            )
+            due = number == total or (every and not number % every)
+            yield Step(
+                number=number,
+                batches=batches,
+                total_weight=weight,
+                lr=learning_rate(contract.optimizer, number, total),
+                evaluate=bool(due and self._prepared.valid),
+                epoch=epochs_after(rows, contract.batch_size, number),
+            )
+
+    def _report(self, result: TrainResult) -> TrainReport:
+        before, after = outputs.held_out(self._run)
+        return TrainReport(
+            run=self._run.path,
+            stopped=result.stopped,
+            steps=result.state.step,
+            total_steps=self._contract.total_steps,
+            seconds=self._elapsed(),
+            loss=self._loss,
+            valid_before=before,
+            valid_after=after,
+        )
