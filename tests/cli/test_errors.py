@@ -1,0 +1,166 @@
+"""The boundary: exit codes, stderr and stdout, suggestions, JSON, tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from vox_core import errors as tree
+from vox_core.cli import errors
+from vox_core.cli.lazy import Command
+
+COMMAND = [sys.executable, "-m", "vox_core.cli"]
+
+
+def outcome(
+    error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that does nothing but fail."""
+
+    def fail() -> None:
+        raise error
+
+    json_flag = click.Option(["--json"], is_flag=True, expose_value=False)
+    command = Command("fail", callback=fail, params=[json_flag])
+    return (errors.run(command, arguments), *capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(tree.DataError, 2), (tree.BackendError, 2), (tree.StorageError, 1)]
+)
+def test_a_vox_error_tells_itself_on_stderr(kind, code: int, capsys) -> None:
+    error = kind("D001", "what", where="here", remedy="do this")
+    assert outcome(error, capsys) == (code, "", f"{error}\n")
+
+
+def test_json_gives_the_error_on_stdout_as_well(capsys) -> None:
+    error = tree.DataError("D003", "rows", where="f", remedy="mend", faults=["line 1", "line 2"])
+    code, out, err = outcome(error, capsys, "--json")
+    assert (code, err) == (2, f"{error}\n")
+    assert json.loads(out)["error"] == {
+        "code": "VOX-D003",
+        "what": "rows",
+        "where": "f",
+        "found": None,
+        "expected": None,
+        "remedy": "mend",
+        "faults": ["line 1", "line 2"],
+    }
+
+
+def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
+    code, out, err = outcome(KeyError("x"), capsys)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: this is a bug in vox\n  found:    KeyError: 'x'\nnext: ")
+    assert "Traceback" not in err
+
+
+def test_a_bug_has_its_json_too(capsys) -> None:
+    code, out, _ = outcome(ZeroDivisionError("x"), capsys, "--json")
+    assert code == 1
+    described = json.loads(out)["error"]
+    assert [*described] == [*errors.KEYS, "faults"]
+    assert (described["code"], described["found"]) == (None, "ZeroDivisionError: x")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), tree.DataError("D001", "w", remedy="r")])
+def test_debug_adds_the_traceback(error: Exception, capsys) -> None:
+    _, out, err = outcome(error, capsys, "--debug")
+    assert out == ""
+    assert "Traceback (most recent call last)" in err
+    assert "in fail" in err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
+    code, out, err = outcome(error, capsys)
+    assert (code, out) == (130, "")
+    assert err.strip() == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "remedy"),
+    [
+        ("trian", "error[VOX-C001]: unknown command trian", "did you mean train?"),
+        ("model lst", "error[VOX-C001]: unknown command lst", "did you mean list?"),
+        ("train --rnak 3", "error[VOX-C001]: unknown option --rnak", "did you mean --rank?"),
+        ("train --dtype bf61", "error[VOX-C002]: invalid value for '--dtype'", "vox train --help"),
+        ("merge", "error[VOX-C002]: missing argument 'RUN'", "vox merge --help"),
+        ("generate m", "error[VOX-C002]: missing option '--prompt'", "vox generate --help"),
+        ("zzz", "error[VOX-C001]: unknown command zzz", "next: `vox --help` says"),
+    ],
+)
+def test_wrong_usage_is_told_in_the_same_style(vox, line: str, what: str, remedy: str) -> None:
+    done = vox(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(what)
+    assert remedy in done.err
+
+
+def test_wrong_usage_as_json(vox) -> None:
+    done = vox("train", "--rnak", 3, "--json")
+    assert json.loads(done.out)["error"]["what"] == "unknown option --rnak"
+
+
+def test_all_bad_values_are_told_together(vox) -> None:
+    done = vox("train", "--rank", "x", "--lr", "-1", "--epochs", 0)
+    assert done.code == 2
+    assert [key for key in ("rank", "lr", "epochs") if f"- {key} = " in done.err] == [
+        "rank",
+        "lr",
+        "epochs",
+    ]
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    line = [*COMMAND, *arguments]
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_bad_data_exits_2_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\nnot json\n')
+    done = process("train", "--data", "bad.jsonl", "--out", "run", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error[VOX-D003]")
+    assert "Traceback" not in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_unknown_key_in_vox_toml_exits_2(tmp_path: Path) -> None:
+    (tmp_path / "vox.toml").write_text("[train]\nrnak = 3\n")
+    done = process("train", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["faults"] == [
+        "[train] rnak is unknown; did you mean rank?"
+    ]
+
+
+def into_a_closed_pipe(*arguments: str, cwd: Path) -> tuple[int, str]:
+    """Exit code and stderr of a command whose stdout nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    line = [*COMMAND, *arguments]
+    done = subprocess.run(
+        line, cwd=cwd, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    return done.returncode, done.stderr
+
+
+def test_a_reader_that_leaves_is_worth_no_word(tmp_path: Path) -> None:
+    assert into_a_closed_pipe("config", "schema", cwd=tmp_path) == (1, "")
+
+
+def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:
+    code, err = into_a_closed_pipe("trian", "--json", cwd=tmp_path)
+    assert code == 2
+    assert err.endswith("`vox --help` says what it takes\n")

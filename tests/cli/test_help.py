@@ -1,0 +1,101 @@
+"""The table of commands, and help that costs nothing.
+
+That `vox --help` imports nothing heavy is held in tests/architecture/test_startup.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+
+from vox_core.cli import COMMANDS, root
+from vox_core.cli.lazy import Group
+from vox_core.cli.train import SECTIONS
+from vox_core.config import TrainSettings
+
+PATHS = [
+    "quickstart",
+    "train",
+    "merge",
+    "chat",
+    "generate",
+    "model list",
+    "model pull",
+    "backend list",
+    "config schema",
+    "config show",
+]
+
+
+def leaves(group: click.Group, prefix: str = "") -> list[str]:
+    """Every command that does something, by its path."""
+    found = []
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        child = group.get_command(ctx, name)
+        found += leaves(child, f"{name} ") if isinstance(child, click.Group) else [prefix + name]
+    return found
+
+
+def test_these_are_the_commands() -> None:
+    assert sorted(leaves(root)) == sorted(PATHS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_goes_by_the_name_in_the_table(name: str) -> None:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    assert command.name == name
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_command_has_help_and_takes_debug(vox, path: str) -> None:
+    done = vox(*path.split(), "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: vox {path}")
+    assert "--debug" in done.out
+
+
+def test_help_lists_commands_without_importing_them() -> None:
+    script = (
+        "import sys; from vox_core.cli import errors, root; errors.run(root, ['--help']);"
+        "print(*sorted(m for m in sys.modules if m.startswith('vox_core.cli.')))"
+    )
+    out = subprocess.check_output([sys.executable, "-c", script], text=True)
+    *help_lines, imported = out.splitlines()
+    assert imported == "vox_core.cli.errors vox_core.cli.lazy"
+    assert [name for name in COMMANDS if f"  {name} " in "\n".join(help_lines)] == [*COMMANDS]
+
+
+def test_without_a_command_there_is_help_and_exit_2(vox) -> None:
+    done = vox()
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: vox" in done.err
+
+
+@pytest.mark.parametrize("group", ["model", "backend", "config"])
+def test_a_group_without_a_command_shows_its_help(vox, group: str) -> None:
+    done = vox(group)
+    assert done.code == 2
+    assert f"Usage: vox {group}" in done.err
+
+
+def test_version(vox) -> None:
+    assert vox("--version") == (0, f"vox {version('vox-ml')}\n", "")
+
+
+def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == sorted([*TrainSettings.model_fields, "config_file", "as_json"])
+    shown = vox("train", "--help").out
+    headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [*SECTIONS, "Options"]
+
+
+def test_groups_share_one_class() -> None:
+    children = [root.get_command(click.Context(root), name) for name in COMMANDS]
+    assert all(isinstance(child, Group) for child in children if isinstance(child, click.Group))

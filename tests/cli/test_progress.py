@@ -1,0 +1,177 @@
+"""Both displays, fed with the events of a run."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.cli.services import STEP, events, start
+from vox_core.cli.live import LiveDisplay
+from vox_core.cli.progress import LineDisplay, Pace, display
+from vox_core.contract import CheckpointWritten, Notice, StepDone
+
+WORDS_OF_A_RUN = [
+    "cpu 0.1.0: the only usable backend",
+    "training m in fp32 on a CPU, steps 1 to 3",
+    "held-out loss 4.0000 before training",
+    "held-out loss 1.0000 after step 3",
+    "done after step 3, in 0:12",
+]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    out, err = capsys.readouterr()
+    assert out == "", "progress goes to stderr"
+    return err.splitlines()
+
+
+def steps_shown(total: int, first: int, capsys) -> list[int]:
+    shown = LineDisplay()
+    shown.observe(start(total, first))
+    for number in range(first, total + 1):
+        shown.observe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 0.5))
+    return [int(line.split("/")[0].removeprefix("step ")) for line in lines(capsys)[1:]]
+
+
+def live(width: int = 100) -> tuple[LiveDisplay, io.StringIO]:
+    written = io.StringIO()
+    return LiveDisplay(Console(file=written, force_terminal=True, width=width)), written
+
+
+def test_lines_of_a_short_run(capsys) -> None:
+    shown = LineDisplay()
+    for event in events(3):
+        shown.observe(event)
+    assert lines(capsys) == [
+        *WORDS_OF_A_RUN[:3],
+        "step 1/3  loss 3.6667  lr 1.0e-04  200 tokens/s  0:01 left",
+        "step 2/3  loss 3.3333  lr 1.0e-04  200 tokens/s  0:00 left",
+        "step 3/3  loss 3.0000  lr 1.0e-04  200 tokens/s  0:00 left",
+        *WORDS_OF_A_RUN[3:],
+    ]
+
+
+def test_a_short_run_shows_every_step(capsys) -> None:
+    assert steps_shown(50, 1, capsys) == [*range(1, 51)]
+
+
+def test_a_long_run_shows_about_twenty_steps(capsys) -> None:
+    shown = steps_shown(1000, 1, capsys)
+    assert shown == [1, *range(50, 1001, 50)]
+
+
+def test_a_resumed_run_shows_its_first_step(capsys) -> None:
+    assert steps_shown(1000, 933, capsys) == [933, 950, 1000]
+
+
+def test_warnings_and_checkpoints_have_their_lines(capsys) -> None:
+    shown = LineDisplay()
+    shown.observe(Notice("careful", "warning"))
+    shown.observe(CheckpointWritten(7, "somewhere", 0.1))
+    assert lines(capsys) == ["warning: careful", "checkpoint written after step 7"]
+
+
+def test_a_transfer_is_told_in_quarters(capsys) -> None:
+    shown = LineDisplay()
+    for done in range(0, 101, 5):
+        shown.transfer("downloading", done * 10**6, 100 * 10**6)
+    shown.transfer("converting", 0, 0)
+    shown.transfer("converting", 10**6, 0)
+    of = "MB of 100 MB"
+    assert lines(capsys) == [
+        *(f"downloading: {megabytes} {of}" for megabytes in (0, 25, 50, 75, 100)),
+        "converting: 0 MB",
+    ]
+
+
+def test_pace_is_that_of_recent_steps() -> None:
+    pace = Pace(start(100))
+    for number in range(1, 21):
+        pace.describe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 50.0))
+    for number in range(21, 41):
+        told = pace.describe(StepDone(number, 1.0, 1e-4, 1.0, 100, 40, 2.0))
+    assert told.endswith("50 tokens/s  2:00 left")
+
+
+def test_the_live_display_keeps_lines_above_one_bar() -> None:
+    shown, written = live()
+    for event in events(3):
+        shown.observe(event)
+    text = written.getvalue()
+    for words in WORDS_OF_A_RUN:
+        assert words in text
+    assert "3/3" in text
+    assert "loss 3.0000  lr 1.0e-04  200 tokens/s" in text
+
+
+def test_the_live_display_shows_transfers_one_after_the_other() -> None:
+    shown, written = live()
+    shown.transfer("downloading", 0, 0)
+    shown.transfer("downloading", 30 * 10**6, 30 * 10**6)
+    shown.transfer("converting", 5 * 10**6, 10 * 10**6)
+    shown.observe(Notice("ready"))
+    text = written.getvalue()
+    assert "30.0/30.0 MB" in text
+    assert "5.0/10.0 MB" in text
+    assert text.index("downloading") < text.index("converting") < text.index("ready")
+
+
+def test_the_live_display_takes_no_text_for_markup() -> None:
+    shown, written = live()
+    shown.observe(Notice("a [bold] path [/x]"))
+    assert "a [bold] path [/x]" in written.getvalue()
+
+
+def test_a_live_display_is_closed_when_its_block_fails() -> None:
+    shown, written = live()
+    shown.observe(start(3))
+    shown.close()
+    shown.observe(STEP)
+    assert written.getvalue().endswith("\x1b[?25h"), "the cursor is back, and nothing follows"
+
+
+SCRIPT = """
+from vox_core.cli.progress import display
+with display() as shown:
+    print(type(shown).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "kind"),
+    [
+        (True, "xterm", "LiveDisplay"),
+        (True, "dumb", "LineDisplay"),
+        (False, "xterm", "LineDisplay"),
+    ],
+)
+def test_the_display_suits_stderr(terminal: bool, term: str, kind: str, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            stdout=subprocess.PIPE,
+            stderr=follower if terminal else subprocess.PIPE,
+            env={**os.environ, "TERM": term},
+            text=True,
+            check=True,
+        )
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert done.stdout.strip() == kind
+
+
+def test_the_display_closes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(LineDisplay, "close", lambda self: closed.append(True))
+    with pytest.raises(KeyError), display():
+        raise KeyError
+    assert closed == [True]

@@ -1,0 +1,60 @@
+"""The `vox` command: a table of commands, and the one way in.
+
+A command's module is imported when that command runs or shows its help, so `vox --help` costs no
+more than click itself. Commands take flags to settings, call a service of `vox_core.run`,
+`vox_core.models` or `vox_core.host`, and show what came of it; they decide nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from vox_core.cli import errors
+from vox_core.cli.lazy import Entry, LazyGroup
+
+COMMANDS = {
+    "quickstart": Entry(
+        "vox_core.cli.quickstart:quickstart", "The whole way on a small model, in minutes."
+    ),
+    "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
+    "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
+    "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
+    "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
+    "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),
+    "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list."),
+    "config": Entry("vox_core.cli.config:config", "Settings: schema, show."),
+}
+
+
+def _print_version(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        from importlib.metadata import version  # costs more than all of click
+
+        click.echo(f"vox {version('vox-ml')}")
+        ctx.exit()
+
+
+root = LazyGroup(
+    name="vox",
+    table=COMMANDS,
+    help="Fine-tune Hugging Face causal language models on the hardware that is there.",
+    epilog="Start with `vox quickstart`. `vox COMMAND --help` says what a command takes.",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Show the version and exit.",
+        )
+    ],
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `vox` and exit. Every error of every command ends here."""
+    sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))

@@ -1,0 +1,108 @@
+"""`vox chat`: read a line, stream the answer, remember both.
+
+    /help /reset /exit      Ctrl-D ends, Ctrl-C stops the answer that is being given
+
+Prompts appear only where a person types; piped lines are answered one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import options_of, settings_from
+from vox_core.cli.progress import display
+from vox_core.config import ChatSettings
+
+if TYPE_CHECKING:
+    from vox_core.run.load import OpenModel
+
+PROMPT = "> "
+HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+@click.command(
+    "chat",
+    cls=Command,
+    params=[click.Argument(["reference"], metavar="RUN|MODEL"), *options_of(ChatSettings)],
+)
+def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
+    """Talk to a run or a model.
+
+    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model.
+    /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
+    """
+    settings = settings_from(ChatSettings, config_file, flags)
+    from vox_core.run.load import open_model
+
+    with (
+        display() as shown,
+        open_model(reference, settings, observe=shown.observe, progress=shown.transfer) as model,
+    ):
+        shown.close()
+        Conversation(model).hold(interactive=sys.stdin.isatty() and sys.stdout.isatty())
+
+
+class Conversation:
+    """A conversation with an open model."""
+
+    def __init__(self, model: OpenModel) -> None:
+        self._model = model
+        self.messages: list[dict[str, str]] = []
+
+    def hold(self, *, interactive: bool) -> None:
+        """Until stdin ends or somebody says /exit."""
+        if interactive:
+            click.echo(f"{self._model.title}. {HELP}.", err=True)
+        for line in _typed_lines() if interactive else _piped_lines():
+            if line == "/exit":
+                return
+            if line == "/reset":
+                self.messages.clear()
+                click.echo("forgotten", err=True)
+            elif re.fullmatch(r"/[a-z]+", line):
+                click.echo(HELP, err=True)
+            else:
+                self.answer(line)
+
+    def answer(self, line: str) -> None:
+        """Stream the answer. One that is stopped stays in the conversation as far as it came."""
+        said: list[str] = []
+        messages = [*self.messages, {"role": "user", "content": line}]
+        try:
+            for piece in self._model.reply(messages):
+                said.append(piece)
+                click.echo(piece, nl=False)
+        except KeyboardInterrupt:
+            click.echo(" [stopped]", nl=False, err=True)
+        click.echo()
+        if said:
+            self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+
+
+def _piped_lines() -> Iterator[str]:
+    return (line.strip() for line in sys.stdin if line.strip())
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines as they are typed, with editing and history where Python has readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - `input` uses it once it is imported
+    while True:
+        try:
+            line = input(PROMPT).strip()
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        if line:
+            yield line

@@ -1,0 +1,54 @@
+"""`vox config`: schema, show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vox_core.cli.lazy import Group
+from vox_core.cli.options import config_option, json_option, settings_from, source_of
+from vox_core.cli.output import print_json
+from vox_core.config import SECTIONS, Section, VoxToml
+
+
+@click.group("config", cls=Group)
+def config() -> None:
+    """Settings, and where they come from."""
+
+
+@config.command("schema")
+def schema() -> None:
+    """Print the JSON schema of vox.toml."""
+    click.echo(json.dumps(VoxToml.model_json_schema(), indent=2))
+
+
+@config.command("show", params=[config_option(), json_option()])
+def show(config_file: Path | None, as_json: bool) -> None:
+    """Show every setting as it is in force, and where it comes from.
+
+    Without --json the output can be used as a vox.toml.
+    """
+    sections = [(kind, settings_from(kind, config_file, {})) for kind in SECTIONS]
+    if as_json:
+        print_json({kind.section: _values(settings) for kind, settings in sections})
+        return
+    for number, (kind, settings) in enumerate(sections):
+        click.echo(f"{chr(10) if number else ''}[{kind.section}]")
+        for line in _toml(kind, settings, config_file):
+            click.echo(line)
+
+
+def _values(settings: Section) -> dict[str, Any]:
+    return settings.model_dump(mode="json", by_alias=True)
+
+
+def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> Iterator[str]:
+    """A line per setting; those that are not set are comments, for TOML has no null."""
+    for name, value in zip(kind.model_fields, _values(settings).values(), strict=True):
+        key = name.replace("_", "-")
+        text = f"# {key} =" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        yield f"{text:<36}  # {source_of(kind, name, config_file)}"

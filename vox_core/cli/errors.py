@@ -1,0 +1,106 @@
+"""The one boundary: whatever a command raises becomes an exit code and words on stderr.
+
+    VoxError               its own text and exit code
+    click's usage errors   the same style, with the nearest command or option; exit 2
+    Ctrl-C                 exit 130
+    a closed pipe          nothing; exit 1 (click does that by itself)
+    anything else          a bug of vox, said in one line; exit 1
+
+With `--json` on the line the error is also one JSON object on stdout. A traceback appears with
+`--debug` alone. Both are looked for in the arguments themselves, for they have to work where the
+rest of the line cannot be parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from vox_core.cli.lazy import UnknownCommand
+from vox_core.errors import ConfigError, VoxError
+
+STOPPED = 130
+KEYS = ("code", "what", "where", "found", "expected", "remedy")
+
+
+def run(command: click.Command, arguments: Sequence[str]) -> int:
+    """Run `command`, say what went wrong, and give the exit code."""
+    try:
+        result = command.main(list(arguments), prog_name="vox", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        return STOPPED
+    except Exception as error:  # noqa: BLE001 - the boundary
+        return _report(error, arguments)
+    return result if isinstance(result, int) else 0
+
+
+def describe(error: VoxError) -> dict[str, Any]:
+    """The error for programs."""
+    return {**{key: getattr(error, key) for key in KEYS}, "faults": list(error.faults)}
+
+
+def _report(error: Exception, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    told = usage_error(error) if isinstance(error, click.UsageError) else error
+    if isinstance(told, VoxError):
+        text, described, code = str(told), describe(told), told.exit_code
+    else:
+        text, described, code = _bug(error)
+    click.echo(text, err=True)
+    if "--json" in arguments:
+        _print({"error": described})
+    return code
+
+
+def usage_error(error: click.UsageError) -> ConfigError:
+    """A usage error of click's in the words of vox."""
+    path = error.ctx.command_path if error.ctx else "vox"
+    code, near = "C002", ""
+    if isinstance(error, UnknownCommand):
+        code, what, near = "C001", error.message, _nearest(error.name, error.known)
+    elif isinstance(error, click.NoSuchOption):
+        code, what, near = "C001", f"unknown option {error.option_name}", _first(error)
+    else:
+        what = error.format_message().rstrip(".").replace("\n", " ")
+        what = what[:1].lower() + what[1:]
+    meant = f"did you mean {near}? " if near else ""
+    return ConfigError(code, what, where=path, remedy=f"{meant}`{path} --help` says what it takes")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known)), "")
+
+
+def _first(error: click.NoSuchOption) -> str:
+    return next(iter(error.possibilities or ()), "")
+
+
+def _bug(error: Exception) -> tuple[str, dict[str, Any], int]:
+    """What is said of an exception that nobody meant to raise."""
+    what, found = "this is a bug in vox", f"{type(error).__name__}: {error}"
+    remedy = "run the command again with --debug, and report the traceback"
+    known = {"what": what, "found": found, "remedy": remedy, "faults": []}
+    text = f"error: {what}\n  found:    {found}\nnext: {remedy}"
+    return text, {**dict.fromkeys(KEYS), **known}, 1
+
+
+def _print(described: dict[str, Any]) -> None:
+    import json
+
+    try:
+        click.echo(json.dumps(described, ensure_ascii=False))
+    except BrokenPipeError:  # Python flushes stdout once more when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

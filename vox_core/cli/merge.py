@@ -1,0 +1,54 @@
+"""`vox merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import json_option, options_of, settings_from
+from vox_core.cli.output import print_json, print_table
+from vox_core.cli.progress import display
+from vox_core.config import MergeSettings
+
+if TYPE_CHECKING:
+    from vox_core.run.merge import MergeReport
+
+
+@click.command(
+    "merge",
+    cls=Command,
+    params=[click.Argument(["run"]), *options_of(MergeSettings), json_option()],
+)
+def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> MergeReport:
+    """Merge the adapter of RUN into its base model.
+
+    The result is a plain Hugging Face checkpoint. Its logits are held against those of base +
+    adapter before the folder appears. RUN is a run folder, or an adapter saved by PEFT.
+    """
+    settings = settings_from(MergeSettings, config_file, flags)
+    from vox_core.run.merge import merge as run_merge
+
+    with display() as shown:
+        report = run_merge(run, settings, observe=shown.observe, progress=shown.transfer)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    return report
+
+
+def _show(report: MergeReport) -> None:
+    proof = report.proof
+    print_table(
+        {
+            "merged": str(report.out),
+            "base": f"{report.base}, {report.modules} modules changed",
+            "proof": f"logits differ from base + adapter by {proof.relative:.1e} "
+            f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
+            "adapter": f"changes the logits by {proof.adapter_effect:.1e}",
+        }
+    )
+    click.echo(f"next: vox chat {report.out}")

@@ -1,0 +1,120 @@
+"""Flags made from the settings of a section, and settings made from flags.
+
+A pydantic section is the only list of its flags. Values go to pydantic as they were typed, so that
+all faults of a line are told together and in the words of `vox.toml`. Only what was given on the
+command line counts as a flag; defaults are pydantic's.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+
+from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml
+from vox_core.host import Origin
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+TYPES = {Path: click.Path()}
+METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+
+S = TypeVar("S", bound=Section)
+
+
+def options_of(kind: type[Section]) -> list[click.Parameter]:
+    """The flags of a section, and `--config`."""
+    return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
+
+
+def config_option() -> click.Option:
+    """`--config FILE`."""
+    return click.Option(
+        ["--config", "config_file"],
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help=f"Settings file.  [default: {CONFIG_FILE}, if there is one]",
+    )
+
+
+def json_option() -> click.Option:
+    """`--json`."""
+    return click.Option(
+        ["--json", "as_json"], is_flag=True, help="Print the result as one JSON object."
+    )
+
+
+def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:
+    """The settings of a section; `flags` as click gives them, with None or () where not given."""
+    return load_settings(kind, given(flags), file=config_file)
+
+
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that stand on the command line."""
+    return {name: value for name, value in flags.items() if value not in (None, ())}
+
+
+def source_of(
+    kind: type[Section],
+    name: str,
+    config_file: Path | None,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Where a setting that is no flag comes from: a variable's name, `vox.toml` or `default`."""
+    variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
+    if name == "backend":
+        variables.append("VOX_BACKEND")
+    if variable := next((each for each in variables if environ.get(each)), None):
+        return variable
+    written = read_toml(config_file).get(kind.section, {})
+    return CONFIG_FILE if name.replace("_", "-") in written else "default"
+
+
+def backend_origin(
+    kind: type[Section], config_file: Path | None, flags: Mapping[str, Any]
+) -> Origin | None:
+    """Where the backend was asked for; None if it was not."""
+    if "backend" in given(flags):
+        return "--backend"
+    source = source_of(kind, "backend", config_file)
+    if source == "default":
+        return None
+    return "vox.toml" if source == CONFIG_FILE else "VOX_BACKEND"
+
+
+def value_type(field: FieldInfo) -> Any:
+    """The type of one value of a setting: without `| None`, without `tuple[…, ...]`."""
+    kind = field.annotation
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(arm for arm in get_args(kind) if arm is not type(None))
+    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+
+
+def default_text(field: FieldInfo) -> str:
+    """The default as one would type it; empty if there is none."""
+    default = field.default
+    if default is None or default == () or default is False:
+        return ""
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _option(name: str, field: FieldInfo) -> click.Option:
+    """One flag. Its default is None, so that not given and given are told apart."""
+    kind, flag = value_type(field), f"--{name.replace('_', '-')}"
+    if kind is bool:
+        return click.Option([flag], is_flag=True, default=None, help=field.description)
+    default = default_text(field)
+    return click.Option(
+        [flag],
+        type=click.Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind),
+        metavar=METAVARS.get(kind),
+        multiple=get_origin(field.annotation) is tuple,
+        help=(field.description or "") + (f"  [default: {default}]" if default else ""),
+    )

@@ -1,0 +1,55 @@
+"""Results on stdout: a small table for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+
+import click
+
+
+def print_json(result: object) -> None:
+    """One JSON document on one line; dataclasses as objects, paths as text."""
+    click.echo(json.dumps(result, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def print_table(rows: Mapping[str, str]) -> None:
+    """Label and text per line, the texts below one another."""
+    width = max(map(len, rows)) + 2
+    for label, text in rows.items():
+        click.echo(f"{label:<{width}}{text}")
+
+
+def print_columns(rows: Iterable[Sequence[str]]) -> None:
+    """Rows of cells, each column as wide as its widest cell."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def losses(before: float | None, after: float | None) -> str:
+    """`3.2100 -> 1.4000 (56 % lower)`; empty unless both were measured."""
+    if before is None or after is None:
+        return ""
+    change = 100 * (after / before - 1)
+    direction = "lower" if change < 0 else "higher"
+    return f"{before:.4f} -> {after:.4f} ({abs(change):.0f} % {direction})"
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def megabytes(count: int) -> str:
+    """Bytes as MB (10^6), or GB from a thousand of them."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,130 @@
+"""What is happening, on stderr: a live display on a terminal, plain lines elsewhere.
+
+A display is told of events and of transfers (downloads, conversions) and shows them in words that
+both forms share. Lines are kept few: every step of a short run, about twenty of a long one.
+Results are not shown here; they go to stdout (output.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import click
+
+from vox_core.cli.output import duration, megabytes
+from vox_core.contract import (
+    CheckpointWritten,
+    Event,
+    Notice,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
+
+SHORT_RUN = 50
+LINES_OF_A_LONG_RUN = 20
+RECENT_STEPS = 20
+QUARTERS = 4
+
+
+class Display(Protocol):
+    """Shows what is happening until it is closed."""
+
+    def observe(self, event: Event) -> None: ...
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        """Bytes done and in all; `total` is 0 while it is unknown."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """The display that suits stderr."""
+    shown: Display
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from vox_core.cli.live import LiveDisplay
+
+        shown = LiveDisplay()
+    else:
+        shown = LineDisplay()
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+class Pace:
+    """How fast a run is, and how long it will still take, by its most recent steps."""
+
+    def __init__(self, start: RunStart) -> None:
+        self._total = start.total_steps
+        self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
+
+    def describe(self, step: StepDone) -> str:
+        """A step in words: loss, learning rate, tokens/s, time left."""
+        self._recent.append(step)
+        seconds = sum(each.seconds for each in self._recent)
+        rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
+        left = duration(seconds / len(self._recent) * (self._total - step.step))
+        return f"loss {step.loss:.4f}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
+
+
+def words(event: Event) -> str | None:
+    """What is said of an event in a line of its own; None for those that have none."""
+    match event:
+        case Notice(message, level):
+            return message if level == "info" else f"warning: {message}"
+        case RunStart():
+            steps = f"steps {event.first_step} to {event.total_steps}"
+            return f"training {event.model} in {event.dtype} on {event.device}, {steps}"
+        case Validation(step, loss):
+            return f"held-out loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
+        case RunEnd(step, outcome, seconds):
+            return f"{outcome} after step {step}, in {duration(seconds)}"
+        case _:
+            return None
+
+
+class LineDisplay:
+    """Plain lines, for a file, a pipe or a log."""
+
+    def __init__(self) -> None:
+        self._start: RunStart | None = None
+        self._pace: Pace | None = None
+        self._transfer: tuple[str, int] | None = None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, RunStart):
+            self._start, self._pace = event, Pace(event)
+        text = self._step(event) if isinstance(event, StepDone) else words(event)
+        if isinstance(event, CheckpointWritten):
+            text = f"checkpoint written after step {event.step}"
+        if text:
+            click.echo(text, err=True)
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        """A line when a transfer begins, and at every quarter of it."""
+        reached = (label, QUARTERS * done // total if total else 0)
+        if reached != self._transfer:
+            self._transfer = reached
+            of = f" of {megabytes(total)}" if total else ""
+            click.echo(f"{label}: {megabytes(done)}{of}", err=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _step(self, event: StepDone) -> str | None:
+        assert self._start and self._pace, "a step before the run"
+        text, total = self._pace.describe(event), self._start.total_steps
+        every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
+        if event.step % every and event.step not in (self._start.first_step, total):
+            return None
+        return f"step {event.step}/{total}  {text}"

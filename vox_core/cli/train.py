@@ -1,0 +1,85 @@
+"""`vox train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.errors import STOPPED
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
+from vox_core.cli.output import duration, losses, print_json, print_table
+from vox_core.cli.progress import display
+from vox_core.config import TrainSettings
+
+if TYPE_CHECKING:
+    from vox_core.run.train import TrainReport
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Model": ("model", "revision", "backend", "dtype", "allow_cpu"),
+    "Data": ("data", "valid", "seq_len"),
+    "Adapter": ("method", "rank", "alpha", "dropout", "targets", "modules_to_save"),
+    "Optimisation": (
+        "epochs",
+        "max_steps",
+        "batch_size",
+        "micro_batch_tokens",
+        "lr",
+        "schedule",
+        "warmup",
+        "weight_decay",
+        "clip",
+        "seed",
+    ),
+    "Run": ("out", "resume", "eval_every", "save_every", "config_file", "as_json"),
+}
+
+
+@click.command(
+    "train",
+    cls=Command,
+    params=[*options_of(TrainSettings), json_option()],
+    sections=SECTIONS,
+    epilog="Example: vox train --model smollm2-135m --data train.jsonl --out runs/first",
+)
+@click.pass_context
+def train(
+    ctx: click.Context, /, config_file: Path | None, as_json: bool, **flags: Any
+) -> TrainReport:
+    """Fine-tune a model: data in, adapter out.
+
+    An installed backend is picked, and one line says why. Ctrl-C stops after the step with
+    everything saved; --resume goes on.
+    """
+    settings = settings_from(TrainSettings, config_file, flags)
+    from vox_core.run.train import train as run_training
+
+    with display() as shown:
+        report = run_training(
+            settings,
+            observe=shown.observe,
+            backend_origin=backend_origin(TrainSettings, config_file, flags),
+            progress=shown.transfer,
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    if report.stopped:
+        click.echo(f"stopped; go on with: vox train --resume {report.run}", err=True)
+        ctx.exit(STOPPED)
+    return report
+
+
+def _show(report: TrainReport) -> None:
+    rows = {
+        "run": str(report.run),
+        "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}",
+        "loss": "" if report.loss is None else f"{report.loss:.4f}",
+        "held-out loss": losses(report.valid_before, report.valid_after),
+    }
+    print_table({label: text for label, text in rows.items() if text})
+    if not report.stopped:
+        click.echo(f"next: vox chat {report.run}   or   vox merge {report.run}")
