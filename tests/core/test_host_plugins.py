@@ -417,7 +417,7 @@ def crowd(site: Site) -> Site:
 def test_a_backend_is_chosen_and_loaded_among_broken_ones(crowd: Site) -> None:
     backend, selection = choose(Request("train", allow_cpu=True))
     assert (backend.id, selection.chosen) == ("bestofall", "bestofall")
-    assert selection.why.startswith("bestofall 0.1.0 (a CPU): priority 1000000, before ")
+    assert selection.why.startswith("backend bestofall 0.1.0, priority 1000000, before ")
     assert backend.train(TRAIN, CONTEXT).state.step == 7
 
 

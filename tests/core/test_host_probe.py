@@ -231,7 +231,7 @@ def test_linux_memory_is_at_most_what_the_container_allows(
     assert (free.memory_bytes, free.available_bytes) == (8_192_000_000, 6_144_000_000)
     limited = cpu_probe._linux(linux(tmp_path, "avx2", "2000000000\n"), 4)
     assert (limited.memory_bytes, limited.available_bytes) == (2_000_000_000, 2_000_000_000)
-    assert limited.summary == "4 cores, 2.0 GB memory, 2.0 GB available, fp32"
+    assert limited.summary == "4 cores, 2.0 GB memory, 2.0 GB free, fp32"
 
 
 def test_macos_reports_arm_bf16_and_trains_in_float32(cpu_probe: ModuleType) -> None:

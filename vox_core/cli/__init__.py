@@ -7,6 +7,7 @@ more than click itself. Commands take flags to settings, call a service of `vox_
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,13 @@ COMMANDS = {
     "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list."),
     "config": Entry("vox_core.cli.config:config", "Settings: schema, show."),
 }
+
+
+# How often a waiting OpenMP thread looks before it sleeps. libgomp's default looks until the other
+# threads are scheduled again, which on a machine busy with something else makes a training step
+# five times slower, where this one doubles it (docs/dev/performance-log.md). libgomp reads it when
+# the first library that uses it is imported, so the process has to say it before.
+SPIN_COUNT = "10000"
 
 
 def _print_version(ctx: click.Context, option: click.Parameter, given: bool) -> None:
@@ -57,4 +65,5 @@ root = LazyGroup(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit. Every error of every command ends here."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))

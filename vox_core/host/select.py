@@ -230,7 +230,7 @@ def _explicit(request: Request, judged: Sequence[_Judged], environment: Environm
 
 def _selection(chosen: _Judged, why: str, judged: Sequence[_Judged]) -> Selection:
     verdict = chosen.verdict
-    why = f"{verdict.id} {verdict.version} ({chosen.hardware.detail}): {why}"
+    why = f"backend {verdict.id} {verdict.version}, {why}: {chosen.hardware.detail}"
     told = (
         replace(each.verdict, status="chosen", reason=why) if each is chosen else each.verdict
         for each in judged

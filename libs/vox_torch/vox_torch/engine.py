@@ -32,7 +32,6 @@ class Engine:
         """Train the adapter of `job.start` along `job.steps`."""
         from vox_torch.train import Trainer
 
-        self._profile.prepare()
         return Trainer(job, context, self._profile.device).run()
 
     def merge(self, job: MergeJob) -> MergeResult:
@@ -45,5 +44,4 @@ class Engine:
         """A model that generates and gives logits."""
         from vox_torch.load import load
 
-        self._profile.prepare()
         return load(job, self._profile.device)

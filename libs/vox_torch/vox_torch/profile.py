@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -12,8 +11,6 @@ class DeviceProfile:
 
     Args:
         device: torch's name of it, such as `cpu`.
-        prepare: called once before the first tensor is made (threads, allocator).
     """
 
     device: str
-    prepare: Callable[[], None] = lambda: None

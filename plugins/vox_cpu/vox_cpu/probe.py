@@ -53,7 +53,7 @@ class Processor:
         parts = [
             f"{self.cores} cores",
             _gigabytes(self.memory_bytes, "memory"),
-            _gigabytes(self.available_bytes, "available"),
+            _gigabytes(self.available_bytes, "free"),
             f"{self.best_dtype} ({', '.join(reasons)})" if reasons else self.best_dtype,
         ]
         return ", ".join(part for part in parts if part)
