@@ -32,34 +32,41 @@ class HasShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+# What multimodal models and speculative decoding put beside the language model.
+_BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family's files differ from its modules.
 
     Args:
         renames: (pattern, replacement) pairs that turn a tensor name into a parameter name.
-        skipped: tensors that are not part of the causal language model.
+        absent: tensors that belong to no module of the causal language model.
         transposed: weights are stored (I, O), as in GPT-2's `Conv1D`.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
-    skipped: str = r"^(model\.)?mtp\."
+    absent: str = r"^(model\.)?mtp\."
     transposed: bool = False
 
 
-_VISION = r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\."
-_TEXT_OF_QWEN = Family(renames=((r"^model\.language_model\.", "model."),), skipped=_VISION)
+# Its causal language model has no vision tower; gemma3's has.
+_QWEN3_5 = Family(
+    renames=((r"^model\.language_model\.", "model."),), absent=r"^(model\.)?(mtp|visual)\."
+)
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
-    "qwen3_5": _TEXT_OF_QWEN,
-    "qwen3_5_text": _TEXT_OF_QWEN,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
     "gemma3": Family(
         renames=(
             (r"^language_model\.model\.", "model.language_model."),
             (r"^language_model\.lm_head\.", "lm_head."),
+            (r"^vision_tower\.(vision_model\.)?", "model.vision_tower."),
+            (r"^multi_modal_projector\.", "model.multi_modal_projector."),
         ),
-        skipped=_VISION,
     ),
 }
 
@@ -69,7 +76,7 @@ def parameter_names(tensors: Iterable[str], model_type: str) -> dict[str, str]:
     family = FAMILIES.get(model_type, Family())
     names = {}
     for tensor in tensors:
-        if re.match(family.skipped, tensor):
+        if re.match(family.absent, tensor):
             continue
         name = tensor
         for pattern, replacement in family.renames:
@@ -100,8 +107,9 @@ def select_targets(
 
     Args:
         modules: as `linear_modules` gives them.
-        targets: `all-linear` (every one but the output head), whole paths, or the last components
-            of paths (`q_proj`, `mlp.down_proj`).
+        targets: `all-linear` (every one but the output head), the last components of paths
+            (`q_proj`, `mlp.down_proj`), or whole paths. Only a whole path reaches a module beside
+            the language model, such as one of a vision tower.
 
     Raises:
         PlanError: P002, listing every target that names no module.
@@ -114,7 +122,7 @@ def select_targets(
         path: module
         for path, module in modules.items()
         if any(_named(path, target) for target in targets)
-        or (ALL_LINEAR in targets and not _HEAD.match(path))
+        or (ALL_LINEAR in targets and not _HEAD.match(path) and not _BESIDE.match(path))
     }
 
 
@@ -124,7 +132,7 @@ def leaf_names(paths: Iterable[str]) -> list[str]:
 
 
 def _named(path: str, target: str) -> bool:
-    return path == target or path.endswith(f".{target}")
+    return path == target or (path.endswith(f".{target}") and not _BESIDE.match(path))
 
 
 def _unknown_targets(unknown: list[str], modules: Mapping[str, ModuleShape]) -> PlanError:
