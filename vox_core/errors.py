@@ -31,7 +31,8 @@ CODES: dict[str, str] = {
     "C001": "unknown key in vox.toml, the environment or the flags",
     "C002": "a setting has a value of the wrong type or outside its range",
     "C003": "vox.toml cannot be read",
-    "C004": "two settings exclude each other",
+    "C004": "a setting is missing, or two exclude each other",
+    "C006": "the command line is wrong",
     "D001": "a data file is missing",
     "D002": "a data file is empty",
     "D003": "rows of a data file are malformed",
@@ -68,6 +69,7 @@ CODES: dict[str, str] = {
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",
     "X001": "a plugin failed",
+    "X002": "a bug in vox",
 }
 
 

@@ -57,7 +57,7 @@ def test_json_gives_the_error_on_stdout_as_well(capsys) -> None:
 def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
     code, out, err = outcome(KeyError("x"), capsys)
     assert (code, out) == (1, "")
-    assert err.startswith("error: this is a bug in vox\n  found:    KeyError: 'x'\nnext: ")
+    assert err.startswith("error[VOX-X002]: this is a bug in vox\n  found:    KeyError: 'x'\nnext: ")
     assert "Traceback" not in err
 
 
@@ -66,7 +66,7 @@ def test_a_bug_has_its_json_too(capsys) -> None:
     assert code == 1
     described = json.loads(out)["error"]
     assert [*described] == [*errors.KEYS, "faults"]
-    assert (described["code"], described["found"]) == (None, "ZeroDivisionError: x")
+    assert (described["code"], described["found"]) == ("VOX-X002", "ZeroDivisionError: x")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), tree.DataError("D001", "w", remedy="r")])
@@ -87,13 +87,13 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
 @pytest.mark.parametrize(
     ("line", "what", "remedy"),
     [
-        ("trian", "error[VOX-C001]: unknown command trian", "did you mean train?"),
-        ("model lst", "error[VOX-C001]: unknown command lst", "did you mean list?"),
-        ("train --rnak 3", "error[VOX-C001]: unknown option --rnak", "did you mean --rank?"),
-        ("train --dtype bf61", "error[VOX-C002]: invalid value for '--dtype'", "vox train --help"),
-        ("merge", "error[VOX-C002]: missing argument 'RUN'", "vox merge --help"),
-        ("generate m", "error[VOX-C002]: missing option '--prompt'", "vox generate --help"),
-        ("zzz", "error[VOX-C001]: unknown command zzz", "next: `vox --help` says"),
+        ("trian", "error[VOX-C006]: unknown command trian", "did you mean train?"),
+        ("model lst", "error[VOX-C006]: unknown command lst", "did you mean list?"),
+        ("train --rnak 3", "error[VOX-C006]: unknown option --rnak", "did you mean --rank?"),
+        ("train --dtype bf61", "error[VOX-C006]: invalid value for '--dtype'", "vox train --help"),
+        ("merge", "error[VOX-C006]: missing argument 'RUN'", "vox merge --help"),
+        ("generate m", "error[VOX-C006]: missing option '--prompt'", "vox generate --help"),
+        ("zzz", "error[VOX-C006]: unknown command zzz", "next: `vox --help` says"),
     ],
 )
 def test_wrong_usage_is_told_in_the_same_style(vox, line: str, what: str, remedy: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from vox_core.cli.lazy import UnknownCommand
-from vox_core.errors import ConfigError, VoxError
+from vox_core.errors import ConfigError, VoxError, WorkError
 
 STOPPED = 130
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
@@ -52,30 +52,33 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    told = usage_error(error) if isinstance(error, click.UsageError) else error
-    if isinstance(told, VoxError):
-        text, described, code = str(told), describe(told), told.exit_code
-    else:
-        text, described, code = _bug(error)
-    click.echo(text, err=True)
+    told = _told(error)
+    click.echo(told, err=True)
     if "--json" in arguments:
-        _print({"error": described})
-    return code
+        _print({"error": describe(told)})
+    return told.exit_code
+
+
+def _told(error: Exception) -> VoxError:
+    """The error in the words of vox."""
+    if isinstance(error, VoxError):
+        return error
+    return usage_error(error) if isinstance(error, click.UsageError) else _bug(error)
 
 
 def usage_error(error: click.UsageError) -> ConfigError:
     """A usage error of click's in the words of vox."""
     path = error.ctx.command_path if error.ctx else "vox"
-    code, near = "C002", ""
+    near = ""
     if isinstance(error, UnknownCommand):
-        code, what, near = "C001", error.message, _nearest(error.name, error.known)
+        what, near = error.message, _nearest(error.name, error.known)
     elif isinstance(error, click.NoSuchOption):
-        code, what, near = "C001", f"unknown option {error.option_name}", _first(error)
+        what, near = f"unknown option {error.option_name}", _first(error)
     else:
         what = error.format_message().rstrip(".").replace("\n", " ")
         what = what[:1].lower() + what[1:]
     meant = f"did you mean {near}? " if near else ""
-    return ConfigError(code, what, where=path, remedy=f"{meant}`{path} --help` says what it takes")
+    return ConfigError("C006", what, where=path, remedy=f"{meant}`{path} --help` says what it takes")
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -88,13 +91,14 @@ def _first(error: click.NoSuchOption) -> str:
     return next(iter(error.possibilities or ()), "")
 
 
-def _bug(error: Exception) -> tuple[str, dict[str, Any], int]:
+def _bug(error: Exception) -> WorkError:
     """What is said of an exception that nobody meant to raise."""
-    what, found = "this is a bug in vox", f"{type(error).__name__}: {error}"
-    remedy = "run the command again with --debug, and report the traceback"
-    known = {"what": what, "found": found, "remedy": remedy, "faults": []}
-    text = f"error: {what}\n  found:    {found}\nnext: {remedy}"
-    return text, {**dict.fromkeys(KEYS), **known}, 1
+    return WorkError(
+        "X002",
+        "this is a bug in vox",
+        found=f"{type(error).__name__}: {error}",
+        remedy="run the command again with --debug, and report the traceback",
+    )
 
 
 def _print(described: dict[str, Any]) -> None:
