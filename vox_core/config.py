@@ -15,9 +15,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vox_core.errors import ConfigError
 
@@ -27,8 +27,17 @@ if TYPE_CHECKING:
 CONFIG_FILE = "vox.toml"
 DEFAULT_MODEL = "smollm2-135m"
 
+
+def _one_or_many(value: Any) -> Any:
+    """A list that has one element may be written without brackets."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_one_or_many)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
@@ -42,7 +51,11 @@ class Section(BaseModel):
     """Base of all sections: frozen, kebab-case keys, nothing unknown."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=_kebab,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
     section: ClassVar[str]
 
@@ -56,7 +69,7 @@ class TrainSettings(Section):
         DEFAULT_MODEL, description="Base model: folder, hub id, GGUF file or catalog id."
     )
     revision: str | None = Field(None, description="Commit or tag of a hub model.")
-    data: tuple[Path, ...] = Field(
+    data: Paths = Field(
         (), description="JSONL file, or folder with train.jsonl (and valid.jsonl). Repeatable."
     )
     valid: Path | None = Field(None, description="JSONL file with held-out rows.")
@@ -67,17 +80,17 @@ class TrainSettings(Section):
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="Scale is alpha / rank.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Adapter dropout.")
-    targets: tuple[str, ...] = Field(
+    targets: Names = Field(
         ("all-linear",), description="Modules to train: all-linear, or names. Repeatable."
     )
-    modules_to_save: tuple[str, ...] = Field(
+    modules_to_save: Names = Field(
         (), description="Modules trained whole, such as lm_head. Repeatable."
     )
-    epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="Passes over the data.")
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="Passes over the data.")
     max_steps: Count = Field(0, description="Optimizer steps; 0 leaves it to --epochs.")
     batch_size: PositiveInt = Field(8, description="Conversations per optimizer step.")
     micro_batch_tokens: PositiveInt = Field(
-        2048, description="Tokens computed at once; bounds memory, never changes the loss."
+        2048, description="Tokens computed at once; bounds memory, not a matter of the loss."
     )
     seq_len: Annotated[int, Field(gt=1)] = Field(2048, description="Longest document, in tokens.")
     lr: Annotated[float, Field(gt=0)] = Field(2e-4, description="Peak learning rate.")
@@ -89,7 +102,7 @@ class TrainSettings(Section):
     clip: Annotated[float, Field(ge=0)] = Field(
         1.0, description="Bound on the global gradient norm; 0 turns it off."
     )
-    seed: Count = Field(42, description="Seed of adapter, order and dropout.")
+    seed: Seed = Field(42, description="Seed of adapter, order and dropout.")
     eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
     resume: Path | None = Field(None, description="Run folder to go on with.")
@@ -114,7 +127,7 @@ class SamplingSettings(ModelUse):
     max_tokens: PositiveInt = Field(512, description="Longest answer, in tokens.")
     temperature: Temperature = Field(0.0, description="0 is greedy; higher is more varied.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling.")
-    seed: Count = Field(0, description="Seed of sampling.")
+    seed: Seed = Field(0, description="Seed of sampling.")
     system: str | None = Field(None, description="System message.")
 
 
@@ -140,6 +153,18 @@ class MergeSettings(ModelUse):
 
     model: str | None = Field(None, description="Base model, if not the one the run names.")
     out: Path | None = Field(None, description="Folder to make.  [default: RUN-merged]")
+    dtype: DTypeChoice = Field(
+        "auto", description="Dtype to store, the base's by default; fp32 rounds nothing away."
+    )
+
+
+class PluginSettings(Section):
+    """Which plugins vox knows of, and which it leaves alone."""
+
+    section: ClassVar[str] = "plugin"
+
+    catalogs: Paths = Field((), description="Further catalog files, beside vox's own. Repeatable.")
+    blocked: Names = Field((), description="Ids of plugins not to use. Repeatable.")
 
 
 class VoxToml(Section):
@@ -149,6 +174,7 @@ class VoxToml(Section):
     generate: GenerateSettings = GenerateSettings()
     chat: ChatSettings = ChatSettings()
     merge: MergeSettings = MergeSettings()
+    plugin: PluginSettings = PluginSettings()
 
 
 SECTIONS: tuple[type[Section], ...] = (
@@ -156,6 +182,7 @@ SECTIONS: tuple[type[Section], ...] = (
     GenerateSettings,
     ChatSettings,
     MergeSettings,
+    PluginSettings,
 )
 S = TypeVar("S", bound=Section)
 
@@ -177,10 +204,16 @@ def load_settings(
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
     """
-    table = read_toml(file)
-    section = table.get(kind.section, {})
-    values = {**_fields(kind, section), **_from_environment(kind, environ), **flags}
-    return validate(kind, values)
+    section = read_toml(file).get(kind.section, {})
+    written = _fields(kind, section, (file or Path(CONFIG_FILE)).parent)
+    variables = _from_environment(kind, environ)
+    values = {name: variable.value for name, variable in variables.items()}
+    origins = {
+        **dict.fromkeys(written, str(file or CONFIG_FILE)),
+        **{name: variable.name for name, variable in variables.items()},
+        **dict.fromkeys(flags, "the command line"),
+    }
+    return validate(kind, {**written, **values, **flags}, origins)
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
@@ -199,15 +232,20 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
             "C003",
             f"{CONFIG_FILE} cannot be read",
             where=path,
-            found=error,
-            remedy="mend the file, or name another one with --config",
+            found=error.strerror if isinstance(error, OSError) else error,
+            remedy="correct the file or its name, or name another one with --config",
         ) from error
     _require_known(table, path)
     return table
 
 
-def validate(kind: type[S], values: Mapping[str, Any]) -> S:
+def validate(
+    kind: type[S], values: Mapping[str, Any], origins: Mapping[str, str] | None = None
+) -> S:
     """Build a section.
+
+    Args:
+        origins: field -> where its value was said, for the words of an error.
 
     Raises:
         ConfigError: C001 or C002, naming every fault.
@@ -215,7 +253,7 @@ def validate(kind: type[S], values: Mapping[str, Any]) -> S:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        faults = [_fault(detail) for detail in error.errors()]
+        faults = [_fault(detail, origins or {}) for detail in error.errors()]
     raise ConfigError(
         "C002",
         "a setting has a value of the wrong type or outside its range",
@@ -229,7 +267,10 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
     kinds = {kind.section: kind for kind in SECTIONS}
     faults = []
     for section, keys in table.items():
-        if section not in kinds or not isinstance(keys, dict):
+        if not isinstance(keys, dict):
+            faults.append(f"{section} stands outside all sections{_home(section)}")
+            continue
+        if section not in kinds:
             faults.append(_unknown(f"[{section}]", section, kinds))
             continue
         known = {_kebab(name) for name in kinds[section].model_fields}
@@ -244,23 +285,45 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def _home(key: str) -> str:
+    """Where a key that stands outside all sections belongs."""
+    name = key.replace("-", "_")
+    home = next((kind.section for kind in SECTIONS if name in kind.model_fields), None)
+    return f"; put it under [{home}]" if home else ""
+
+
 def _unknown(shown: str, key: str, known: Any) -> str:
-    near = difflib.get_close_matches(_kebab(key), list(known), n=1)
+    spelt = _kebab(key) if key.islower() else key  # variables are spelt in capitals
+    near = difflib.get_close_matches(spelt, list(known), n=1)
     return f"{shown} is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _fields(kind: type[Section], keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in keys.items()}
+def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keys as field names, and paths as seen from the folder of the file that holds them."""
+    fields = {key.replace("-", "_"): value for key, value in keys.items()}
+    for name, value in fields.items():
+        if "Path" not in str(kind.model_fields[name].annotation):
+            continue
+        if isinstance(value, str):
+            fields[name] = folder / value
+        elif isinstance(value, list):
+            fields[name] = [folder / one if isinstance(one, str) else one for one in value]
+    return fields
 
 
-def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, Any]:
+class _Variable(NamedTuple):
+    name: str
+    value: Any
+
+
+def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, _Variable]:
     """`VOX_TRAIN_LR=1e-4`; lists are separated by commas. `VOX_BACKEND` serves every section."""
     prefix = f"VOX_{kind.section.upper()}_"
-    values: dict[str, Any] = {}
+    values: dict[str, _Variable] = {}
     if "backend" in kind.model_fields and environ.get("VOX_BACKEND"):
-        values["backend"] = environ["VOX_BACKEND"]
+        values["backend"] = _Variable("VOX_BACKEND", environ["VOX_BACKEND"])
     for name, text in environ.items():
-        if not name.startswith(prefix):
+        if not name.startswith(prefix) or not text:
             continue
         field = name.removeprefix(prefix).lower()
         if field not in kind.model_fields:
@@ -268,14 +331,16 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
                 "C001",
                 "unknown setting in the environment",
                 where=name,
-                faults=[_unknown(name, field, map(_kebab, kind.model_fields))],
+                faults=[_unknown(name, name, [prefix + f.upper() for f in kind.model_fields])],
                 remedy="correct or unset it; `vox config schema` prints every key",
             )
         many = kind.model_fields[field].annotation in (tuple[str, ...], tuple[Path, ...])
-        values[field] = tuple(text.split(",")) if many else text
+        values[field] = _Variable(name, tuple(text.split(",")) if many else text)
     return values
 
 
-def _fault(detail: ErrorDetails) -> str:
+def _fault(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in detail["loc"])
-    return f"{_kebab(key)} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    said = origins.get(str(detail["loc"][0]).replace("-", "_"))
+    what = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"{_kebab(key)} = {detail['input']!r}: {what}" + (f" (from {said})" if said else "")

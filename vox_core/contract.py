@@ -145,7 +145,6 @@ class ExecutionPlan:
     Args:
         modules: path -> shape of every linear module that gets an adapter.
         saved: parameter name -> tensor name of what `modules_to_save` trains whole.
-        notes: what a person should know before the run, worded for them.
     """
 
     contract: FineTuneContract
@@ -158,7 +157,6 @@ class ExecutionPlan:
     eval_every: int
     save_every: int
     saved: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""
@@ -421,18 +419,20 @@ class MergeJob:
     """Compute the changed tensors, in the order of `targets`.
 
     `read(tensor)` gives a tensor of the base as the files have it (numpy; bfloat16 through
-    `ml_dtypes`), memory-mapped, so that one tensor at a time is enough memory.
+    `ml_dtypes`), memory-mapped, so that one tensor at a time is enough memory. `dtype` is what the
+    results are rounded to; None keeps each tensor's own.
     """
 
     adapter: AdapterState
     targets: tuple[MergeTarget, ...]
     read: Callable[[str], NDArray[Any]]
+    dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeResult:
-    """Changed tensors, lazily, in the order of the job's targets: (tensor name, array in the base's
-    dtype and stored layout). The core writes them; nothing else does."""
+    """Changed tensors, lazily, in the order of the job's targets: (tensor name, array of the job's
+    dtype in the stored layout). The core writes them; nothing else does."""
 
     tensors: Iterator[tuple[str, NDArray[Any]]]
 

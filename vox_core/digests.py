@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from vox_core import files
-from vox_core.cache import cache_folder
+from vox_core.cache import cache_root
+from vox_core.errors import OutputError, StorageError
 from vox_core.weights import WeightFolder
 
 TOKENIZER_FILES = (
@@ -60,11 +62,13 @@ def file_sha256(path: Path) -> str:
         "mtime_ns": status.st_mtime_ns,
         "ctime_ns": status.st_ctime_ns,
     }
-    kept = cache_folder("digests") / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
+    kept = cache_root() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
     if (sha256 := _recall(kept, key)) is None:
         with files.storage_errors(path):
             sha256 = _hash(path)
-        files.write_json(kept, {**key, "sha256": sha256})
+        with suppress(StorageError, OutputError):  # what cannot be kept is hashed again
+            files.make_folder(kept.parent)
+            files.write_json(kept, {**key, "sha256": sha256})
     return sha256
 
 

@@ -117,15 +117,20 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in _FULL:
-            raise storage_error(error, path) from error
-        raise OutputError(
-            "O002",
-            "the output folder cannot be written",
-            where=path,
-            found=error.strerror,
-            remedy="choose a folder that you can write to, with --out",
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
+    """What it means that the folder `path` could not be made."""
+    if error.errno in _FULL:
+        return storage_error(error, path)
+    return OutputError(
+        "O002",
+        "the output folder cannot be written",
+        where=path,
+        found=error.strerror,
+        remedy="choose a folder that you can write to, with --out",
+    )
 
 
 def require_absent(path: Path) -> None:

@@ -50,7 +50,7 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:  # type: ignore[empty-body]
-        """Compute `W + scale * B @ A` (float32, rounded once to the base's dtype) per target."""
+        """Compute `W + scale * B @ A` (float32, rounded once to the job's dtype) per target."""
 
     @hookspec(firstresult=True)
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]

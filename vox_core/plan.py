@@ -33,7 +33,7 @@ _TIED = ("lm_head", "embed_tokens", "wte")
 
 def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
     """`--seq-len`; its default gives way to a model with fewer positions."""
-    longest = _positions(config)
+    longest = positions(config)
     if "seq_len" in settings.model_fields_set or longest is None:
         return settings.seq_len
     return min(settings.seq_len, longest)
@@ -143,12 +143,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _reasons_why_not(
     contract: FineTuneContract, saved: Mapping[str, str], config: Mapping[str, Any]
 ) -> Iterator[str]:
-    longest = _positions(config)
+    longest = positions(config)
     if longest is not None and contract.seq_len > longest:
         yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
     for module in contract.adapter.modules_to_save:
         if not any(_owner_in(name, (module,)) for name in saved):
-            yield f"--modules-to-save {module}: the model has no weights of that name"
+            tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
+            why = (
+                "its weights are the embedding's (tied)" if tied else "the model has no such module"
+            )
+            yield f"--modules-to-save {module}: {why}"
         elif config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED:
             yield (
                 f"--modules-to-save {module}: the model ties its embedding and its output head, "
@@ -156,7 +160,8 @@ def _reasons_why_not(
             )
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the model has positions for; None where its configuration names no limit."""
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions")
     return longest if isinstance(longest, int) else None

@@ -81,7 +81,7 @@ class Voice:
 
     @contextmanager
     def __call__(
-        self, reference: str, settings: Any, *, observe: Any, progress: Any
+        self, reference: str, settings: Any, *, observe: Any, progress: Any, **_: Any
     ) -> Iterator[Voice]:
         self.calls.append((reference, settings))
         progress("downloading", 50, 100)

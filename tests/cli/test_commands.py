@@ -78,7 +78,7 @@ def test_merge_shows_its_proof(vox, monkeypatch) -> None:
         "merged   whole",
         "base     m, 14 modules changed",
         "proof    logits differ from base + adapter by 1.0e-04 (allowed 1.0e-02) at 32 positions",
-        "adapter  changes the logits by 3.0e-01",
+        "adapter  changes the logits by 3.0e-01; 100.0% of that is in the merged model",
         "next: vox chat whole",
     ]
 
@@ -177,5 +177,5 @@ def test_backend_list_without_backends(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_core.host.list_backends", lambda: ())
     done = vox("backend", "list")
     assert (done.code, done.out) == (0, "")
-    assert "pip install vox-ml-cpu" in done.err
+    assert "vox plugin install cpu" in done.err
     assert vox("backend", "list", "--json").out == "[]\n"

@@ -152,6 +152,7 @@ def test_targets_are_written_whole_where_their_last_part_would_reach_more(tmp_pa
         ("layer_replication", [[0, 1]]),
         ("trainable_token_indices", [1]),
         ("use_dora", True),
+        ("init_lora_weights", "pissa"),
     ],
 )
 def test_what_vox_cannot_represent_is_refused_by_name(tmp_path, key, value):
@@ -179,6 +180,26 @@ def test_every_mismatch_with_the_base_is_listed():
         },
     )
     with pytest.raises(AdapterError) as caught:
-        require_fit(foreign, modules, "here")
+        require_fit(foreign, modules, {}, "here")
     assert len(caught.value.faults) == 2
-    require_fit(adapter(), modules, "here")
+    require_fit(adapter(), modules, {}, "here")
+
+
+def test_whole_tensors_are_held_against_the_base_too():
+    saved = {"lm_head.weight": np.ones((64, 9), np.float32), "x.weight": np.ones(1, np.float32)}
+    state = AdapterState("lora", adapter().modules, saved)
+    with pytest.raises(AdapterError) as caught:
+        require_fit(state, linear_modules(LLAMA, "llama"), {"lm_head.weight": (64, 8)}, "here")
+    assert len(caught.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lora_alpha", "x"), ("alpha_pattern", {"(": 8}), ("modules_to_save", 5)]
+)
+def test_a_config_with_values_of_the_wrong_type_is_refused(tmp_path, key, value):
+    write_adapter(tmp_path, adapter(), base="b", modules=linear_modules(LLAMA, "llama"))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(AdapterError) as caught:
+        read_adapter(tmp_path)
+    assert caught.value.code == "VOX-A001"

@@ -13,6 +13,8 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
@@ -107,14 +109,28 @@ def test_interrupted_and_resumed_is_the_run_that_would_have_been(tiny, settings,
     assert curve(run) == curve(whole.run)
 
 
+def unfinished(run):
+    """The run as a crash would have left it: checkpoints, and no adapter yet."""
+    for name in ("vox_adapter.json", "adapter_config.json", "adapter_model.safetensors"):
+        (run / name).unlink()
+    return run
+
+
+def test_a_finished_run_is_not_gone_on_with(tiny, settings):
+    report = train(settings(tiny("llama"), max_steps=2))
+    with pytest.raises(InputError, match="finished already"):
+        train(validate(TrainSettings, {"resume": report.run}))
+
+
 def test_a_resume_under_another_contract_names_what_changed(tiny, settings):
     report = train(settings(tiny("llama")))
+    unfinished(report.run)
     with pytest.raises(InputError) as caught:
         train(validate(TrainSettings, {"resume": report.run, "lr": 5e-3, "rank": 8}))
     assert caught.value.code == "VOX-P003"
     assert [fault.split(":")[0] for fault in caught.value.faults] == [
-        "adapter.rank",
-        "optimizer.lr",
+        "--rank",
+        "--lr",
     ]
 
 
@@ -128,6 +144,51 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tiny, settings):
     state, skipped = checkpoint.load_newest(report.run / "checkpoints")
     assert f"step-{state.step}" == older.name
     assert skipped == [f"{newest.name}: moments.safetensors is not what MANIFEST.json says"]
+
+
+def test_a_resume_past_a_damaged_checkpoint_and_a_torn_line(tiny, settings, tmp_path):
+    whole = train(settings(tiny("llama"), out=tmp_path / "whole", save_every=2))
+    run = unfinished(train(settings(tiny("llama"), save_every=2)).run)
+    (newest, *_) = checkpoint.numbered(run / "checkpoints")
+    path = newest / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    with (run / "telemetry.jsonl").open("a") as file:
+        file.write('{"event": "st')
+    notices: list[Event] = []
+    report = train(validate(TrainSettings, {"resume": run}), observe=notices.append)
+    assert report.steps == 5
+    assert any("set aside" in getattr(event, "message", "") for event in notices)
+    state, skipped = checkpoint.load_newest(run / "checkpoints")
+    assert (state.step, skipped) == (5, [])
+    for name, value in read_adapter(whole.run).tensors().items():
+        assert np.array_equal(read_adapter(run).tensors()[name], value), name
+
+
+def test_of_two_runs_that_want_one_folder_the_second_leaves_it_alone(tiny, settings, tmp_path):
+    from vox_core.run.folder import RunFolder, claim
+
+    claim(RunFolder(tmp_path / "run"))
+    (tmp_path / "run" / "telemetry.jsonl").write_text("mine\n")
+    with pytest.raises(InputError) as caught:
+        claim(RunFolder(tmp_path / "run"))
+    assert caught.value.code == "VOX-O001"
+    assert (tmp_path / "run" / "telemetry.jsonl").read_text() == "mine\n"
+
+
+def test_bad_input_that_turns_up_late_costs_no_finished_step(tiny, settings, monkeypatch):
+    from vox_core.run import checkpoint as checkpoints
+
+    def late(*_: object) -> None:
+        raise AdapterError("A003", "found late", remedy="none")
+
+    save = checkpoints.save
+    monkeypatch.setattr(
+        checkpoints, "save", lambda p, s, c, b: save(p, s, c, b) if s.step < 4 else late()
+    )
+    made = settings(tiny("llama"), save_every=2)
+    with pytest.raises(AdapterError, match="found late"):
+        train(made)
+    assert [p.name for p in checkpoint.numbered(made.out / "checkpoints")] == ["step-2"]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +262,27 @@ def test_an_adapter_that_changes_nothing_fails_and_leaves_nothing(tiny, settings
     assert not list(tmp_path.glob("*m*"))
 
 
-@pytest.mark.parametrize("mutant", ["dropped", "unscaled", "transposed scale"])
+def test_an_effect_that_bf16_would_round_away_is_kept_in_fp32(tiny, settings, tmp_path):
+    report = train(settings(tiny("llama", dtype="bfloat16")))
+    rewritten(report.run, lambda name, value: value * (0.02 if ".lora_B." in name else 1))
+    with pytest.raises(ProofError, match="rounded away") as caught:
+        merge(str(report.run), MergeSettings(out=tmp_path / "m"))
+    assert "--dtype fp32" in caught.value.remedy
+    proof = merge(str(report.run), MergeSettings(out=tmp_path / "m", dtype="fp32")).proof
+    assert proof.carried == pytest.approx(1, abs=1e-3)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mutant", ["dropped", "unscaled", "one layer's v_proj dropped"])
 def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeypatch, mutant):
     from vox_torch import merge as engine
 
     def wrong(W_PI, adapter, path, block):
         module = adapter.modules[path]
-        factor = {"dropped": 0.0, "unscaled": 1.0, "transposed scale": 1 / adapter.scale(path)}
-        update = module.B_OR[block] @ module.A_RI
-        W_PI += engine.float32(factor[mutant] * update)
+        left_out = mutant == "dropped" or path.endswith("layers.1.self_attn.v_proj")
+        scale = 1.0 if mutant == "unscaled" else adapter.scale(path) * (not left_out)
+        W_PI += engine.float32(scale * (module.B_OR[block] @ module.A_RI))
 
     report = train(settings(tiny("llama", dtype="bfloat16")))
     monkeypatch.setattr(engine, "_add_update", wrong)
@@ -233,10 +306,19 @@ def test_a_full_disk_ends_a_merge_with_nothing_left(tiny, settings, tmp_path, mo
     assert not list(tmp_path.glob("*m*"))
 
 
+def test_a_prompt_longer_than_the_model_can_read_is_refused(tiny):
+    made = validate(Greedy, {"max_tokens": 5})
+    with open_model(str(tiny("gpt2")), made) as model:
+        with pytest.raises(InputError, match="longer than the model can read"):
+            list(model.reply([{"role": "user", "content": "x" * 600}]))
+        assert len("".join(model.reply([{"role": "user", "content": "x" * 480}]))) <= 5
+
+
 def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):
     from vox_core.run.folder import RunFolder, locked
 
     report = train(settings(tiny("llama"), max_steps=2))
+    unfinished(report.run)
     with locked(RunFolder(report.run)), pytest.raises(InputError) as caught:
         train(validate(TrainSettings, {"resume": report.run}))
     assert caught.value.code == "VOX-O003"

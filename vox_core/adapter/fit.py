@@ -8,13 +8,28 @@ from vox_core.contract import AdapterState, ModuleShape
 from vox_core.errors import AdapterError
 
 
-def require_fit(state: AdapterState, modules: Mapping[str, ModuleShape], where: object) -> None:
-    """Hold an adapter against the linear modules of a base.
+def require_fit(
+    state: AdapterState,
+    modules: Mapping[str, ModuleShape],
+    parameters: Mapping[str, tuple[int, ...]],
+    where: object,
+) -> None:
+    """Hold an adapter against a base.
+
+    Args:
+        modules: the base's linear modules.
+        parameters: the shapes of its stored parameters.
 
     Raises:
-        AdapterError: A002, listing every module that is unknown or has another shape.
+        AdapterError: A002, listing every module and whole tensor that is unknown or has another
+            shape.
     """
     faults = [fault for path in state.modules if (fault := _fault(state, path, modules))]
+    for name, value in state.saved.items():
+        if name not in parameters:
+            faults.append(f"{name}: the base stores no such weights of their own (are they tied?)")
+        elif value.shape != parameters[name]:
+            faults.append(f"{name}: the adapter has {value.shape}, the base {parameters[name]}")
     if not faults and (state.modules or state.saved):
         return
     raise AdapterError(

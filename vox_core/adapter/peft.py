@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from vox_core.adapter.targets import leaf_names
@@ -31,6 +32,8 @@ PREFIX = "base_model.model."
 _MUST_BE: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
+    # Others (PiSSA, OLoRA, LoftQ, …) train against a base that they changed first.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
     "lora_bias": (False, None),
     "layer_replication": (None,),
     "target_parameters": (None, []),
@@ -40,6 +43,13 @@ _MUST_BE: dict[str, tuple[object, ...]] = {
     "use_bdlora": (None, False),
     "arrow_config": (None,),
     "megatron_config": (None,),
+}
+_MUST_BE_OF: dict[str, tuple[type, ...]] = {
+    "r": (int,),
+    "lora_alpha": (int, float),
+    "rank_pattern": (dict, NoneType),
+    "alpha_pattern": (dict, NoneType),
+    "modules_to_save": (list, NoneType),
 }
 
 
@@ -127,8 +137,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / CONFIG).read_text())
         if not (folder / WEIGHTS).is_file():
             raise FileNotFoundError(2, "no such file", WEIGHTS)
-        return {"r": config["r"], "lora_alpha": config["lora_alpha"], **config}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if wrong := [k for k, kinds in _MUST_BE_OF.items() if not isinstance(config.get(k), kinds)]:
+            raise ValueError(f"{CONFIG}: {', '.join(wrong)} has a value of the wrong type")
+        for pattern in config.get("alpha_pattern") or {}:
+            re.compile(pattern)
+        return dict(config)
+    except (OSError, ValueError, AttributeError, TypeError, re.error) as error:
         raise AdapterError(
             "A001",
             "the folder holds no adapter that vox can read",

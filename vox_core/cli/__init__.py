@@ -8,6 +8,7 @@ more than click itself. Commands take flags to settings, call a service of `vox_
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,11 @@ COMMANDS = {
     "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
     "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
     "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),
-    "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list."),
+    "plugin": Entry("vox_core.cli.plugin:plugin", "Plugins: list, info, install, remove, …"),
+    "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list, explain."),
+    "bundle": Entry(
+        "vox_core.cli.bundle:bundle", "Plugins as one file: list, build, verify, apply."
+    ),
     "config": Entry("vox_core.cli.config:config", "Settings: schema, show."),
 }
 
@@ -66,4 +71,5 @@ root = LazyGroup(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit. Every error of every command ends here."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
     sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))

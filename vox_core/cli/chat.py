@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import options_of, settings_from
+from vox_core.cli.options import backend_origin, options_of, settings_from
 from vox_core.cli.progress import display
 from vox_core.config import ChatSettings
 
@@ -40,11 +40,18 @@ def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
     /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
     """
     settings = settings_from(ChatSettings, config_file, flags)
+    origin = backend_origin(ChatSettings, config_file, flags)
     from vox_core.run.load import open_model
 
     with (
         display() as shown,
-        open_model(reference, settings, observe=shown.observe, progress=shown.transfer) as model,
+        open_model(
+            reference,
+            settings,
+            observe=shown.observe,
+            backend_origin=origin,
+            progress=shown.transfer,
+        ) as model,
     ):
         shown.close()
         Conversation(model).hold(interactive=sys.stdin.isatty() and sys.stdout.isatty())

@@ -78,7 +78,9 @@ def usage_error(error: click.UsageError) -> ConfigError:
         what = error.format_message().rstrip(".").replace("\n", " ")
         what = what[:1].lower() + what[1:]
     meant = f"did you mean {near}? " if near else ""
-    return ConfigError("C006", what, where=path, remedy=f"{meant}`{path} --help` says what it takes")
+    return ConfigError(
+        "C006", what, where=path, remedy=f"{meant}`{path} --help` says what it takes"
+    )
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option, options_of, settings_from
+from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
 from vox_core.cli.output import print_json
 from vox_core.cli.progress import display
 from vox_core.config import GenerateSettings
@@ -36,13 +36,20 @@ def generate(
     RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
+    origin = backend_origin(GenerateSettings, config_file, flags)
     text = _read(prompt)
     from vox_core.run.load import open_model
 
     pieces: list[str] = []
     with (
         display() as shown,
-        open_model(reference, settings, observe=shown.observe, progress=shown.transfer) as model,
+        open_model(
+            reference,
+            settings,
+            observe=shown.observe,
+            backend_origin=origin,
+            progress=shown.transfer,
+        ) as model,
     ):
         for piece in model.reply([{"role": "user", "content": text}]):
             pieces.append(piece)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option, options_of, settings_from
+from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
 from vox_core.cli.output import print_json, print_table
 from vox_core.cli.progress import display
 from vox_core.config import MergeSettings
@@ -29,10 +29,13 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
     adapter before the folder appears. RUN is a run folder, or an adapter saved by PEFT.
     """
     settings = settings_from(MergeSettings, config_file, flags)
+    origin = backend_origin(MergeSettings, config_file, flags)
     from vox_core.run.merge import merge as run_merge
 
     with display() as shown:
-        report = run_merge(run, settings, observe=shown.observe, progress=shown.transfer)
+        report = run_merge(
+            run, settings, observe=shown.observe, backend_origin=origin, progress=shown.transfer
+        )
     if as_json:
         print_json(report)
     else:
@@ -48,7 +51,8 @@ def _show(report: MergeReport) -> None:
             "base": f"{report.base}, {report.modules} modules changed",
             "proof": f"logits differ from base + adapter by {proof.relative:.1e} "
             f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
-            "adapter": f"changes the logits by {proof.adapter_effect:.1e}",
+            "adapter": f"changes the logits by {proof.adapter_effect:.1e}; "
+            f"{proof.carried:.1%} of that is in the merged model",
         }
     )
     click.echo(f"next: vox chat {report.out}")

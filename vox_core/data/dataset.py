@@ -130,8 +130,8 @@ def _untrained(what: str, expected: str) -> DataError:
         where="the data, as the model's chat template renders it",
         found="none",
         expected=expected,
-        remedy="look at the masks with `vox data preview`; a model trained so would never stop, "
-        "or learn nothing",
+        remedy="look at the chat template and the rows; a model trained so would never stop, or "
+        "learn nothing",
     )
 
 

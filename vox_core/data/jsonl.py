@@ -49,6 +49,17 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
         pass
 
 
+def other_format(path: Path) -> str | None:
+    """What the file is instead of JSON Lines, if its first line gives that away."""
+    first = next((line for _, line in numbered_lines(path)), None) or b""
+    start = first.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if start == b"[":
+        return f"it is a JSON array, expected one object a line: jq -c '.[]' {path} > rows.jsonl"
+    if start not in (b"{", b"") and first.count(b",") > 0 and b"{" not in first:
+        return "it looks like CSV, expected one JSON object a line"
+    return None
+
+
 def parse_object(line: bytes | None) -> dict[str, object]:
     """The JSON object that `line` holds; None stands for a line that was too long to read.
 
@@ -82,7 +93,7 @@ def _decode(line: bytes) -> str:
 def _parse(text: str) -> object:
     try:
         value: object = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+            text.rstrip("\r\n"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
         raise RowError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from vox_core.contract import Ints
 
 
+@lru_cache(maxsize=2)  # steps ask for the same epoch over and over
 def epoch_order(rows: int, seed: int, epoch: int) -> Ints:
     """The permutation of `rows` in an epoch (from 0); int64 (N,). `seed` is in [0, 2**64)."""
     raw_N = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(rows)

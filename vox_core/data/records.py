@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.data.jsonl import RowError, numbered_lines, parse_object
+from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
 from vox_core.data.rows import Kind, Message, Row, parse_row
 from vox_core.errors import DataError
 
@@ -31,6 +31,7 @@ class Record:
         line: from 1.
         messages: the conversation; None for text.
         text: the text; None for chat and completion.
+        unused: names of the row's fields that mean nothing to vox.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Record:
     line: int
     messages: tuple[Message, ...] | None = None
     text: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -86,6 +88,8 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
 def _read(path: Path) -> tuple[list[Record], list[str]]:
     records: list[Record] = []
     faults: list[str] = []
+    if other := other_format(path):
+        return [], [f"{path}: {other}"]
     try:
         for number, line in numbered_lines(path):
             try:
@@ -99,8 +103,8 @@ def _read(path: Path) -> tuple[list[Record], list[str]]:
 
 def _record(row: Row, path: Path, line: int) -> Record:
     if row.kind == "text":
-        return Record("text", path, line, text=row.text)
-    return Record(row.kind, path, line, messages=row.messages)
+        return Record("text", path, line, text=row.text, unused=row.unused)
+    return Record(row.kind, path, line, messages=row.messages, unused=row.unused)
 
 
 def _require_files(paths: Sequence[Path]) -> None:

@@ -4,7 +4,8 @@
     {"prompt": "…", "completion": "…"}      also instruction (+ input) with output or response
     {"text": "…"}
 
-A row has exactly one of these forms; fields that belong to none of them are ignored. Roles: system
+A row has exactly one of these forms. Other fields are not used, and their names are kept so that
+somebody can be told; one that looks like a misspelt field of vox's is a fault. Roles: system
 or developer may only come first, a tool answers an assistant or another tool, and someone must be
 the assistant. Two turns of one role in a row are let through here, because many chat templates
 take them; one that does not refuses the row when it is rendered, with the template's own words.
@@ -70,6 +71,7 @@ class Row:
     kind: Kind
     messages: tuple[Message, ...] = ()
     text: str = ""
+    unused: tuple[str, ...] = ()
 
 
 def parse_row(fields: dict[str, object]) -> Row:
@@ -80,11 +82,26 @@ def parse_row(fields: dict[str, object]) -> Row:
     """
     form = _form(fields)
     _refuse_unsupported(fields, _UNSUPPORTED_IN_ROW)
+    unused = _unused(fields)
     if form == "text":
-        return Row("text", text=_string("text", fields["text"]))
+        return Row("text", text=_string("text", fields["text"]), unused=unused)
     if form == "completion":
-        return Row("completion", _completion(fields))
-    return Row("chat", _conversation(fields["messages"]))
+        return Row("completion", _completion(fields), unused=unused)
+    return Row("chat", _conversation(fields["messages"]), unused=unused)
+
+
+def _unused(fields: dict[str, object]) -> tuple[str, ...]:
+    """Fields that mean nothing to vox. `input` belongs to `instruction`."""
+    used = {*FIELDS, "input"} if "instruction" in fields else set(FIELDS)
+    unused = tuple(name for name in fields if name not in used)
+    if near := [hint for name in unused if (hint := _misspelt(name))]:
+        raise RowError("; ".join(near))
+    return unused
+
+
+def _misspelt(name: str) -> str | None:
+    nearest = get_close_matches(name, FIELDS, n=1, cutoff=0.85)
+    return f'found the field "{name}": is it meant as "{nearest[0]}"?' if nearest else None
 
 
 def _form(fields: dict[str, object]) -> Kind:
@@ -137,7 +154,10 @@ def _completion(fields: dict[str, object]) -> tuple[Message, Message]:
 def _only_one(fields: dict[str, object], names: Sequence[str]) -> str:
     found = [name for name in names if name in fields]
     if len(found) != 1:
-        raise RowError(f"found {' and '.join(found) or 'none'} of {', '.join(names)}, expected one")
+        near = "; ".join(hint for name in fields if name not in FIELDS and (hint := _hint(name)))
+        found_text = " and ".join(found) or "none"
+        expected = f"expected one{f' ({near})' if near else ''}"
+        raise RowError(f"found {found_text} of {', '.join(names)}, {expected}")
     return found[0]
 
 

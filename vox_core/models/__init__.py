@@ -72,7 +72,7 @@ def resolve(
         return _from_gguf(path, report)
     if entry:
         return _from_catalog(entry, report)
-    if hub.is_hub_id(reference):
+    if hub.is_hub_id(reference) and not (revision is None and path.parent.is_dir()):
         folder = hub.download(reference, revision, report)
         return _checked(folder, reference, revision=folder.name)
     raise _unknown(reference)
@@ -122,6 +122,13 @@ def _no_revision(reference: str, revision: str) -> ModelError:
     )
 
 
+def _what_is_there(path: Path) -> str:
+    if len(path.parts) > 1 and path.parent.is_dir():
+        there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+        return f"no such folder; in {path.parent} there are: {', '.join(there[:10]) or 'none'}"
+    return "no such folder, GGUF file or catalog id, and not a hub id (owner/name)"
+
+
 def _unknown(reference: str) -> ModelError:
     known = list(load_catalog().models)
     near = difflib.get_close_matches(reference, known, n=3)
@@ -130,7 +137,7 @@ def _unknown(reference: str) -> ModelError:
         "M001",
         "the model reference names nothing that vox can find",
         where=reference or "the empty text",
-        found="no such folder, GGUF file or catalog id, and not a hub id (owner/name)",
+        found=_what_is_there(Path(reference)),
         expected=f"one of these, or an id of the catalog: {', '.join(known)}",
         remedy=f"{did_you_mean}see `vox model list` for the models that vox knows by name",
     )

@@ -87,7 +87,7 @@ tags: [lora, vox]
 
 # Adapter for {model}
 
-Trained with vox (`pip install vox-ml`).
+Trained with vox.
 
 | | |
 |---|---|
@@ -100,8 +100,8 @@ Trained with vox (`pip install vox-ml`).
 
 or with PEFT:
 
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(base_model, ".")
+    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained(".")
 
 `vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
 """

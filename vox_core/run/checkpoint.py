@@ -14,13 +14,14 @@ import hashlib
 import json
 import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.contract import AdapterState, LowRank, TrainState
 from vox_core.errors import PlanError, VoxError
-from vox_core.files import atomic_folder, make_folder, write_json
+from vox_core.files import atomic_folder, storage_errors, write_json
 from vox_core.weights import SafetensorsFile, write_safetensors
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ def save(parent: Path, state: TrainState, contract: str, backend: str) -> Path:
     """Write `parent/step-N`, then prune all but the newest ones. Returns the new folder.
 
     A step that is there already is left alone: it was verified when it was resumed from.
+
+    Raises:
+        StorageError: it could not be written.
     """
-    make_folder(parent)
+    with storage_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
     folder = parent / f"step-{state.step}"
     if not folder.exists():
         with atomic_folder(folder) as temporary:
@@ -59,14 +64,20 @@ def numbered(parent: Path) -> list[Path]:
 def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
     """The newest checkpoint that verifies, and why newer ones were passed over.
 
+    Those are set aside under another name, so that they neither count nor stand in the way.
+
     Raises:
         PlanError: P003, none verifies.
     """
     skipped: list[str] = []
+    damaged: list[Path] = []
     for folder in numbered(parent):
         if fault := _fault(folder):
             skipped.append(f"{folder.name}: {fault}")
+            damaged.append(folder)
             continue
+        for bad in damaged:
+            bad.rename(_aside(bad))
         return _load(folder), skipped
     raise PlanError(
         "P003",
@@ -74,7 +85,7 @@ def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
         where=parent,
         found="none" if not skipped else None,
         faults=skipped,
-        remedy="train anew, with another --out",
+        remedy=f"remove it and train again: rm -r {parent.parent}",
     )
 
 
@@ -156,6 +167,10 @@ def _read(path: Path) -> dict[str, NDArray[np.float32]]:
 
     file = SafetensorsFile(path)
     return {name: np.array(file.read(name), np.float32) for name in file.tensors}
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"damaged-{folder.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _step_of(folder: Path) -> int:

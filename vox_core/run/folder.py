@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.errors import AdapterError, InputError, OutputError
-from vox_core.files import make_folder
+from vox_core.errors import AdapterError, OutputError
+from vox_core.files import make_folder, require_absent, unwritable
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -50,7 +49,7 @@ class RunFolder:
                 return value
             found = f"a JSON {type(value).__name__}"
         except (OSError, ValueError) as error:
-            found = str(error)
+            found = str(error) if self.path.is_dir() else "no such folder"
         raise AdapterError(
             "A001",
             "this is not a run folder of vox",
@@ -93,11 +92,16 @@ def locked(folder: RunFolder) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def removed_on_bad_input(folder: RunFolder) -> Iterator[None]:
-    """Take a fresh run folder away again if bad input turns up before the first step."""
+def claim(folder: RunFolder) -> None:
+    """Make the run folder; of two processes that want it, one gets it.
+
+    Raises:
+        OutputError: O001, it is there already; O002, it cannot be made.
+    """
+    make_folder(folder.path.parent)
     try:
-        yield
-    except InputError:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+        folder.path.mkdir()
+    except FileExistsError:
+        require_absent(folder.path)
+    except OSError as error:
+        raise unwritable(folder.path, error) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +15,8 @@ from vox_core.config import SamplingSettings
 from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import DataError
-from vox_core.host import Request, choose
-from vox_core.plan import resolve_dtype
+from vox_core.host import Origin, Request, choose
+from vox_core.plan import positions, resolve_dtype
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.locate import Source, locate
 
@@ -37,8 +39,9 @@ class OpenModel:
         model: LoadedModel,
         tokenizer: PreTrainedTokenizerBase,
         settings: SamplingSettings,
+        positions: int | None = None,
     ) -> None:
-        self.title = title
+        self.title, self._positions = title, positions
         self._model, self._tokenizer, self._system = model, tokenizer, settings.system
         self._sampling = Sampling(
             max_tokens=settings.max_tokens,
@@ -58,9 +61,25 @@ class OpenModel:
 
         stream = DecodeStream(skip_special_tokens=True)
         backend = cast("Any", self._tokenizer).backend_tokenizer
-        for token in self._model.generate(self._prompt(messages), self._sampling):
+        prompt_T = self._prompt(messages)
+        for token in self._model.generate(prompt_T, self._within_positions(len(prompt_T))):
             if piece := stream.step(backend, token):
                 yield piece
+
+    def _within_positions(self, prompt_tokens: int) -> Sampling:
+        """The sampling, with no more tokens than the model has positions for."""
+        if self._positions is None:
+            return self._sampling
+        room = self._positions - prompt_tokens
+        if room < 1:
+            raise DataError(
+                "D007",
+                "the conversation is longer than the model can read",
+                found=f"{prompt_tokens} tokens",
+                expected=f"fewer than {self._positions}",
+                remedy="shorten the prompt; in a chat, /reset forgets what was said",
+            )
+        return replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
 
     def _prompt(self, messages: Sequence[Mapping[str, str]]) -> Ints:
         import numpy as np
@@ -75,6 +94,13 @@ def prompt_tokens(
 
     Without a chat template the model continues the last message as plain text.
     """
+    if not tokenizer.chat_template and system:
+        raise DataError(
+            "D005",
+            "the model has no chat template, and so no place for a system message",
+            where="--system",
+            remedy="put it at the beginning of the prompt",
+        )
     if not tokenizer.chat_template:
         return list(tokenizer(messages[-1]["content"])["input_ids"])
     whole = [{"role": "system", "content": system}] if system else []
@@ -98,6 +124,7 @@ def open_model(
     settings: SamplingSettings,
     *,
     observe: Observe = ignore,
+    backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> Iterator[OpenModel]:
     """Load what `reference` names, for as long as the block lasts.
@@ -113,7 +140,7 @@ def open_model(
         model_type=source.base.model_type,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         explicit=settings.backend,
-        explicit_origin="--backend" if settings.backend else None,
+        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
     )
     backend, selection = choose(request)
     observe(Notice(selection.why))
@@ -125,9 +152,13 @@ def open_model(
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         model = backend.load(job, Context(settings.seed, Path(scratch), observe))
         try:
-            yield OpenModel(_title(source), model, tokenizer, settings)
+            yield OpenModel(_title(source), model, tokenizer, settings, _positions(source))
         finally:
             model.close()
+
+
+def _positions(source: Source) -> int | None:
+    return positions(json.loads((source.base.path / "config.json").read_bytes()))
 
 
 def _title(source: Source) -> str:

@@ -84,14 +84,19 @@ def locate(
 def _adapter_folder(folder: Path) -> Path | None:
     if (folder / CONFIG).is_file():
         return folder
-    if (folder / CHECKPOINTS).is_dir() or (folder / PLAN).is_file():
-        raise AdapterError(
-            "A001",
-            "the run has not ended, so it has no adapter yet",
-            where=folder,
-            remedy=f"finish it: vox train --resume {folder}",
-        )
-    return None
+    if not (folder / PLAN).is_file():
+        return None
+    saved = any((folder / CHECKPOINTS).glob("step-*"))
+    raise AdapterError(
+        "A001",
+        "the run has not ended, so it has no adapter yet"
+        if saved
+        else "the run was ended before anything was saved",
+        where=folder,
+        remedy=f"finish it: vox train --resume {folder}"
+        if saved
+        else f"remove it and train again: rm -r {folder}",
+    )
 
 
 def _base_model(
@@ -100,11 +105,11 @@ def _base_model(
     """The base that an adapter names: by path if that is still there, else by id."""
     if override:
         return models.resolve(override, progress=progress)
-    described = _manifest(folder).get("base", {})
+    described = _base_described(folder)
     if (path := described.get("path")) and Path(path).is_dir():
         found = models.resolve(path, progress=progress)
         return replace(found, id=described["id"], licence=described.get("licence"))
-    reference = described.get("id") or _peft_base(folder)
+    reference = described.get("id") or _peft_said(folder, "base_model_name_or_path")
     if not reference:
         raise AdapterError(
             "A001",
@@ -113,16 +118,36 @@ def _base_model(
             expected="base_model_name_or_path",
             remedy="name the base with --model",
         )
-    revision = described.get("revision") if "/" in reference else None
+    revision = described.get("revision") or _peft_said(folder, "revision")
+    revision = revision if "/" in reference else None
     return models.resolve(reference, revision=revision, progress=progress)
 
 
-def _peft_base(folder: Path) -> str | None:
+def _peft_said(folder: Path, key: str) -> str | None:
     try:
-        name = json.loads((folder / CONFIG).read_bytes()).get("base_model_name_or_path")
+        value = json.loads((folder / CONFIG).read_bytes()).get(key)
     except (ValueError, AttributeError):
         return None  # `read_adapter` says what is wrong with the file
-    return name if isinstance(name, str) else None
+    return value if isinstance(value, str) else None
+
+
+def _base_described(folder: Path) -> dict[str, Any]:
+    """The `base` of vox's manifest; empty for an adapter that PEFT saved.
+
+    Raises:
+        AdapterError: A001, it does not say what vox writes there.
+    """
+    base = _manifest(folder).get("base", {})
+    if base and not (isinstance(base, dict) and isinstance(base.get("id"), str)):
+        raise AdapterError(
+            "A001",
+            "the adapter's manifest does not say what its base model is",
+            where=folder / MANIFEST,
+            found=base,
+            expected="an object with id, path, revision and weights_digest",
+            remedy="name the base with --model",
+        )
+    return dict(base)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -132,14 +157,16 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _require_belonging(source: Source, folder: Path) -> None:
     assert source.adapter is not None
-    require_fit(source.adapter, source.modules, folder)
-    trained_on = source.manifest.get("base", {}).get("weights_digest")
+    stored = source.weights.tensors
+    shapes = {name: stored[tensor].shape for name, tensor in source.parameters.items()}
+    require_fit(source.adapter, source.modules, shapes, folder)
+    trained_on = _base_described(folder).get("weights_digest")
     if trained_on and trained_on != (found := folder_digest(source.base.path)):
         raise AdapterError(
             "A002",
             "the adapter was trained on another base model, or that has changed since",
             where=folder,
             found=f"{source.base.id}, weights {found[:12]}…",
-            expected=f"{source.manifest['base'].get('id')}, weights {trained_on[:12]}…",
+            expected=f"{source.manifest['base']['id']}, weights {trained_on[:12]}…",
             remedy="name the base model it was trained on, with --model",
         )

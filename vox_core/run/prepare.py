@@ -7,19 +7,24 @@ Nothing is written here, except what the model cache keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vox_core import models, plan
+from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.records import Record, find_split, load_records
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
+from vox_core.run.checkpoint import KEPT
 from vox_core.weights import WeightFolder
 
 
@@ -34,21 +39,32 @@ class Prepared:
     backend: Backend
     selection: Selection
     plan: ExecutionPlan
+    unused: Mapping[str, int]
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
         contract = self.plan.contract
         yield Notice(
-            f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
-            f"{contract.data.trained_tokens:,} of them trained; {contract.total_steps} steps"
+            f"{_count(contract.data.rows, 'document')}, {contract.data.tokens:,} tokens, "
+            f"{contract.data.trained_tokens:,} of them trained; "
+            f"{_count(contract.total_steps, 'step')}"
         )
+        for field, count in self.unused.items():
+            yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
         for what, dataset in (("training", self.train), ("validation", self.valid)):
             for reason, count in (dataset.dropped if dataset else {}).items():
-                yield Notice(f"{count} {what} rows dropped: {reason}", "warning")
+                yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
             for how, count in (dataset.truncated if dataset else {}).items():
-                yield Notice(
-                    f"{count} {what} rows longer than {contract.seq_len} tokens: {how}", "warning"
-                )
+                longer = f"longer than {contract.seq_len} tokens"
+                yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
+
+
+def _rows(count: int, what: str = "") -> str:
+    return _count(count, f"{what} row".strip())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def prepare(
@@ -66,18 +82,41 @@ def prepare(
         InputError: the first thing that is wrong.
     """
     train_records, valid_records = _records(settings)
+    # Once before a model is fetched, so that a missing backend is told in a second.
+    choose(_request(settings, None, origin, resumed_from))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
+    backend, selection = choose(_request(settings, model.model_type, origin, resumed_from))
+    weights = WeightFolder(model.path)
+    select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = json.loads((model.path / "config.json").read_bytes())
     seq_len = plan.sequence_length(settings, config)
     tokenizer = load_tokenizer(model.path)
     train = build_dataset(train_records, tokenizer, seq_len)
     valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
-    identity = models.identity(model)
-    contract = plan.make_contract(settings, identity, train, valid, seq_len)
-    backend, selection = choose(_request(settings, model, origin, resumed_from))
-    weights = WeightFolder(model.path)
+    contract = plan.make_contract(settings, models.identity(model), train, valid, seq_len)
     made = plan.make_plan(contract, settings, selection, weights.tensors, config)
-    return Prepared(model, weights, train, valid, backend, selection, made)
+    unused = Counter(name for record in train_records + valid_records for name in record.unused)
+    return Prepared(model, weights, train, valid, backend, selection, made, unused)
+
+
+def require_space(made: ExecutionPlan, folder: Path) -> None:
+    """Refuse a run whose results would not fit on the disk.
+
+    Raises:
+        StorageError: S001.
+    """
+    # Adapter and two moments in each checkpoint, one more while the newest is written, the adapter.
+    needed = 4 * made.trainable_parameters * (3 * (KEPT + 1) + 1)
+    parent = next(p for p in folder.absolute().parents if p.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:
+        raise StorageError(
+            "S001",
+            "there is not enough room for the run",
+            where=parent,
+            found=f"{free / 1e6:,.0f} MB free",
+            expected=f"{needed / 1e6:,.0f} MB for the adapter and its checkpoints",
+            remedy="free space on that disk, or choose another one with --out",
+        )
 
 
 def preflight(prepared: Prepared) -> dict[str, Any]:
@@ -115,7 +154,7 @@ def _records(settings: TrainSettings) -> tuple[list[Record], list[Record]]:
 
 def _request(
     settings: TrainSettings,
-    model: models.LocalModel,
+    model_type: str | None,
     origin: Origin | None,
     resumed_from: str | None,
 ) -> Request:
@@ -124,7 +163,7 @@ def _request(
         quant="none",
         dtype=None if settings.dtype == "auto" else settings.dtype,
         method=settings.method,
-        model_type=model.model_type,
+        model_type=model_type,
         explicit=settings.backend,
         explicit_origin=(origin or "--backend") if settings.backend else None,
         resumed_from=resumed_from,

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vox_core.config import TrainSettings, validate
-from vox_core.contract import FineTuneContract
-from vox_core.errors import PlanError
-from vox_core.run.folder import PLAN, RunFolder
+from vox_core.contract import ExecutionPlan
+from vox_core.errors import ConfigError, PlanError
+from vox_core.run.folder import MANIFEST, PLAN, RunFolder
 
+# What changed, in the words in which it can be changed back.
+_SAID_WITH = {
+    "total_steps": "--max-steps or --epochs",
+    "data.digest": "--data: the rows",
+    "data.rows": "--data: the number of documents",
+    "data.tokens": "--data: the number of tokens",
+    "data.trained_tokens": "--data: the number of trained tokens",
+    "data.valid_digest": "--valid: the rows",
+    "model.weights_digest": "--model: the weights",
+    "model.tokenizer_digest": "--model: the tokenizer",
+}
 _OF_THIS_CALL = {"resume", "out", "config", "allow_cpu"}
 
 
@@ -19,6 +31,8 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
         mode="json", include=settings.model_fields_set - _OF_THIS_CALL, by_alias=False
     )
     paths = {key: given[key] for key in ("data", "valid") if given.get(key)}
+    if Path(settings.model).exists():
+        given["model"] = str(Path(settings.model).resolve())
     for key, value in paths.items():
         kept = getattr(settings, key)
         given[key] = (
@@ -36,17 +50,48 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
     if settings.resume is None:
         return settings, None
     plan = RunFolder(settings.resume).read(PLAN)
+    if settings.out is not None:
+        raise ConfigError(
+            "C004",
+            "a resumed run goes on in its own folder",
+            where="--out",
+            found=settings.out,
+            remedy="leave out --out",
+        )
     given = settings.model_dump(include=settings.model_fields_set)
     return validate(TrainSettings, {**plan["settings"], **given}), plan
 
 
-def require_same(contract: FineTuneContract, plan: Mapping[str, Any]) -> None:
+def require_unfinished(run: RunFolder, plan: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that has ended.
+
+    Raises:
+        PlanError: P003.
+    """
+    total = plan["contract"]["total_steps"]
+    if not (run.path / MANIFEST).is_file() or run.read(MANIFEST)["step"] < total:
+        return
+    raise PlanError(
+        "P003",
+        "the run has finished already",
+        where=run.path,
+        found=f"{total} of {total} steps",
+        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs",
+    )
+
+
+def require_same(made: ExecutionPlan, recorded: Mapping[str, Any]) -> None:
     """Refuse to go on under another contract.
 
     Raises:
-        PlanError: P003, naming each field that changed.
+        PlanError: P003, naming each setting that changed.
     """
-    changed = list(_changes(plan["contract"], contract.to_json()))
+    changed = [
+        f"{_SAID_WITH.get(field, _flag(field))}: {was!r} when it began, {now!r} now"
+        for field, was, now in _changes(recorded["contract"], made.contract.to_json())
+    ]
+    if recorded["dtype"] != made.dtype:
+        changed.append(f"--dtype: {recorded['dtype']!r} when it began, {made.dtype!r} now")
     if changed:
         raise PlanError(
             "P003",
@@ -56,9 +101,14 @@ def require_same(contract: FineTuneContract, plan: Mapping[str, Any]) -> None:
         )
 
 
-def _changes(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            yield from _changes(before.get(key), now.get(key), f"{where}.{key}" if where else key)
-    elif before != now:
-        yield f"{where}: it was {before!r}, now it is {now!r}"
+def _flag(field: str) -> str:
+    return "--" + field.rpartition(".")[2].replace("_", "-")
+
+
+def _changes(was: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted field, value then, value now) of every difference."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted(was.keys() | now.keys()):
+            yield from _changes(was.get(key), now.get(key), f"{where}.{key}" if where else key)
+    elif was != now:
+        yield where, was, now

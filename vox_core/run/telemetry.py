@@ -28,15 +28,20 @@ def as_line(event: Event, now: float) -> dict[str, Any]:
 
 
 class Telemetry:
-    """Appends events to a file."""
+    """Appends events to a file. A line that a crash tore is cut off before the first append."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._mended = False
 
     def __call__(self, event: Event) -> None:
         line = json.dumps(as_line(event, time.time()), ensure_ascii=False)
-        with storage_errors(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with storage_errors(self._path):
+            if not self._mended:
+                _mend(self._path)
+                self._mended = True
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -47,6 +52,15 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def _mend(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("rb+") as file:
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _json_number(value: Any) -> Any:

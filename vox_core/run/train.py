@@ -7,10 +7,10 @@ PEFT's layout, its manifest, the tokenizer, the model card.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,13 @@ from vox_core.contract import (
     TrainState,
 )
 from vox_core.data.order import epochs_after, make_step_batches, validation_batches
-from vox_core.errors import WorkError
+from vox_core.errors import InputError, WorkError
 from vox_core.host import Origin
+from vox_core.host.observers import Observers
 from vox_core.run import checkpoint, folder, outputs, resume
 from vox_core.run.context import Context, Observe, StopSignal, ignore
 from vox_core.run.folder import RunFolder
-from vox_core.run.prepare import Prepared, preflight, prepare
+from vox_core.run.prepare import Prepared, preflight, prepare, require_space
 from vox_core.run.schedule import learning_rate
 from vox_core.run.telemetry import Telemetry
 
@@ -65,7 +66,7 @@ def train(
     """Train, or go on with `settings.resume`.
 
     Args:
-        observe: told of every event, after the telemetry.
+        observe: told of every event, after the telemetry and before the plugins that observe.
         backend_origin: where `settings.backend` was said, for the words of an error.
         progress: told of downloads and conversions.
 
@@ -77,10 +78,13 @@ def train(
     run = RunFolder(settings.resume or settings.out or folder.default_path(settings.model))
     if recorded is None:
         files.require_absent(run.path)
+    else:
+        resume.require_unfinished(run, recorded)
     resumed_from = recorded["backend"] if recorded else None
     prepared = prepare(settings, backend_origin, resumed_from, progress)
     if recorded is not None:
-        resume.require_same(prepared.plan.contract, recorded)
+        resume.require_same(prepared.plan, recorded)
+    require_space(prepared.plan, run.path)
     return _Run(settings, prepared, run, observe).execute(fresh=recorded is None)
 
 
@@ -93,16 +97,23 @@ class _Run:
         self._settings, self._prepared, self._run = settings, prepared, run
         self._contract = prepared.plan.contract
         self._outer, self._telemetry = observe, Telemetry(run.telemetry)
+        self._observers = Observers()
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
 
     def execute(self, fresh: bool) -> TrainReport:
-        guard = folder.removed_on_bad_input(self._run) if fresh else nullcontext()
-        with guard, folder.locked(self._run):
+        if fresh:
+            folder.claim(self._run)
+        with folder.locked(self._run):
             try:
                 return self._report(self._go(self._start(fresh)))
             except WorkError:
                 self._observe(RunEnd(self._last, "failed", self._elapsed()))
+                raise
+            except InputError:
+                # Found by the backend before its first step: as if the run had not been begun.
+                if fresh and not self._last:
+                    shutil.rmtree(self._run.path)
                 raise
 
     def _go(self, start: TrainState) -> TrainResult:
@@ -122,6 +133,8 @@ class _Run:
         self._outer(event)
         if isinstance(event, StepDone):
             self._last, self._loss = event.step, event.loss
+        for fault in self._observers.tell(event):
+            self._observe(Notice(fault, "warning"))
 
     def _start(self, fresh: bool) -> TrainState:
         """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
@@ -131,7 +144,7 @@ class _Run:
             return TrainState(0, self._initial_adapter())
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
         for reason in skipped:
-            self._observe(Notice(f"checkpoint passed over: {reason}", "warning"))
+            self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
         return state
 
     def _plan_json(self) -> dict[str, Any]:
