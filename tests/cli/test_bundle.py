@@ -1,0 +1,102 @@
+"""`vox bundle`: what each command prints. What they do is tested in tests/core/test_bundle.py."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "vox-test-lone"
+version = "1.0"
+requires-python = ">=3.11"
+"""
+CATALOG = """
+[[bundle]]
+id = "lone"
+description = "one library"
+libraries = { vox-test-lone = "local:lone" }
+"""
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    """A further catalog, named in vox.toml."""
+    module = tmp_path / "lone" / "vox_test_lone"
+    module.mkdir(parents=True)
+    (module / "__init__.py").touch()
+    (tmp_path / "lone" / "pyproject.toml").write_text(PROJECT)
+    path = tmp_path / "further.toml"
+    path.write_text(CATALOG)
+    (tmp_path / "vox.toml").write_text('[plugin]\ncatalogs = ["further.toml"]\n')
+    return path
+
+
+def test_list(vox) -> None:
+    done = vox("bundle", "list")
+    assert (done.code, done.err) == (0, "")
+    rows = [line.split(maxsplit=2)[:2] for line in done.out.splitlines()]
+    assert rows == [["vox-base", "no"], ["vox-cpu", "cpu"], ["vox-dev", "cpu"]]
+
+
+def test_list_as_json(vox, catalog: Path) -> None:
+    bundles = {each["id"]: each for each in json.loads(vox("bundle", "list", "--json").out)}
+    assert bundles["vox-dev"]["extends"] == ["vox-cpu"]
+    assert bundles["vox-dev"]["plugins"] == ["cpu"]
+    assert bundles["lone"] == {
+        "id": "lone",
+        "description": "one library",
+        "extends": [],
+        "plugins": [],
+    }
+
+
+def test_a_catalog_with_faults(vox, catalog: Path, monkeypatch) -> None:
+    catalog.write_text("[[bundle]]\n")
+    done = vox("bundle", "list")
+    assert done.code == 2
+    assert "error[VOX-C005]" in done.err
+    assert "- bundle number 1: id: missing" in done.err
+
+
+def test_build_and_verify(vox, catalog: Path) -> None:
+    done = vox("bundle", "build", "lone", "--out", "b/lone.zip", "--no-build-isolation")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "built    b/lone.zip",
+        "bundle   lone: one library",
+        "plugins  none",
+        "wheels   vox-test-lone 1.0",
+        "for      Python any, platform any",
+        "next: vox bundle apply b/lone.zip",
+    ]
+    done = vox("bundle", "verify", "b/lone.zip", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["wheels"][0]["file"] == "vox_test_lone-1.0-py3-none-any.whl"
+
+    with zipfile.ZipFile("b/lone.zip", "a") as archive:
+        archive.writestr("more", "")
+    for command in ("verify", "apply"):
+        done = vox("bundle", command, "b/lone.zip")
+        assert (done.code, done.out) == (2, "")
+        assert "error[VOX-B008]" in done.err
+        assert "- more: does not belong in a bundle" in done.err
+
+
+def test_a_bundle_file_that_is_not_there(vox) -> None:
+    done = vox("bundle", "verify", "nowhere.zip")
+    assert done.code != 0
+    assert "nowhere.zip" in done.err
+
+
+def test_apply_to_what_is_no_python(vox, catalog: Path) -> None:
+    vox("bundle", "build", "lone", "--out", "lone.zip", "--no-build-isolation")
+    done = vox("bundle", "apply", "lone.zip", "--target-python", "nowhere/python")
+    assert done.code == 2
+    assert "error[VOX-B009]" in done.err

@@ -1,0 +1,192 @@
+"""What the entries of a catalog owe one another, and what a payload owes its kind.
+
+The rules look at tables as they stand in the files, not at finished entries, so that one malformed
+key hides no other fault, and a reference to a malformed entry is not a reference to nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vox_core.catalog.schema import EXTENSION_POINTS, label
+
+_NEEDED = {
+    "code": ("extension-points",),
+    "skill": ("exposes-tools",),
+    "composite": ("extension-points", "exposes-tools"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong in which file."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One entry as it stands in a file."""
+
+    section: str
+    number: int
+    keys: Mapping[str, Any]
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return str(self.keys.get("id", ""))
+
+    def names(self, key: str) -> list[str]:
+        """The texts under `key`; none where something else stands."""
+        value = self.keys.get(key)
+        return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+    def fault(self, text: str) -> Fault:
+        return Fault(self.path, f"{label(self.section, self.keys, self.number)}: {text}")
+
+
+def cross_faults(tables: Sequence[Table]) -> list[Fault]:
+    """Every breach of every rule."""
+    plugins = [table for table in tables if table.section == "plugin"]
+    bundles = [table for table in tables if table.section == "bundle"]
+    return [
+        *_repeated_ids(tables),
+        *_payloads(plugins),
+        *_unknown_points(plugins),
+        *_other_distributions(plugins),
+        *_dangling(bundles, "extends", "bundle", bundles),
+        *_dangling(bundles, "plugins", "plugin", plugins),
+        *_dangling(plugins, "bundled-in", "bundle", bundles),
+        *_cycles(bundles),
+        *_not_in_the_bundle(plugins, bundles),
+        *_not_said_by_the_plugin(plugins, bundles),
+    ]
+
+
+def lineage(bundle_id: str, extends: Mapping[str, Iterable[str]]) -> list[str]:
+    """A bundle after all those that it extends, each once; a cycle is walked once."""
+    ordered: list[str] = []
+    seen: set[str] = set()
+
+    def visit(id: str) -> None:
+        if id not in seen:
+            seen.add(id)
+            for base in extends.get(id, ()):
+                visit(base)
+            ordered.append(id)
+
+    visit(bundle_id)
+    return ordered
+
+
+def _repeated_ids(tables: Sequence[Table]) -> Iterator[Fault]:
+    owners: defaultdict[tuple[str, str], list[Table]] = defaultdict(list)
+    for table in tables:
+        if table.id:
+            owners[table.section, table.id].append(table)
+    for first, *others in owners.values():
+        for other in others:
+            same = first.path == other.path
+            yield other.fault(
+                "the id stands twice"
+                if same
+                else f"the id is defined by two catalogs: {first.path} and {other.path}"
+            )
+
+
+def _payloads(plugins: Iterable[Table]) -> Iterator[Fault]:
+    for plugin in plugins:
+        kind = plugin.keys.get("payload-kind")
+        for key in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
+            if not plugin.keys.get(key):
+                yield plugin.fault(f"{key}: missing or empty; payload-kind {kind!r} needs some")
+
+
+def _unknown_points(plugins: Iterable[Table]) -> Iterator[Fault]:
+    for plugin in plugins:
+        for name in plugin.names("extension-points"):
+            if name not in EXTENSION_POINTS:
+                known = ", ".join(EXTENSION_POINTS)
+                yield plugin.fault(
+                    f"extension-points: {name!r} is unknown; expected {known}"
+                    f"{_near(name, EXTENSION_POINTS)}"
+                )
+
+
+def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
+    """A release on the index is one of the distribution that the entry names."""
+    from packaging.utils import canonicalize_name
+
+    for plugin in plugins:
+        kind, _, release = str(plugin.keys.get("default-source")).partition(":")
+        name, distribution = release.partition("==")[0], str(plugin.keys.get("distribution", ""))
+        if kind == "pypi" and canonicalize_name(name) != canonicalize_name(distribution):
+            yield plugin.fault(
+                f"default-source: names {name!r}, but the distribution is {distribution!r}"
+            )
+
+
+def _dangling(
+    tables: Iterable[Table], key: str, section: str, targets: Iterable[Table]
+) -> Iterator[Fault]:
+    known = [target.id for target in targets]
+    for table in tables:
+        for name in table.names(key):
+            if name not in known:
+                yield table.fault(f"{key}: there is no {section} {name!r}{_near(name, known)}")
+
+
+def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
+    """Each cycle once, told from its first bundle in the order of the files."""
+    extends = {bundle.id: bundle.names("extends") for bundle in bundles}
+    told: set[str] = set()
+    for bundle in bundles:
+        if bundle.id not in told and (way := _way_back(bundle.id, extends)):
+            told.update(way)
+            yield bundle.fault(f"extends: a cycle: {' -> '.join(way)}")
+
+
+def _way_back(start: str, extends: Mapping[str, Sequence[str]]) -> list[str]:
+    """The shortest way from a bundle to itself; empty if there is none."""
+    ways, seen = [[start]], set()
+    for way in ways:
+        for base in extends.get(way[-1], ()):
+            if base == start:
+                return [*way, base]
+            if base not in seen:
+                seen.add(base)
+                ways.append([*way, base])
+    return []
+
+
+def _not_in_the_bundle(plugins: Iterable[Table], bundles: Sequence[Table]) -> Iterator[Fault]:
+    """A plugin that says `bundled-in` is brought by that bundle, or by one that it extends."""
+    extends = {bundle.id: bundle.names("extends") for bundle in bundles}
+    members = {bundle.id: bundle.names("plugins") for bundle in bundles}
+    for plugin in plugins:
+        for name in plugin.names("bundled-in"):
+            brought = {id for each in lineage(name, extends) for id in members.get(each, ())}
+            if name in members and plugin.id not in brought:
+                yield plugin.fault(f"bundled-in: bundle {name!r} does not bring it")
+
+
+def _not_said_by_the_plugin(plugins: Iterable[Table], bundles: Iterable[Table]) -> Iterator[Fault]:
+    """The reverse. A plugin of another catalog cannot know who bundles it."""
+    known = {(plugin.path, plugin.id): plugin for plugin in plugins}
+    for bundle in bundles:
+        for name in bundle.names("plugins"):
+            plugin = known.get((bundle.path, name))
+            if plugin and bundle.id not in plugin.names("bundled-in"):
+                yield bundle.fault(f"plugins: {name!r} does not say bundled-in {bundle.id!r}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [each for each in known if each], n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

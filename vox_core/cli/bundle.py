@@ -1,0 +1,160 @@
+"""`vox bundle`: list, build, verify, apply."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.lazy import Group
+from vox_core.cli.options import config_option, json_option, settings_from
+from vox_core.cli.output import print_columns, print_json, print_table
+from vox_core.config import PluginSettings
+
+if TYPE_CHECKING:
+    from vox_core.catalog import BundleEntry, Catalog
+    from vox_core.host.bundle.archive import Bundle
+
+FILE = click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))
+
+
+@click.group("bundle", cls=Group)
+def bundle() -> None:
+    """Plugins that belong together, as one file for machines without a network."""
+
+
+@bundle.command("list", params=[config_option(), json_option()])
+def list_bundles(config_file: Path | None, as_json: bool) -> None:
+    """List the bundles of the catalog."""
+    catalog = _catalog(config_file)
+    if as_json:
+        print_json([_facts(catalog, each) for each in catalog.bundles.values()])
+        return
+    print_columns(
+        (each.id, ", ".join(_plugins(catalog, each)) or "no plugin", each.description)
+        for each in catalog.bundles.values()
+    )
+
+
+@bundle.command(
+    "build",
+    params=[
+        click.Argument(["id"], metavar="ID"),
+        click.Option(
+            ["--out"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            required=True,
+            help="File to write; one that is there is replaced.",
+        ),
+        click.Option(
+            ["--wheels"],
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            multiple=True,
+            help="Folder with wheels to take, before the catalog's sources. Repeatable.",
+        ),
+        click.Option(
+            ["--with-dependencies"],
+            is_flag=True,
+            help="Add all that the plugins need; pip asks its package index for it.",
+        ),
+        click.Option(
+            ["--no-build-isolation"],
+            is_flag=True,
+            help="Make wheels with the build tools that are installed here.",
+        ),
+        config_option(),
+        json_option(),
+    ],
+)
+def build(
+    id: str,
+    out: Path,
+    wheels: tuple[Path, ...],
+    with_dependencies: bool,
+    no_build_isolation: bool,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Make the file of bundle ID, for this platform and this Python.
+
+    It holds the wheels of the bundle's own distributions, a lock with hashes, and BUNDLE.toml.
+    """
+    from vox_core.host.bundle.build import build as make
+
+    made = make(
+        id,
+        _catalog(config_file),
+        out,
+        wheel_folders=wheels,
+        with_dependencies=with_dependencies,
+        isolation=not no_build_isolation,
+    )
+    _show(made, "built", as_json)
+    if not as_json:
+        click.echo(f"next: vox bundle apply {out}")
+
+
+@bundle.command("verify", params=[FILE, config_option(), json_option()])
+def verify(file: Path, config_file: Path | None, as_json: bool) -> None:
+    """Hold every file in bundle FILE against its lock and the catalog."""
+    from vox_core.host.bundle.verify import verify as check
+
+    _show(check(file, _catalog(config_file)), "sound", as_json)
+
+
+@bundle.command(
+    "apply",
+    params=[
+        FILE,
+        click.Option(
+            ["--target-python"],
+            metavar="PYTHON",
+            help="Interpreter of the environment to install into.  [default: that of vox]",
+        ),
+        config_option(),
+        json_option(),
+    ],
+)
+def apply(file: Path, target_python: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Verify bundle FILE and install its wheels, and nothing else, with no network."""
+    from vox_core.host.bundle.apply import apply as install
+
+    python = target_python or sys.executable
+    _show(install(file, _catalog(config_file), python), "installed", as_json)
+
+
+def _catalog(config_file: Path | None) -> Catalog:
+    from vox_core.catalog import load_catalog
+
+    return load_catalog(settings_from(PluginSettings, config_file, {}).catalogs)
+
+
+def _plugins(catalog: Catalog, entry: BundleEntry) -> list[str]:
+    return [plugin.id for plugin in catalog.resolve(entry.id)]
+
+
+def _facts(catalog: Catalog, entry: BundleEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "description": entry.description,
+        "extends": entry.extends,
+        "plugins": _plugins(catalog, entry),
+    }
+
+
+def _show(bundle: Bundle, state: str, as_json: bool) -> None:
+    if as_json:
+        print_json(bundle)
+        return
+    about = bundle.about
+    print_table(
+        {
+            state: str(bundle.file),
+            "bundle": f"{about.id}: {about.description}",
+            "plugins": ", ".join(about.plugins) or "none",
+            "wheels": ", ".join(f"{each.name} {each.version}" for each in bundle.wheels),
+            "for": f"Python {about.python}, platform {about.platform}",
+        }
+    )
