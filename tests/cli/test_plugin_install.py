@@ -1,0 +1,92 @@
+"""What `vox plugin install`, `upgrade`, `remove` and `lock` show, ask and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vox_core.host.environment import Environment
+from vox_core.host.install import InstallPlan
+from vox_core.host.resolve import Change
+
+HERE = Environment(
+    Path("python"), Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), True, None
+)
+NEW = Change("vox-ml-cpu", None, "0.1.0", "file:///src", direct=True)
+NEWER = Change("dep", "1.0", "2.0", "https://x/dep.whl", False, "0123456789abcdef" * 4, 2_500_000)
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
+    """Plans that were carried out; the plan itself is made up."""
+    plans: list[InstallPlan] = []
+
+    def planned(*arguments: object, **sources: object) -> InstallPlan:
+        return InstallPlan("install", HERE, (NEW, NEWER), notes=("look out",))
+
+    def apply(plan: InstallPlan, report) -> None:
+        report("a line of the installer's")
+        plans.append(plan)
+
+    for name in ("plan_install", "plan_upgrade", "plan_remove"):
+        monkeypatch.setattr(f"vox_core.host.install.{name}", planned)
+    monkeypatch.setattr("vox_core.host.install.apply", apply)
+    return plans
+
+
+def test_the_plan_is_shown_before_it_is_carried_out(vox, applied) -> None:
+    done = vox("plugin", "install", "cpu", "--yes")
+    assert done.out.splitlines() == [
+        "install in /venv (a virtual environment)",
+        "  vox-ml-cpu  0.1.0 (new)  from file:///src",
+        "  dep  1.0 -> 2.0  from https://x/dep.whl  sha256 0123456789ab…  2 MB",
+        "  2 MB in all",
+        "note: look out",
+        "installed; next: vox backend list",
+    ]
+    assert done.err == "  a line of the installer's\n"
+    assert (done.code, len(applied)) == (0, 1)
+
+
+def test_a_dry_run_changes_nothing(vox, applied) -> None:
+    done = vox("plugin", "install", "cpu", "--dry-run")
+    assert (done.code, applied) == (0, []) and "0.1.0 (new)" in done.out
+
+
+@pytest.mark.parametrize("command", ["install", "upgrade", "remove"])
+def test_nobody_to_ask(vox, applied, command: str) -> None:
+    done = vox("plugin", command, "cpu")
+    assert (done.code, applied) == (2, [])
+    assert "error[VOX-I012]" in done.err and "--yes" in done.err
+
+
+@pytest.mark.parametrize(("answer", "code", "count"), [("y", 0, 1), ("n", 130, 0), ("", 130, 0)])
+def test_a_person_is_asked(vox, applied, monkeypatch, answer: str, code: int, count: int) -> None:
+    monkeypatch.setattr("vox_core.cli.plugin_install._somebody_is_there", lambda: True)
+    assert (vox("plugin", "install", "cpu", stdin=f"{answer}\n").code, len(applied)) == (
+        code,
+        count,
+    )
+
+
+def test_json_is_one_object_and_the_plan_is_on_stderr(vox, applied) -> None:
+    done = vox("plugin", "install", "cpu", "--yes", "--json")
+    told = json.loads(done.out)
+    assert told["environment"] == {"prefix": "/venv", "kind": "venv"}
+    assert [each["name"] for each in told["changes"]] == ["vox-ml-cpu", "dep"]
+    assert told["done"] and "0.1.0 (new)" in done.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--from-path", "x", "--from-pypi", "y==1"],
+        ["a", "b", "--from-wheel", "x"],
+    ],
+)
+def test_it_is_said_once_what_to_install(vox, applied, flags: list[str]) -> None:
+    done = vox("plugin", "install", *flags, "--yes")
+    assert (done.code, applied) == (2, []) and "not clear what to install" in done.err

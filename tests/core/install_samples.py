@@ -1,0 +1,233 @@
+"""Real packages and real environments that cost little: wheels zipped by hand, checkouts with a
+build backend of their own, virtual environments that borrow what vox needs."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BORROWED = Path(sysconfig.get_path("purelib"))
+UV = shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
+
+MANIFEST = """
+id = "{id}"
+name = "{id}"
+version = "{version}"
+api = "1.0"
+licence = "MIT"
+extension-points = ["Observer"]
+"""
+CATALOG = """
+[[plugin]]
+id = "{id}"
+description = "a plugin for tests"
+payload-kind = "code"
+extension-points = ["Observer"]
+distribution = "{distribution}"
+import-package = "{package}"
+licence = "MIT"
+default-source = "{source}"
+"""
+
+
+def wheel(
+    folder: str,
+    name: str,
+    version: str,
+    files: dict[str, str],
+    requires: Sequence[str] = (),
+    entry_points: str = "",
+) -> str:
+    """Write a wheel and give its file name; complete in itself, as a backend carries its source."""
+    import base64
+    import hashlib
+    import os
+    import zipfile
+
+    stem = name.replace("-", "_")
+    info = f"{stem}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {text}\n" for text in requires)
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    whole = {**files, f"{info}/METADATA": head + needs, f"{info}/WHEEL": tag}
+    if entry_points:
+        whole[f"{info}/entry_points.txt"] = entry_points
+    record = f"{info}/RECORD,,\n"
+    for path, text in whole.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        record += f"{path},sha256={digest.decode()},{len(text.encode())}\n"
+    file = f"{stem}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, file), "w") as archive:  # noqa: PTH118
+        for path, text in {**whole, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+    return file
+
+
+def plugin(
+    id: str,
+    version: str,
+    requires: Sequence[str] = (),
+    manifest: str = MANIFEST,
+    files: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The arguments of `wheel` for a plugin that must not be imported."""
+    package = f"vox_t_{id}"
+    return {
+        "name": f"vox-t-{id}",
+        "version": version,
+        "files": {
+            f"{package}/__init__.py": "raise SystemExit('imported')",
+            f"{package}/vox_plugin.toml": manifest.format(id=id, version=version),
+            **(files or {}),
+        },
+        "requires": list(requires),
+        "entry_points": f"[vox_core.plugins]\n{id} = {package}:backend\n",
+    }
+
+
+def checkout(folder: Path, arguments: Mapping[str, Any], before_build: str = "") -> Path:
+    """A project whose build needs nothing from outside.
+
+    Args:
+        before_build: Python to run before the wheel is built, and not before its metadata is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    dynamic = 'dynamic = ["dependencies", "entry-points"]'
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        f'[project]\nname = "{arguments["name"]}"\nversion = "{arguments["version"]}"\n{dynamic}\n'
+    )
+    (folder / "backend.py").write_text(
+        f"from collections.abc import Sequence\nimport zipfile\n{inspect.getsource(wheel)}\n"
+        f"made = {dict(arguments)!r}\n"
+        "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
+        "    archive = zipfile.ZipFile(folder + '/' + wheel(folder, **made))\n"
+        "    info = next(n for n in archive.namelist() if n.endswith('METADATA')).split('/')[0]\n"
+        "    archive.extractall(folder, [n for n in archive.namelist() if n.startswith(info)])\n"
+        "    return info\n"
+        "def build_wheel(folder, settings=None, metadata=None):\n"
+        f"    {before_build or 'pass'}\n"
+        "    return wheel(folder, **made)\n"
+    )
+    return folder
+
+
+class World:
+    """A virtual environment with vox in it, a folder of wheels instead of an index, a catalog."""
+
+    def __init__(self, folder: Path, installer: str) -> None:
+        self.folder, self.installer = folder, installer
+        self.wheels, self.venv = folder / "wheels", folder / "venv"
+        self.python = self.venv / "bin/python"
+        self.wheels.mkdir(parents=True)
+        self.catalog = folder / "catalog.toml"
+        self.catalog.write_text("")
+        _make_venv(self.venv, with_uv=installer == "uv")
+        (self.site / "borrowed.pth").write_text(f"{ROOT}\n{_borrow(folder, installer)}\n")
+        core = self.site / f"vox_ml-{version('vox-ml')}.dist-info"
+        core.mkdir()
+        head = f"Metadata-Version: 2.1\nName: vox-ml\nVersion: {version('vox-ml')}\n"
+        (core / "METADATA").write_text(head)
+        (core / "RECORD").write_text(f"{core.name}/METADATA,,\n{core.name}/RECORD,,\n")
+
+    @property
+    def site(self) -> Path:
+        return next(self.venv.glob("lib/python*/site-packages"))
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """No network, no settings from outside; uv on the PATH only where it is to be used."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("VOX_")}
+        path = [str(Path(UV).parent)] if UV and self.installer == "uv" else []
+        links = {"PIP_FIND_LINKS": str(self.wheels), "UV_FIND_LINKS": str(self.wheels)}
+        return {
+            **kept,
+            **links,
+            "PATH": os.pathsep.join([*path, "/usr/bin", "/bin"]),
+            "PIP_NO_INDEX": "1",
+            "UV_NO_INDEX": "1",
+            "UV_CACHE_DIR": str(self.folder / "uv-cache"),
+            "VOX_CATALOG": str(self.catalog),
+            "VOX_CACHE": str(self.folder / "cache"),
+            **more,
+        }
+
+    def command(self, *arguments: object) -> list[str]:
+        return [str(self.python), "-m", "vox_core.cli", "plugin", *map(str, arguments)]
+
+    def vox(self, *arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environ(**environ),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def done(self, *arguments: object, **environ: str) -> dict[str, Any]:
+        """The JSON of a command that succeeds."""
+        done = self.vox(*arguments, "--json", **environ)
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    def wheel(self, arguments: Mapping[str, Any]) -> Path:
+        return self.wheels / wheel(str(self.wheels), **arguments)
+
+    def enter(self, id: str, source: str, more: str = "") -> None:
+        """A plugin of this catalog and of no other."""
+        package, distribution = f"vox_t_{id}", f"vox-t-{id}"
+        text = CATALOG.format(id=id, distribution=distribution, package=package, source=source)
+        self.catalog.write_text(text + more)
+
+    def state(self) -> dict[str, str]:
+        """Every file of the environment and its digest; bytecode and uv's lock come and go."""
+        files = (path for path in self.venv.rglob("*") if path.is_file())
+        return {
+            str(path.relative_to(self.venv)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if "__pycache__" not in path.parts and path.name != ".lock"
+        }
+
+    def versions(self) -> dict[str, str]:
+        """Distribution -> version, of what was installed beside the core."""
+        stems = (path.name.removesuffix(".dist-info") for path in self.site.glob("*.dist-info"))
+        pairs = (stem.split("-") for stem in stems)
+        return {name: number for name, number in pairs if name != "vox_ml"}
+
+    def clear(self) -> None:
+        """Without packages, wheels and catalog."""
+        for path in (*self.site.iterdir(), *self.wheels.iterdir()):
+            if path.name != "borrowed.pth" and not path.name.startswith("vox_ml-"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.catalog.write_text("")
+
+
+def _make_venv(folder: Path, with_uv: bool) -> None:
+    plain = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    by_uv = [str(UV), "venv", "--quiet", "--python", sys.executable, str(folder)]
+    subprocess.run(by_uv if with_uv else plain, check=True)
+
+
+def _borrow(folder: Path, installer: str) -> Path:
+    """Links to what vox needs from the environment that the tests run in, and to nothing else."""
+    borrowed = folder / "borrowed"
+    borrowed.mkdir()
+    left = {"uv", "torch", "vox"} | ({"pip"} if installer == "uv" else set())
+    for path in BORROWED.iterdir():
+        name = path.name.split("-")[0].split("_")[0]
+        if name not in left and path.suffix not in (".pth", ".egg-link"):
+            (borrowed / path.name).symlink_to(path)
+    return borrowed

@@ -1,0 +1,276 @@
+"""Plugins come and go in real environments, by pip and by uv, without network; what fails leaves
+the environment as it was, file for file."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin
+
+BY_UV = pytest.param(
+    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
+)
+
+
+@pytest.fixture(scope="module", params=["pip", BY_UV])
+def environment(request, tmp_path_factory) -> World:
+    return World(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
+def world(environment: World) -> Iterator[World]:
+    yield environment
+    environment.clear()
+
+
+LIBRARY = {"name": "vox-t-lib", "files": {"vox_t_lib/__init__.py": "", "vox_t_lib/old.py": ""}}
+LIBRARY_2 = {"name": "vox-t-lib", "version": "2.0", "files": {"vox_t_lib/__init__.py": "two"}}
+
+
+# --- what works -----------------------------------------------------------------------------------
+
+
+def test_from_a_checkout_with_its_library(world: World) -> None:
+    checkout(world.folder / "libs/lib", {**LIBRARY, "version": "1.0"})
+    checkout(world.folder / "plugins/good", plugin("good", "1.0", ["vox-ml>=0.1", "vox-t-lib"]))
+    world.enter("good", "local:plugins/good", 'libraries = { vox-t-lib = "local:libs/lib" }\n')
+    before = world.state()
+    told = world.done("install", "good", "--dry-run")
+    assert ([each["name"] for each in told["changes"]], told["done"]) == (
+        ["vox-t-good", "vox-t-lib"],
+        False,
+    )
+    assert world.state() == before
+    assert world.done("install", "good", "--yes")["done"]
+    assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "1.0"}
+    again = world.done("upgrade", "good", "--yes")
+    assert [each["name"] for each in again["changes"]] == ["vox-t-good", "vox-t-lib"]
+    removed = world.done("remove", "good", "--yes")
+    assert "nothing else needs: vox-t-lib; they stay" in removed["notes"]
+    assert world.versions() == {"vox_t_lib": "1.0"}
+
+
+def test_from_a_folder_of_wheels_with_the_network_off(world: World) -> None:
+    library = world.wheel({**LIBRARY, "version": "1.0"})
+    first = world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
+    digest = hashlib.sha256(first.read_bytes()).hexdigest()
+    world.enter("good", "pypi:vox-t-good==1.0", f'sha256 = {{ "{first.name}" = "{digest}" }}\n')
+    empty = world.state()
+    told = world.done("install", "good", "--yes")
+    assert [(each["name"], each["sha256"], each["size"]) for each in told["changes"]] == [
+        ("vox-t-good", digest, first.stat().st_size),
+        ("vox-t-lib", hashlib.sha256(library.read_bytes()).hexdigest(), library.stat().st_size),
+    ]
+    installed = world.state()
+    assert world.done("install", "good", "--yes")["changes"] == []
+    world.wheel(plugin("good", "2.0", ["vox-t-lib"]))
+    world.enter("good", "pypi:vox-t-good==2.0")
+    (change,) = world.done("upgrade", "--yes")["changes"]
+    assert (change["name"], change["before"], change["after"]) == ("vox-t-good", "1.0", "2.0")
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert world.state() == installed
+    world.done("remove", "good", "--yes")
+    assert {path for path in world.state() if "vox_t_good" in path} == set()
+    assert world.state().items() >= empty.items()
+
+
+def test_from_a_wheel_and_from_a_path_without_an_id(world: World, tmp_path: Path) -> None:
+    file = world.wheel(plugin("third", "1.0"))
+    assert world.done("install", "--from-wheel", file, "--yes")["changes"][0]["direct"]
+    folder = checkout(tmp_path / "third", plugin("third", "1.1"))
+    world.done("install", "third", "--from-path", folder, "--yes")
+    assert world.versions() == {"vox_t_third": "1.1"}
+    world.done("upgrade", "third", "--yes")  # from where it came
+    world.done("remove", "third", "--yes")
+    assert world.versions() == {}
+
+
+def test_a_broken_plugin_can_be_removed_by_id_and_twins_by_package(world: World) -> None:
+    world.wheel(plugin("good", "1.0"))
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    manifest = world.site / "vox_t_good/vox_plugin.toml"
+    manifest.unlink()  # uv links files to those in its cache
+    manifest.write_text("not toml")
+    world.done("remove", "good", "--yes")
+    assert world.versions() == {}
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    twin = world.site / "twin-1.0.dist-info"
+    twin.mkdir()
+    (twin / "METADATA").write_text("Metadata-Version: 2.1\nName: twin\nVersion: 1.0\n")
+    (twin / "entry_points.txt").write_text("[vox_core.plugins]\ngood = vox_t_good:x\n")
+    (twin / "RECORD").write_text("twin-1.0.dist-info/METADATA,,\ntwin-1.0.dist-info/RECORD,,\n")
+    done = world.vox("remove", "good", "--yes")
+    assert done.returncode == 2 and "distributions twin, vox-t-good" in done.stderr
+    world.done("remove", "vox-t-good", "--yes")
+    assert world.versions() == {"twin": "1.0"}
+
+
+def test_a_lock_of_what_is_installed(world: World, tmp_path: Path) -> None:
+    import tomllib
+
+    world.wheel({**LIBRARY, "version": "1.0"})
+    file = world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    told = world.done("lock", "--out", tmp_path / "pylock.toml")
+    document = tomllib.loads((tmp_path / "pylock.toml").read_text())
+    packages = {package["name"]: package for package in document["packages"]}
+    assert document["lock-version"] == "1.0" and told["without_hash"] == []
+    assert sorted(packages) == ["vox-t-good", "vox-t-lib"]
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert packages["vox-t-good"]["wheels"][0]["hashes"] == {"sha256": digest}
+    file.unlink()
+    told = world.done("lock", "--out", tmp_path / "pylock.toml")
+    assert told["without_hash"] == ["vox-t-good", "vox-t-lib"]
+
+
+# --- refused before anything is done --------------------------------------------------------------
+
+
+def refused(world: World, code: str, *arguments: object, **environ: str) -> str:
+    before = world.state()
+    done = world.vox(*arguments, **environ)
+    assert (done.returncode, f"error[VOX-{code}]" in done.stderr) == (2, True), done.stderr
+    assert world.state() == before
+    return done.stderr
+
+
+def test_names_that_the_catalog_does_not_have(world: World) -> None:
+    world.enter("good", "pypi:vox-t-good==1.0")
+    said = refused(world, "I002", "install", "goof", "vox-t-good", "--yes")
+    assert "'goof': did you mean 'good'?" in said
+    assert "'vox-t-good' is the package of plugin 'good'" in said
+    assert "another plugin's id" in refused(
+        world, "I003", "install", "good", "--from-pypi", "other==1.0", "--yes"
+    )
+    refused(world, "I003", "install", "--from-pypi", "other>=1.0", "--yes")
+    refused(world, "I003", "install", "--from-path", world.wheels, "--yes")
+    refused(world, "I010", "remove", "good", "--yes")
+
+
+def test_a_local_source_without_its_checkout(world: World) -> None:
+    world.enter("good", "local:nowhere")
+    assert "--from-pypi vox-t-good==VERSION" in refused(world, "I003", "install", "good", "--yes")
+
+
+def test_nobody_agrees(world: World) -> None:
+    world.wheel(plugin("good", "1.0"))
+    refused(world, "I012", "install", "--from-pypi", "vox-t-good==1.0")
+
+
+def test_a_requirement_that_nothing_fulfils(world: World) -> None:
+    world.wheel(plugin("good", "1.0", ["vox-t-nowhere"]))
+    said = refused(world, "I004", "install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert "vox-t-nowhere" in said
+
+
+@pytest.mark.parametrize("name", ["vox-ml", "torch"])
+def test_the_core_and_torch_stay(world: World, name: str) -> None:
+    if name == "torch":
+        file = world.wheel({"name": "torch", "version": "2.0", "files": {"torch/__init__.py": ""}})
+        world.wheel(plugin("old", "1.0", ["torch"]))
+        world.done("install", "--from-pypi", "vox-t-old==1.0", "--yes")
+        file.unlink()
+    world.wheel({"name": name, "version": "9.0", "files": {"other/__init__.py": ""}})
+    world.wheel(plugin("good", "1.0", [f"{name}>=9"]))
+    said = refused(world, "I005", "install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert "-> 9.0" in said
+
+
+def test_another_archive_than_the_catalog_pins(world: World) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    pinned = f'sha256 = {{ "{file.name}" = "{"0" * 64}" }}\n'
+    world.enter("good", "pypi:vox-t-good==1.0", pinned)
+    refused(world, "I007", "install", "good", "--yes")
+
+
+def test_another_distribution_calls_itself_vox(world: World) -> None:
+    info = world.site / "vox-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vox\nVersion: 1.0\n")
+    (info / "RECORD").write_text("../../../bin/vox,,\n")
+    world.wheel(plugin("good", "1.0"))
+    said = refused(world, "I006", "install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert "vox 1.0 (../../../bin/vox)" in said
+
+
+# --- failed in the middle -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_upgraded(world: World) -> World:
+    """Version 1 of a plugin and its library are there, version 2 of the library can be had."""
+    world.wheel({**LIBRARY, "version": "1.0"})
+    world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    world.wheel(LIBRARY_2)
+    return world
+
+
+NEWER = MANIFEST.replace('api = "1.0"', 'api = "9.0"')
+FAILING = {
+    "a manifest that is not valid": plugin("good", "2.0", ["vox-t-lib>=2"], manifest="id = 1"),
+    "a plugin for a newer API": plugin("good", "2.0", ["vox-t-lib>=2"], manifest=NEWER),
+    "a package that brings the core's": plugin(
+        "good", "2.0", ["vox-t-lib>=2"], files={"vox_core/__init__.py": ""}
+    ),
+    "a package without a plugin": {
+        **LIBRARY_2,
+        "name": "vox-t-good",
+        "requires": ["vox-t-lib>=2"],
+        "files": {"vox_t_good/__init__.py": ""},
+    },
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_what_is_found_bad_afterwards_is_undone(half_upgraded: World, case: str) -> None:
+    world = half_upgraded
+    before = world.state()
+    world.wheel(FAILING[case])
+    done = world.vox("install", "--from-pypi", "vox-t-good==2.0", "--yes")
+    assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
+    assert world.state() == before
+    assert not list(world.site.parent.glob(".vox-before-*"))
+
+
+def test_a_build_that_fails_is_undone(half_upgraded: World, tmp_path: Path) -> None:
+    world = half_upgraded
+    before = world.state()
+    arguments = plugin("good", "2.0", ["vox-t-lib>=2"])
+    folder = checkout(tmp_path / "good", arguments, before_build="raise SystemExit('no compiler')")
+    done = world.vox("install", "good", "--from-path", folder, "--yes")
+    assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
+    assert "no compiler" in done.stderr
+    assert world.state() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_installation_is_undone(
+    half_upgraded: World, tmp_path: Path, number: signal.Signals
+) -> None:
+    world = half_upgraded
+    before = world.state()
+    mark = tmp_path / "building"
+    wait = f"open({str(mark)!r}, 'w'); import time; time.sleep(60)"
+    folder = checkout(tmp_path / "good", plugin("good", "2.0", ["vox-t-lib>=2"]), wait)
+    process = subprocess.Popen(
+        world.command("install", "good", "--from-path", folder, "--yes"),
+        env=world.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not mark.exists() and process.poll() is None:
+        time.sleep(0.05)
+    if world.installer == "pip":  # which has installed what comes from an index by now
+        assert world.versions()["vox_t_lib"] == "2.0"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said.decode().endswith("stopped\n")) == (130, True)
+    assert world.state() == before

@@ -1,0 +1,203 @@
+"""`vox plugin install`, `upgrade`, `remove` and `lock`.
+
+The plan is shown before anything is done, on stderr where stdout is for a program. Without `--yes`
+a person is asked; where nobody can be asked, nothing is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import json_option
+from vox_core.cli.output import megabytes, print_json
+from vox_core.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from vox_core.host.install import InstallPlan
+    from vox_core.host.resolve import Change
+
+_HASH_SHOWN = 12
+
+
+def _plan_options() -> list[click.Parameter]:
+    return [
+        click.Option(["--yes"], is_flag=True, help="Do it without asking."),
+        click.Option(["--dry-run"], is_flag=True, help="Show the plan and change nothing."),
+        json_option(),
+    ]
+
+
+def _ids(required: bool) -> click.Argument:
+    return click.Argument(["ids"], nargs=-1, required=required, metavar="ID...")
+
+
+def _path_option(flag: str, help: str) -> click.Option:
+    return click.Option([flag], metavar="PATH", type=click.Path(path_type=Path), help=help)
+
+
+@click.command(
+    "install",
+    cls=Command,
+    params=[
+        _ids(required=False),
+        _path_option("--from-path", "Folder with the source of one plugin."),
+        _path_option("--from-wheel", "Wheel of one plugin."),
+        click.Option(
+            ["--from-pypi"], metavar="NAME==VERSION", help="One plugin from the package index."
+        ),
+        *_plan_options(),
+    ],
+)
+def install(
+    ids: tuple[str, ...],
+    from_path: Path | None,
+    from_wheel: Path | None,
+    from_pypi: str | None,
+    **how: bool,
+) -> None:
+    """Install plugins into the Python environment that vox runs in.
+
+    ID is an id of `vox plugin list`; only the catalog turns it into a package. With one of the
+    --from options it may be left out.
+    """
+    from vox_core.host.install import plan_install
+
+    sources = [source for source in (from_path, from_wheel, from_pypi) if source is not None]
+    if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
+        raise ConfigError(
+            "C006",
+            "it is not clear what to install",
+            found=f"{len(ids)} ids and {len(sources)} --from options",
+            expected="ids of the catalog, or one --from option with at most one id",
+            remedy="`vox plugin install --help` says what it takes",
+        )
+    _carry_out(plan_install(ids, path=from_path, wheel=from_wheel, pypi=from_pypi), **how)
+
+
+@click.command("upgrade", cls=Command, params=[_ids(required=False), *_plan_options()])
+def upgrade(ids: tuple[str, ...], **how: bool) -> None:
+    """Bring installed plugins, or all of them, to what their sources now hold."""
+    from vox_core.host.install import plan_upgrade
+
+    _carry_out(plan_upgrade(ids), **how)
+
+
+@click.command("remove", cls=Command, params=[_ids(required=True), *_plan_options()])
+def remove(ids: tuple[str, ...], **how: bool) -> None:
+    """Remove plugins, broken ones too; what they are built on stays.
+
+    ID is a plugin's id, or the name of its package where two have one id.
+    """
+    from vox_core.host.install import plan_remove
+
+    _carry_out(plan_remove(ids), **how)
+
+
+@click.command(
+    "lock",
+    cls=Command,
+    params=[
+        click.Option(
+            ["--out"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            default="pylock.toml",
+            show_default=True,
+            help="File to write.",
+        ),
+        json_option(),
+    ],
+)
+def lock(out: Path, as_json: bool) -> None:
+    """Write what is installed, plugins and all that they need, as pylock.toml (PEP 751)."""
+    from vox_core.host.environment import Environment
+    from vox_core.host.lock import write_lock
+
+    unhashed = write_lock(out, Environment.here())
+    if as_json:
+        print_json({"lock": out, "without_hash": unhashed})
+        return
+    click.echo(f"lock  {out}")
+    if unhashed:
+        click.echo(f"no hash is known of: {', '.join(unhashed)}", err=True)
+
+
+# --- a plan, shown, agreed to, carried out --------------------------------------------------------
+
+
+def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> None:
+    from vox_core.host.install import apply
+
+    for line in _told(plan):
+        click.echo(line, err=as_json)
+    done = bool(plan.changes) and not dry_run
+    if done:
+        _require_agreement(yes)
+        apply(plan, lambda line: click.echo(f"  {line}", err=True))
+    if as_json:
+        print_json(_described(plan, done))
+    elif done:
+        click.echo(f"{_DONE[plan.action]}; next: vox backend list")
+
+
+_DONE = {"install": "installed", "upgrade": "upgraded", "remove": "removed"}
+
+
+def _told(plan: InstallPlan) -> Iterator[str]:
+    if plan.changes:
+        yield f"{plan.action} in {plan.environment}"
+        yield from (f"  {_line(change)}" for change in plan.changes)
+        total = sum(change.size or 0 for change in plan.changes)
+        yield from [f"  {_size(total)} in all"] if total else []
+    else:
+        yield f"nothing to {plan.action}: everything asked for is as it should be"
+    yield from (f"note: {note}" for note in plan.notes)
+
+
+def _line(change: Change) -> str:
+    """`vox-ml-cpu  0.1.0 -> 0.2.0  from URL  sha256 0123456789ab…  12 MB`."""
+    if change.after is None:
+        return f"{change.name}  {change.before} -> none"
+    versions = f"{change.before} -> {change.after}" if change.before else f"{change.after} (new)"
+    facts = [change.name, versions, f"from {change.source or 'the index'}"]
+    facts += [f"sha256 {change.sha256[:_HASH_SHOWN]}…"] if change.sha256 else []
+    facts += [_size(change.size)] if change.size is not None else []
+    return "  ".join(facts)
+
+
+def _size(count: int) -> str:
+    return megabytes(count) if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
+    environment = plan.environment
+    return {
+        "action": plan.action,
+        "environment": {"prefix": environment.prefix, "kind": environment.kind},
+        "changes": plan.changes,
+        "notes": plan.notes,
+        "done": done,
+    }
+
+
+def _require_agreement(yes: bool) -> None:
+    if yes:
+        return
+    if not _somebody_is_there():
+        raise InputError(
+            "I012",
+            "nobody is there to agree to this plan",
+            found="no terminal to ask on",
+            remedy="look at the plan and run again with --yes",
+        )
+    click.confirm("go on?", abort=True, err=True)
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty()

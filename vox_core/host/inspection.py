@@ -1,0 +1,95 @@
+"""What is installed, asked of a fresh interpreter.
+
+A process that has just had packages installed around it may see the old ones: metadata and import
+finders are cached, `.pth` files are read at start. So the questions after an installation go to a
+child, and the child imports no plugin either.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+
+from vox_core.errors import BackendError
+from vox_core.host.environment import Environment
+
+_CHILD = "from vox_core.host.inspection import answer; print(answer())"
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An installed plugin; `fault` says why it cannot be used, whatever the hardware."""
+
+    id: str
+    distribution: str
+    version: str
+    fault: str | None
+
+
+def inspect(environment: Environment) -> tuple[list[Row], list[str]]:
+    """The plugins that are installed in `environment`, and `intruders` there.
+
+    Raises:
+        ChildError: the interpreter cannot say, and why.
+    """
+    # -P: a folder `vox_core` that happens to be the current one is not what is installed.
+    command = [str(environment.python), "-P", "-c", _CHILD]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ChildError(f"no answer within {_LIMIT_S:g} s") from error
+    if done.returncode:
+        raise ChildError(done.stderr.strip().rpartition("\n")[2] or f"exit {done.returncode}")
+    told = json.loads(done.stdout.splitlines()[-1])  # a .pth file may have printed before
+    return [Row(**row) for row in told["plugins"]], told["intruders"]
+
+
+class ChildError(Exception):
+    """Why a fresh interpreter could not say what is installed."""
+
+
+def answer() -> str:
+    """What `inspect` asks for, as JSON; runs in the child."""
+    from vox_core.host.discover import discover
+    from vox_core.host.machine import this_machine, unmet
+
+    plugins = discover()
+    machine = this_machine(plugins)
+    rows = []
+    for plugin in plugins:
+        fault = _on_one_line(plugin.fault) if plugin.fault else None
+        if plugin.manifest and (stands_in_the_way := unmet(plugin.manifest, machine)):
+            fault = ": ".join(stands_in_the_way)
+        rows.append(asdict(Row(plugin.id, plugin.distribution, plugin.version, fault)))
+    return json.dumps({"plugins": rows, "intruders": intruders()})
+
+
+def _on_one_line(fault: BackendError) -> str:
+    details = "; ".join(fault.faults) or fault.found
+    return f"{fault.what}: {details}" if details else fault.what
+
+
+def intruders() -> list[str]:
+    """Distributions beside vox-ml that bring a `vox` command or a `vox_core` package."""
+    from importlib import metadata
+
+    return sorted(
+        {
+            f"{distribution.metadata['Name']} {distribution.version} ({file})"
+            for distribution in metadata.distributions()
+            if "vox" in (distribution.read_text("RECORD") or "")
+            for file in distribution.files or ()
+            if _is_ours(file) and distribution.metadata["Name"] != "vox-ml"
+        }
+    )
+
+
+def _is_ours(file: PurePath) -> bool:
+    parts = file.parts
+    is_command = parts[0] == ".." and parts[-1] in ("vox", "vox.exe")
+    return is_command or (parts[0] == "vox_core" and parts[-1] == "__init__.py")

@@ -1,0 +1,302 @@
+"""Installing, upgrading and removing plugins: planned whole, done whole or not at all.
+
+    plan = plan_install(["cpu"])
+    print(plan.changes)             # what, from where, which hash, what size
+    apply(plan)
+
+A plan is refused before anything is done if the environment is not vox's to change
+(environment.py) or if something else stands against it (guards.py): the core or torch would change,
+or an archive is not the one that the catalog pins. After the installer a fresh interpreter
+(inspection.py) looks for the plugin's manifest; on any failure the environment is put back
+(rollback.py).
+
+Which package an id stands for is for the catalog (targets.py). No plugin is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from packaging.utils import canonicalize_name
+
+from vox_core.catalog import PluginEntry
+from vox_core.errors import InputError, WorkError
+from vox_core.host import targets
+from vox_core.host.discover import Found, discover
+from vox_core.host.environment import Environment
+from vox_core.host.guards import (
+    CORE,
+    KEPT,
+    require_inside,
+    require_kept,
+    require_no_intruder,
+    require_pinned,
+)
+from vox_core.host.inspection import ChildError, inspect
+from vox_core.host.known import known_plugins
+from vox_core.host.resolve import Change, last_lines, local_path, pinned, resolve
+from vox_core.host.rollback import restored_on_failure
+from vox_core.host.targets import Target
+
+Report: TypeAlias = Callable[[str], None]
+"""Called with each line that the installer prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallPlan:
+    """What will be done, and where.
+
+    Args:
+        changes: nothing is to be done if there are none.
+        targets: the plugins that will be there afterwards.
+        notes: what a person should know, worded for them.
+    """
+
+    action: Literal["install", "upgrade", "remove"]
+    environment: Environment
+    changes: tuple[Change, ...]
+    targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plan_install(
+    ids: Sequence[str] = (),
+    *,
+    path: Path | None = None,
+    wheel: Path | None = None,
+    pypi: str | None = None,
+    catalog: Mapping[str, PluginEntry] | None = None,
+    environment: Environment | None = None,
+) -> InstallPlan:
+    """Plan to install plugins of the catalog, or one plugin from a source.
+
+    Args:
+        ids: of the catalog; with a source at most one, of the plugin that it holds.
+        path: a folder with the plugin's source.
+        wheel: a wheel of it.
+        pypi: `NAME==VERSION`.
+
+    Raises:
+        InputError: I001 to I007, what stands against it.
+    """
+    catalog = known_plugins() if catalog is None else catalog
+    id = ids[0] if ids else None
+    if path is not None:
+        wanted = [targets.from_path(path, id, catalog)]
+    elif wheel is not None:
+        wanted = [targets.from_wheel(wheel, id, catalog)]
+    elif pypi is not None:
+        wanted = [targets.from_pypi(pypi, id, catalog)]
+    else:
+        wanted = targets.from_catalog(ids, catalog)
+    return _plan("install", environment or Environment.here(), wanted)
+
+
+def plan_upgrade(
+    ids: Sequence[str] = (),
+    *,
+    catalog: Mapping[str, PluginEntry] | None = None,
+    environment: Environment | None = None,
+) -> InstallPlan:
+    """Plan to bring installed plugins, or all of them, to what their sources now hold.
+
+    Raises:
+        InputError: I001 to I007 and I010, what stands against it.
+    """
+    catalog = known_plugins() if catalog is None else catalog
+    installed = discover()
+    chosen = [_installed(id, installed) for id in ids] if ids else installed
+    wanted, notes = [], []
+    for plugin in chosen:
+        target = _newer(plugin, catalog)
+        wanted += [target] if isinstance(target, Target) else []
+        notes += [target] if isinstance(target, str) else []
+    return _plan("upgrade", environment or Environment.here(), wanted, notes)
+
+
+def plan_remove(ids: Sequence[str], *, environment: Environment | None = None) -> InstallPlan:
+    """Plan to remove plugins, broken ones too; what they are built on stays and is told.
+
+    Args:
+        ids: of plugins, or names of their distributions.
+
+    Raises:
+        InputError: I001 or I010, what stands against it.
+    """
+    environment = environment or Environment.here()
+    installed = discover()
+    plugins = [_installed(id, installed) for id in ids]
+    names = sorted({canonicalize_name(plugin.distribution) for plugin in plugins})
+    environment.require_changeable(remove=names)
+    for name in names:
+        require_inside(name, environment)
+    versions = {canonicalize_name(plugin.distribution): plugin.version for plugin in plugins}
+    changes = tuple(Change(name, versions[name], None) for name in names)
+    return InstallPlan("remove", environment, changes, notes=tuple(_orphan_notes(names)))
+
+
+def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
+    """Carry out a plan; if anything fails or is interrupted, the environment is as before.
+
+    Raises:
+        WorkError: I008, it failed; I009, and not everything could be put back.
+        InputError: I011, another process is changing this environment.
+    """
+    if not plan.changes:
+        return
+    touched = [CORE, *(change.name for change in plan.changes if change.before is not None)]
+    with restored_on_failure(plan.environment, touched), tempfile.TemporaryDirectory() as scratch:
+        for command in _commands(plan, Path(scratch)):
+            _run(command, plan, report)
+        _check(plan)
+
+
+# --- planning -------------------------------------------------------------------------------------
+
+
+def _plan(
+    action: Literal["install", "upgrade"],
+    environment: Environment,
+    wanted: Sequence[Target],
+    notes: Sequence[str] = (),
+) -> InstallPlan:
+    requirements = [text for target in wanted for text in (target.requirement, *target.libraries)]
+    requirements = list(dict.fromkeys(requirements))
+    if not requirements:
+        return InstallPlan(action, environment, (), (), tuple(notes))
+    environment.require_changeable(add=requirements)
+    require_no_intruder(environment)
+    changes = resolve(environment, requirements)
+    require_kept(changes, environment)
+    require_pinned(changes, wanted)
+    return InstallPlan(action, environment, changes, tuple(wanted), tuple(notes))
+
+
+def _newer(plugin: Found, catalog: Mapping[str, PluginEntry]) -> Target | str:
+    """Where an upgrade of `plugin` comes from, or why there is none."""
+    name = canonicalize_name(plugin.distribution)
+    if targets.is_editable(name):
+        return f"{plugin.id}: installed from a checkout in place, which is as new as the checkout"
+    entry = catalog.get(plugin.id)
+    if entry and canonicalize_name(entry.distribution) == name:
+        return targets.from_catalog([plugin.id], catalog, upgrade=True)[0]
+    source = targets.origin(name)
+    folder = local_path(source.get("url", "")) if "dir_info" in source else None
+    if folder and folder.is_dir():
+        return targets.from_path(folder, plugin.id, catalog)
+    return (
+        f"{plugin.id}: in no catalog; a newer version is named whole: "
+        f"vox plugin install --from-pypi {plugin.distribution}==VERSION"
+    )
+
+
+def _installed(id: str, installed: Sequence[Found]) -> Found:
+    """The one plugin of that id, or of the distribution of that name."""
+    matches = [plugin for plugin in installed if plugin.id == id] or [
+        plugin
+        for plugin in installed
+        if canonicalize_name(plugin.distribution) == canonicalize_name(id)
+    ]
+    names = list(dict.fromkeys(plugin.distribution for plugin in matches))
+    if len(names) == 1:
+        return matches[0]
+    if names:
+        raise InputError(
+            "I010",
+            f"more than one plugin has the id {id!r}",
+            found=f"distributions {', '.join(names)}",
+            remedy=f"name the distribution: {names[-1]}",
+        )
+    raise InputError(
+        "I010",
+        f"plugin {id!r} is not installed",
+        found=f"installed: {', '.join(plugin.id for plugin in installed) or 'none'}",
+        remedy="`vox plugin list` shows what there is",
+    )
+
+
+def _orphan_notes(names: Sequence[str]) -> Iterator[str]:
+    from vox_core.host.lock import orphans
+
+    if left := orphans(names, keep=KEPT):
+        yield f"nothing else needs: {', '.join(left)}; they stay"
+
+
+# --- doing ----------------------------------------------------------------------------------------
+
+
+def _commands(plan: InstallPlan, scratch: Path) -> Iterator[list[str]]:
+    if plan.action == "remove":
+        names = [change.name for change in plan.changes]
+        yield [*plan.environment.installer("uninstall"), *names]
+    else:
+        yield from pinned(plan.environment, plan.changes, scratch / "requirements.txt")
+
+
+def _run(command: Sequence[str], plan: InstallPlan, report: Report) -> None:
+    """Run the installer to its end; it is gone before anything is put back."""
+    said: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                said.append(line)
+                report(line.rstrip())
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with the builds that it started
+            raise
+    if process.returncode:
+        raise _failed(plan, f"the installer ended with {process.returncode}", "".join(said))
+
+
+def _check(plan: InstallPlan) -> None:
+    """The plugins are there, whole, and nobody else's; or, after a removal, gone."""
+    try:
+        rows, strangers = inspect(plan.environment)
+    except ChildError as error:
+        raise _failed(plan, f"the environment's Python fails: {error}") from error
+    if plan.action == "remove":
+        gone = {change.name for change in plan.changes}
+        left = [row.distribution for row in rows if canonicalize_name(row.distribution) in gone]
+        faults = [f"{name} is still there" for name in left]
+    else:
+        faults = [f"brings what belongs to {CORE}: {stranger}" for stranger in strangers]
+        for target in plan.targets:
+            name = target.distribution or _built_from(target, plan.changes)
+            mine = [row for row in rows if canonicalize_name(row.distribution) == name]
+            faults += [f"{row.id}: {row.fault}" for row in mine if row.fault]
+            if target.id not in (None, *(row.id for row in mine)) or not mine:
+                faults.append(f"{name} brings no plugin {target.id or ''}".rstrip())
+    if faults:
+        raise _failed(plan, "; ".join(faults))
+
+
+def _built_from(target: Target, changes: Iterable[Change]) -> str | None:
+    """The distribution that came from a folder."""
+    folder = Path(target.requirement)
+    return next((each.name for each in changes if local_path(each.source) == folder), None)
+
+
+def _failed(plan: InstallPlan, found: str, said: str = "") -> WorkError:
+    return WorkError(
+        "I008",
+        f"could not {plan.action} {', '.join(change.name for change in plan.changes)}; "
+        "the environment is as it was",
+        where=plan.environment,
+        found=found,
+        faults=last_lines(said),
+        remedy="mend what is named, and run again",
+    )

@@ -1,0 +1,218 @@
+"""What is to be installed: from an id of the catalog, or from a source that the user names.
+
+Only the catalog turns an id into a package. A source named by the user is taken as it is, but an id
+that the catalog knows keeps its distribution: `cpu` cannot come from somebody else's package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from vox_core.catalog import PluginEntry, Source
+from vox_core.catalog.entries import objections
+from vox_core.errors import InputError
+from vox_core.host.discover import installed_versions
+from vox_core.host.resolve import project_table
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A plugin that is to be installed.
+
+    Args:
+        id: None if the user named a source and no id.
+        distribution: canonical name; None where a folder's metadata does not tell without a build.
+        requirement: what the installer is asked for.
+        libraries: requirements of what the plugin is built on and no package index has.
+        sha256: file name -> digest in hex, of the artifacts that the catalog pins.
+    """
+
+    id: str | None
+    distribution: str | None
+    requirement: str
+    libraries: tuple[str, ...] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_catalog(
+    ids: Sequence[str], catalog: Mapping[str, PluginEntry], *, upgrade: bool = False
+) -> list[Target]:
+    """The plugins of these ids.
+
+    Raises:
+        InputError: I002, ids that the catalog does not have; I003, plugins that are not for this
+            machine, or whose sources are not there.
+    """
+    from vox_core.host.probe import accelerators
+
+    if unknown := [id for id in ids if id not in catalog]:
+        raise _unknown(unknown, catalog)
+    entries = [catalog[id] for id in dict.fromkeys(ids)]
+    tags = {"cpu", *(accelerator.tag for accelerator in accelerators())}
+    if faults := [fault for entry in entries for fault in objections(entry, tags)]:
+        remedy = "leave it out, or choose another one: vox plugin list"
+        raise InputError("I003", "not for this machine", faults=faults, remedy=remedy)
+    return [_of_entry(entry, entry.source, upgrade) for entry in entries]
+
+
+def from_path(folder: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+    """The plugin whose source is in `folder`.
+
+    Raises:
+        InputError: I003, there is none.
+    """
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise _no_source(folder, "a folder with a pyproject.toml", "the path")
+    name = project_table(folder).get("name")
+    return _named(str(folder.resolve()), name, id, catalog)
+
+
+def from_wheel(file: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+    """The plugin in a wheel.
+
+    Raises:
+        InputError: I003, it is none.
+    """
+    try:
+        name = parse_wheel_filename(file.name)[0]
+    except InvalidWheelFilename:
+        name = None
+    if name is None or not file.is_file():
+        raise _no_source(file, "a wheel, with the name it was built under", "the file's name")
+    return _named(str(file.resolve()), name, id, catalog)
+
+
+def from_pypi(text: str, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+    """A release on the package index, `NAME==VERSION`.
+
+    Raises:
+        InputError: I003, it names no single version.
+    """
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise _no_source(text, "NAME==VERSION", "the name and the version") from error
+    exact = [each.operator == "==" and "*" not in each.version for each in requirement.specifier]
+    if exact != [True] or requirement.url or requirement.marker:
+        raise _no_source(text, "NAME==VERSION, one version", "the version")
+    return _named(text, requirement.name, id, catalog)
+
+
+def origin(distribution: str) -> dict[str, Any]:
+    """What direct_url.json (PEP 610) says about an installation; empty if it is from an index."""
+    with suppress(metadata.PackageNotFoundError, ValueError):
+        text = metadata.distribution(distribution).read_text("direct_url.json")
+        document = json.loads(text or "{}")
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+def is_editable(distribution: str) -> bool:
+    """Whether the installation is a link to a checkout."""
+    return bool(origin(distribution).get("dir_info", {}).get("editable"))
+
+
+def _named(
+    requirement: str, name: str | None, id: str | None, catalog: Mapping[str, PluginEntry]
+) -> Target:
+    """A source of the user's; what the catalog knows about its plugin still holds."""
+    distribution = canonicalize_name(name) if name else None
+    entry = catalog.get(id) if id else _entry_of(distribution, catalog)
+    if entry is None:
+        return Target(id, distribution, requirement)
+    expected = canonicalize_name(entry.distribution)
+    if distribution not in (None, expected):
+        raise InputError(
+            "I003",
+            f"{id!r} is another plugin's id",
+            where=requirement,
+            found=f"distribution {distribution}",
+            expected=f"distribution {entry.distribution}, as the catalog has it",
+            remedy="leave the id out, if you mean to install this package",
+        )
+    libraries = _libraries(entry, upgrade=False)
+    return Target(entry.id, expected, requirement, libraries, entry.sha256)
+
+
+def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> PluginEntry | None:
+    known = {canonicalize_name(entry.distribution): entry for entry in catalog.values()}
+    return known.get(distribution) if distribution else None  # type: ignore[call-overload]
+
+
+def _of_entry(entry: PluginEntry, source: Source, upgrade: bool) -> Target:
+    return Target(
+        entry.id,
+        canonicalize_name(entry.distribution),
+        _requirement(entry, source, entry.distribution),
+        _libraries(entry, upgrade),
+        entry.sha256,
+    )
+
+
+def _libraries(entry: PluginEntry, upgrade: bool) -> tuple[str, ...]:
+    """Those that are not there; in an upgrade those as well that came from the same place."""
+    sources = {
+        name: Source.parse(text, entry.catalog.parent) for name, text in entry.libraries.items()
+    }
+    installed = installed_versions(sources)
+    return tuple(
+        _requirement(entry, source, name)
+        for name, source in sources.items()
+        if canonicalize_name(name) not in installed or (upgrade and not is_editable(name))
+    )
+
+
+def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
+    """What the installer is asked for. Raises InputError I003 if it is not there."""
+    if source.path is not None and not source.path.exists():
+        raise InputError(
+            "I003",
+            f"the source of {entry.id!r} is not here",
+            where=entry.catalog,
+            found=f"no {source.path}",
+            expected="a checkout of vox, which its catalog's local sources belong to",
+            remedy=f"name a source: vox plugin install {entry.id} --from-path DIR, "
+            f"--from-wheel FILE or --from-pypi {entry.distribution}==VERSION",
+        )
+    return source.requirement(distribution)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _unknown(ids: Sequence[str], catalog: Mapping[str, PluginEntry]) -> InputError:
+    return InputError(
+        "I002",
+        "the catalog has no such plugin",
+        faults=[f"{id!r}{_hint(id, catalog)}" for id in ids],
+        expected=f"some of: {', '.join(catalog)}",
+        remedy="`vox plugin list` shows what there is; a package that is in no catalog is named "
+        "whole: --from-pypi NAME==VERSION",
+    )
+
+
+def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
+    if entry := _entry_of(canonicalize_name(id), catalog):
+        return f" is the package of plugin {entry.id!r}"
+    near = difflib.get_close_matches(id, catalog, n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _no_source(where: object, expected: str, correct: str) -> InputError:
+    return InputError(
+        "I003",
+        "this is no source of a plugin",
+        where=where,
+        expected=expected,
+        remedy=f"correct {correct}",
+    )
