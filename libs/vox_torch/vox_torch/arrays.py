@@ -1,4 +1,4 @@
-"""Between numpy arrays as files have them and float32 tensors, in bounded memory.
+"""Between numpy arrays as files have them and float32 tensors, in bounded memory; rounding.
 
 bfloat16 comes and goes as `ml_dtypes.bfloat16`, which torch does not know; its bits pass as int16.
 
@@ -48,6 +48,13 @@ def float32_blocks(
         block = slice(start, min(start + rows, out_features))
         W_PI = buffer_PI[: block.stop - block.start]
         yield block, W_PI.copy_(_as_tensor(_oriented(read(), transposed)[block]))
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Float32, or float64 where it is that already."""
+    import torch
+
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rounded(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:

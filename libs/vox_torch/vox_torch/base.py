@@ -9,23 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vox_core.errors import ModelError
+from vox_torch.profile import ComputeDType
+from vox_torch.wide import compute_in_float64
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES: dict[ComputeDType, str] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a contract's dtype name."""
+def torch_dtype(name: ComputeDType) -> torch.dtype:
+    """The torch dtype of a contract's dtype name, and of `fp64`."""
     import torch
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
 
 
-def load_base(folder: Path, dtype: str, device: str) -> PreTrainedModel:
+def load_base(folder: Path, dtype: ComputeDType, device: str) -> PreTrainedModel:
     """Load the model of `folder`, frozen and in evaluation mode.
 
     Raises:
@@ -51,6 +58,8 @@ def load_base(folder: Path, dtype: str, device: str) -> PreTrainedModel:
             faults=missing,
             remedy="fetch the model again, whole",
         )
+    if dtype == "fp64":
+        compute_in_float64(model)
     model.requires_grad_(False)
     return model.to(device).eval()
 

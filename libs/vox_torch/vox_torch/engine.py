@@ -32,7 +32,7 @@ class Engine:
         """Train the adapter of `job.start` along `job.steps`."""
         from vox_torch.train import Trainer
 
-        return Trainer(job, context, self._profile.device).run()
+        return Trainer(job, context, self._profile.device, self._profile.compute_dtype).run()
 
     def merge(self, job: MergeJob) -> MergeResult:
         """Merged tensors, lazily, in the order of the job's targets."""
@@ -44,4 +44,4 @@ class Engine:
         """A model that generates and gives logits."""
         from vox_torch.load import load
 
-        return load(job, self._profile.device)
+        return load(job, self._profile.device, self._profile.compute_dtype)

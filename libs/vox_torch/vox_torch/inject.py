@@ -42,6 +42,7 @@ def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> 
     """
     from peft import get_peft_model
 
+    _require_linear(base, state)
     with _advice_silenced():
         model = get_peft_model(
             base, peft_config(base, state, dropout), autocast_adapter_dtype=False
@@ -59,6 +60,27 @@ def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> 
     for name, parameter in parameters.items():
         _fill(parameter, values[name], base.dtype)
     return Adapted(model, parameters)
+
+
+def _require_linear(base: PreTrainedModel, state: AdapterState) -> None:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    modules = dict(base.named_modules())
+    strange = [
+        f"{path}: {type(modules.get(path)).__name__ if path in modules else 'no such module'}"
+        for path in state.modules
+        if not isinstance(modules.get(path), nn.Linear | Conv1D)
+    ]
+    if strange:
+        raise AdapterError(
+            "A002",
+            "the files name modules that are not linear layers in the model transformers builds",
+            where=base.name_or_path,
+            expected="linear layers; experts that are stored one by one are not",
+            faults=strange,
+            remedy="train other modules: --targets q_proj --targets v_proj …",
+        )
 
 
 def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> LoraConfig:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract import LoadJob, Sampling
 from vox_torch.base import load_base
 from vox_torch.inject import attach
+from vox_torch.profile import ComputeDType
 from vox_torch.stream import streamed_model
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
 
 
-def load(job: LoadJob, device: str) -> TorchModel:
+def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -> TorchModel:
     """Load what the job names; streamed, it computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(streamed_model(job.model, job.adapter), "cpu")
-    model = load_base(job.model, job.dtype, device)
+    model = load_base(job.model, compute_dtype or job.dtype, device)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
     return TorchModel(model, device)

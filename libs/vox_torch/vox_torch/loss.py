@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vox_core.contract import Batch
+from vox_torch.arrays import at_least_float32
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +59,12 @@ def rows(batch: Batch, device: str) -> Rows:
 
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
-    """`sum(weight * nll)` over the batch, a float32 scalar; not yet divided by anything."""
+    """`sum(weight * nll)` over the batch, not yet divided: a scalar in float32 or wider."""
     from torch.nn import functional as F
 
     with only_at(head, batch.trained_NL):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
-    nll_K = F.cross_entropy(logits_KV.float(), batch.targets_K, reduction="none")
+    nll_K = F.cross_entropy(at_least_float32(logits_KV), batch.targets_K, reduction="none")
     return (nll_K * batch.weights_K).sum()
 
 

@@ -1,4 +1,4 @@
-"""Merged weights, one tensor at a time: float32 arithmetic, rounded once to the base's dtype.
+"""Merged weights, one tensor at a time: float32 arithmetic, rounded once to the result's dtype.
 
 LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
 
@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vox_core.contract import AdapterState, MergeJob, MergeResult, MergeTarget
+from vox_core.weights import STORED_AS, numpy_dtype
 from vox_torch.arrays import float32, float32_blocks, rounded
 
 if TYPE_CHECKING:
@@ -27,18 +28,19 @@ def merge(job: MergeJob) -> MergeResult:
 
 
 def merged_tensor(job: MergeJob, target: MergeTarget) -> NDArray[Any]:
-    """What the adapter makes of one tensor, in its dtype and stored layout."""
+    """What the adapter makes of one tensor, in the job's dtype and the stored layout."""
     import numpy as np
 
     stored = job.read(target.shape.tensor)
+    dtype = numpy_dtype(STORED_AS[job.dtype]) if job.dtype else stored.dtype
     if target.path in job.adapter.saved:
-        return rounded(float32(job.adapter.saved[target.path]), stored.dtype)
-    merged = np.empty(stored.shape, stored.dtype)
+        return rounded(float32(job.adapter.saved[target.path]), dtype)
+    merged = np.empty(stored.shape, dtype)
     merged_OI = merged.T if target.shape.transposed else merged
     read = partial(job.read, target.shape.tensor)
     for block, updated_PI in float32_blocks(read, target.shape.transposed):
         _add_update(updated_PI, job.adapter, target.path, block)
-        merged_OI[block] = rounded(updated_PI, stored.dtype)
+        merged_OI[block] = rounded(updated_PI, dtype)
     return merged
 
 

@@ -2,6 +2,10 @@
 
 Gradients of a micro-batch are added to float32 gradients of the masters, so accumulation loses
 nothing; after the update the masters are copied (rounded once) into the adapter.
+
+An adapter in float64 has float64 masters, gradients and moments. Its step is computed in float64
+and ends in a state that float32 can hold, so that a resumed run is the uninterrupted one, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
 from vox_core.errors import TrainingError
+from vox_torch.arrays import at_least_float32
 
 if TYPE_CHECKING:
     import torch
 
 
 class MasterAdamW:
-    """The trained parameters, their float32 masters and their moments."""
+    """The trained parameters, their masters and their moments."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec) -> None:
         import torch
@@ -26,7 +31,7 @@ class MasterAdamW:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._clip = spec.clip
-        self._masters = [p.detach().float().clone() for p in self._parameters]
+        self._masters = [at_least_float32(p.detach()).clone() for p in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
         self._adamw = torch.optim.AdamW(
@@ -65,6 +70,7 @@ class MasterAdamW:
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
+        self._round_state()
         torch._foreach_zero_(gradients)
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, self._masters)
@@ -78,7 +84,7 @@ class MasterAdamW:
         for name, master in zip(self._names, self._masters, strict=True):
             master.copy_(torch.tensor(values[name], dtype=torch.float32))
             if name in state.moments:
-                first, second = (torch.tensor(m).to(master.device) for m in state.moments[name])
+                first, second = (torch.tensor(m).to(master) for m in state.moments[name])
                 self._adamw.state[master] = {
                     "step": torch.tensor(float(state.step)),
                     "exp_avg": first,
@@ -96,11 +102,21 @@ class MasterAdamW:
         }
         return TrainState(step, adapter, moments)
 
+    def _round_state(self) -> None:
+        """Leave nothing in masters and moments that a `TrainState` would not carry."""
+        import torch
+
+        for master in self._masters:
+            if master.dtype != torch.float32:
+                kept = self._adamw.state[master]
+                for tensor in (master, kept["exp_avg"], kept["exp_avg_sq"]):
+                    tensor.copy_(tensor.float())
+
     def _gradients(self) -> list[torch.Tensor]:
         import torch
 
         return [
-            torch.zeros_like(m) if p.grad is None else p.grad.float()
+            torch.zeros_like(m) if p.grad is None else p.grad.to(m.dtype)
             for p, m in zip(self._parameters, self._masters, strict=True)
         ]
 
@@ -111,9 +127,9 @@ def not_finite(what: str, value: float) -> TrainingError:
         "T001",
         f"the {what} is not finite",
         found=value,
-        remedy="lower --lr, keep --clip on, or try --dtype fp32; the last checkpoint is good",
+        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
     )
 
 
 def _numpy(tensor: torch.Tensor) -> object:
-    return tensor.detach().cpu().numpy().copy()
+    return tensor.detach().float().cpu().numpy().copy()

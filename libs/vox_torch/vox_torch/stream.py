@@ -46,7 +46,8 @@ def streamed_model(folder: Path, adapter: AdapterState | None = None) -> PreTrai
             _stream(module, path, names, weights, adapter)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta and name in names and not _belongs_to_streamed(model, name):
-            _materialise(model, name, weights.read(names[name]))
+            value = adapter.saved.get(name) if adapter else None
+            _materialise(model, name, weights.read(names[name]) if value is None else value)
     return model.eval()
 
 
@@ -84,7 +85,10 @@ def _is_streamed(module: nn.Module) -> bool:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, nn.Linear | nn.Embedding | Conv1D)
+    if isinstance(module, nn.Embedding):
+        # Of the subclasses with a forward of their own, only those are known that scale.
+        return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 def _belongs_to_streamed(model: nn.Module, name: str) -> bool:

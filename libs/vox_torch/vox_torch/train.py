@@ -17,6 +17,7 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.loss import Rows, rows, weighted_nll
 from vox_torch.optimizer import MasterAdamW, not_finite
+from vox_torch.profile import ComputeDType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
 class Trainer:
     """One run on one device: the adapted model, its optimizer and the way from step to step."""
 
-    def __init__(self, job: TrainJob, context: RunContext, device: str) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        context: RunContext,
+        device: str,
+        compute_dtype: ComputeDType | None = None,
+    ) -> None:
         contract = job.plan.contract
-        base = load_base(job.model, job.plan.dtype, device)
+        base = load_base(job.model, compute_dtype or job.plan.dtype, device)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
         self._head = self._adapted.model.get_output_embeddings()
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
