@@ -1,0 +1,133 @@
+"""`vox plugin check` on projects that were never installed, each in a folder of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from vox_core.cli import errors, root
+from vox_core.errors import BackendError, ConfigError, PluginError
+from vox_core.testing.check import Outcome, check
+
+PYPROJECT = """
+[project]
+name = "vox-x-{id}"
+version = "0.1.0"
+[project.entry-points."vox_core.plugins"]
+{id} = "vox_x_{id}:backend"
+"""
+MANIFEST = """
+id = "{id}"
+name = "{id}"
+version = "0.1.0"
+api = "1.0"
+licence = "MIT"
+"""
+NOT_YET = 'extension-points = ["HardwareProbe"]\n'
+DECLARED = """
+extension-points = ["MlBackend"]
+[capabilities]
+devices = ["cpu"]
+quantisations = ["none"]
+dtypes = ["fp32"]
+methods = ["lora"]
+families = ["llama"]
+"""
+PROBE = 'print(\'{"present": true, "devices": [{"name": "c", "tag": "cpu"}], "detail": "a CPU"}\')'
+HOOKS = """
+from vox_core.hookspecs import hookimpl
+
+class Backend:
+    @hookimpl
+    def vox_train(self, job, context):
+        raise NotImplementedError("to be written")
+    @hookimpl
+    def vox_merge(self, job, context):
+        raise NotImplementedError("to be written")
+    @hookimpl
+    def vox_load(self, job, context):
+        raise NotImplementedError("to be written")
+
+backend = Backend()
+"""
+
+
+def project(folder: Path, id: str, code: str = HOOKS, declared: str = NOT_YET) -> Path:
+    package = folder / "src" / f"vox_x_{id}"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(id=id))
+    (package / "__init__.py").write_text(code)
+    (package / "probe.py").write_text(PROBE)
+    probe = '[probe]\nfile = "probe.py"\n'
+    (package / "vox_plugin.toml").write_text(MANIFEST.format(id=id) + declared + probe)
+    return folder
+
+
+def named(outcomes: list[Outcome]) -> dict[str, Outcome]:
+    return {outcome.check: outcome for outcome in outcomes}
+
+
+def test_what_is_not_declared_is_skipped_and_says_so(tmp_path: Path) -> None:
+    id, outcomes = check(str(project(tmp_path, "bare")))
+    told = named(outcomes)
+    assert id == "bare"
+    assert {outcome.status for outcome in outcomes} == {"passed", "skipped"}
+    assert told["every hook is there"].status == "passed"
+    assert told["the loss falls"].detail.startswith("not declared: any methods")
+
+
+def test_what_is_declared_and_broken_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = project(tmp_path, "broken", declared=DECLARED)
+    code = errors.run(root, ["plugin", "check", str(folder), "--json"])
+    out, progress = capfd.readouterr()
+    told = json.loads(out)
+    checks = {each["check"]: each for each in told["checks"]}
+    assert (code, told["id"], told["ok"]) == (1, "broken", False)
+    assert checks["the loss falls"]["status"] == "failed"
+    assert "backend 'broken' failed in vox_train" in checks["the loss falls"]["detail"]
+    assert checks["the loss is that of base and adapter [dora]"] == {
+        "check": "the loss is that of base and adapter [dora]",
+        "status": "skipped",
+        "detail": "not declared: method dora",
+    }
+    assert "failed" in progress
+
+
+def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    noisy = "print('hello')\n" + HOOKS
+    code = errors.run(root, ["plugin", "check", str(project(tmp_path, "noisy", noisy))])
+    out = capfd.readouterr().out
+    assert code == 1
+    (failed,) = [line for line in out.splitlines() if line.startswith("failed")]
+    assert failed.split("  ")[1].strip() == "importing the package does nothing"
+    assert "importing vox_x_noisy wrote to stdout" in failed
+    assert out.splitlines()[-1].startswith("noisy: 3 passed")
+
+
+def test_a_plugin_that_ends_the_process_is_told(tmp_path: Path) -> None:
+    code = HOOKS.replace('raise NotImplementedError("to be written")', "import os; os.abort()")
+    with pytest.raises(PluginError) as caught:
+        check(str(project(tmp_path, "ending", code, DECLARED)))
+    assert caught.value.found == "the process ended by SIGABRT"
+
+
+def test_an_unknown_id_and_a_folder_without_a_plugin_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BackendError) as caught:
+        check("no-such-plugin")
+    assert caught.value.code == "VOX-B003"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    with pytest.raises(BackendError) as caught:
+        check(str(tmp_path))
+    assert (caught.value.code, caught.value.found) == ("VOX-B011", "entry points: none")
+
+
+def test_without_pytest_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        check("cpu")
+    assert caught.value.remedy == "pip install 'vox-ml[test]'"

@@ -1,0 +1,64 @@
+"""`vox plugin new` and `check`: what the author of a plugin needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import json_option
+from vox_core.cli.output import print_columns, print_json
+
+
+@click.command("new", cls=Command)
+@click.argument("name")
+@click.option("--id", "id", metavar="ID", help="What --backend will take.  [default: NAME]")
+@click.option(
+    "--bare", is_flag=True, help="Without the torch engine: every hook is yours to write."
+)
+@click.option(
+    "--licence", metavar="SPDX", default="Apache-2.0", help="Licence.  [default: Apache-2.0]"
+)
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder.  [default: NAME]"
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, yes: bool) -> None:
+    """Write the package of a new backend, which passes its own tests at once."""
+    from vox_core.files import require_absent
+    from vox_core.host.scaffold import Project, render, write
+
+    project = Project(name, id or name, "bare" if bare else "torch", licence)
+    folder = out or Path(name)
+    files = render(project)
+    require_absent(folder)
+    for path in files:
+        click.echo(folder / path)
+    if not yes:
+        click.confirm("write these files?", abort=True)
+    write(folder, files)
+    click.echo(f'next: cd {folder} && pip install -e ".[test]" && pytest')
+
+
+@click.command(
+    "check", cls=Command, params=[click.Argument(["target"], metavar="ID|PATH"), json_option()]
+)
+def check(target: str, as_json: bool) -> int:
+    """Run the conformance suite on an installed plugin, or on the project in a folder.
+
+    Every check asks for capabilities that the manifest declares; what is not declared is skipped.
+    The plugin runs in a process of its own, on tiny models, without network.
+    """
+    from vox_core.testing.check import check as run_suite
+
+    id, outcomes = run_suite(target)
+    failed = [each for each in outcomes if each.status == "failed"]
+    if as_json:
+        print_json({"id": id, "ok": not failed, "checks": outcomes})
+    else:
+        print_columns((each.status, each.check, each.detail) for each in outcomes)
+        passed = sum(each.status == "passed" for each in outcomes)
+        skipped = len(outcomes) - passed - len(failed)
+        click.echo(f"{id}: {passed} passed, {skipped} skipped, {len(failed)} failed")
+    return 1 if failed else 0

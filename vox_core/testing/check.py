@@ -1,0 +1,193 @@
+"""Run the conformance suite on a plugin, in a process of its own: `vox plugin check`.
+
+A child pytest runs a test file of one import, the same that a plugin's author has, and leaves a
+JUnit report; outcomes are read from that. Pytest's dots go to stderr while it runs. A project that
+is not installed is put on the child's path, with metadata made from its `pyproject.toml`, so that
+it is discovered as an installed one would be.
+
+Nothing of the plugin is imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vox_core.errors import BackendError, ConfigError, PluginError
+from vox_core.hookspecs import ENTRY_POINTS
+
+_SUITE = "from vox_core.testing.suite import *  # noqa: F403\n"
+# Without the plugins that happen to be installed: the result is to depend on the backend alone.
+_PYTEST = ("-p", "vox_core.testing.plugin", "-p", "no:cacheprovider", "-q")
+_QUIET = ("--no-header", "--no-summary", "--tb=short", "--show-capture=no")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one check; `detail` is why it was skipped, or how it failed, in a line."""
+
+    check: str
+    status: Literal["passed", "skipped", "failed"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A plugin's id, and what has to be on the path for it beside what is installed."""
+
+    id: str
+    path: tuple[Path, ...] = ()
+
+
+def check(reference: str) -> tuple[str, list[Outcome]]:
+    """Run the suite on the plugin that `reference` names: its id, or the folder of its project.
+
+    Returns:
+        The id, and the outcome of every check, in the order in which they ran.
+
+    Raises:
+        BackendError: B003, no such plugin; B011, the folder is not the project of one.
+        ConfigError: C009, pytest is not installed.
+        PluginError: X001, the child process ended before the suite did.
+    """
+    _require_pytest()
+    with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
+        scratch = Path(name)
+        target = _find(reference, scratch)
+        return target.id, _outcomes(_run(target, scratch))
+
+
+def _require_pytest() -> None:
+    if importlib.util.find_spec("pytest") is None:
+        raise ConfigError(
+            "C009",
+            "the conformance suite needs pytest, which is not installed",
+            remedy="pip install 'vox-ml[test]'",
+        )
+
+
+def _find(reference: str, scratch: Path) -> Target:
+    """An installed id goes before a folder of that name; `./NAME` is always a folder."""
+    from vox_core.host.discover import discover
+    from vox_core.testing.subject import find
+
+    plugins = {plugin.id: plugin for plugin in discover()}
+    folder = Path(reference).resolve()
+    if reference in plugins or not folder.is_dir():
+        return Target(find(reference).id)
+    project = _project(folder)
+    id = _only_plugin(project, folder)
+    if id in plugins and (where := plugins[id].folder) and where.is_relative_to(folder):
+        return Target(id)
+    _describe(project, scratch / "installed")
+    return Target(id, (scratch / "installed", folder / "src", folder))
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+        return {"version": "0", "name": project["name"], **project}
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_project(file, f"{type(error).__name__}: {error}") from error
+
+
+def _only_plugin(project: dict[str, Any], folder: Path) -> str:
+    ids = list(project.get("entry-points", {}).get(ENTRY_POINTS, {}))
+    if len(ids) != 1:
+        raise _no_project(folder / "pyproject.toml", f"entry points: {', '.join(ids) or 'none'}")
+    return str(ids[0])
+
+
+def _no_project(file: Path, found: str) -> BackendError:
+    return BackendError(
+        "B011",
+        "the folder is not the project of one plugin",
+        where=file,
+        found=found,
+        expected=f"[project] with one entry point in the group {ENTRY_POINTS}",
+        remedy="name such a folder or the id of an installed plugin: `vox plugin list`",
+    )
+
+
+def _describe(project: dict[str, Any], site: Path) -> None:
+    """Metadata as an installation would write it, as far as discovery reads it."""
+    name, version = str(project["name"]).replace("-", "_"), project["version"]
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
+    )
+    entries = project["entry-points"][ENTRY_POINTS].items()
+    lines = [f"[{ENTRY_POINTS}]", *(f"{id} = {target}" for id, target in entries)]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def _run(target: Target, scratch: Path) -> Path:
+    """Run pytest; where its report lies."""
+    report, test = scratch / "report.xml", scratch / "test_conformance.py"
+    test.write_text(_SUITE)
+    (scratch / "pytest.ini").write_text("[pytest]\n")
+    chosen = ["--vox-backend", target.id, "--junit-xml", str(report), "-c", "pytest.ini"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *chosen, str(test)],
+        cwd=scratch,
+        env=_environment(target.path),
+        stdout=sys.stderr.fileno(),
+        check=False,
+    )
+    if not report.is_file():
+        raise _ended_early(target.id, done.returncode)
+    return report
+
+
+def _environment(path: Sequence[Path]) -> dict[str, str]:
+    """This one's, with `path` before what is installed, and without a way to the network."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    before = [str(folder) for folder in path] + [kept.get("PYTHONPATH", "")]
+    return {
+        **kept,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, before)),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _ended_early(id: str, returncode: int) -> PluginError:
+    import signal
+
+    how = f"by {signal.Signals(-returncode).name}" if returncode < 0 else f"with exit {returncode}"
+    return PluginError(
+        "X001",
+        f"plugin {id!r} ended the process that the suite ran in",
+        found=f"the process ended {how}",
+        remedy="see above for the last thing that it did; run its own tests with `pytest -v`",
+    )
+
+
+def _outcomes(report: Path) -> list[Outcome]:
+    from xml.etree import ElementTree
+
+    return [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def _outcome(case: Any) -> Outcome:
+    check = case.get("name").removeprefix("test_").replace("_", " ").replace("[", " [")
+    for tag, status in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        if (found := case.find(tag)) is not None:
+            return Outcome(check, status, _first_line(found.get("message", "")))  # type: ignore[arg-type]
+    return Outcome(check, "passed", "")
+
+
+def _first_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    bare = len(lines) > 1 and lines[0] == "AssertionError"
+    return lines[1 if bare else 0] if lines else ""

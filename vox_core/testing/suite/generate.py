@@ -1,0 +1,130 @@
+"""Generation, held against the logits of the same model, token by token.
+
+Shape legend: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vox_core.contract import LoadedModel, Sampling
+from vox_core.testing.jobs import stirred
+from vox_core.testing.subject import Subject
+from vox_core.testing.suite.load import TOKENS
+from vox_core.testing.suite.requirements import loads
+
+# Two logits this near, of a size of 2, may come out in either order with a cache and without one;
+# float32 forwards differ by 2e-6 of it (LOGITS in load.py), on accelerators by more.
+TIE = 1e-3
+WARM = Sampling(max_tokens=24, temperature=1.0, seed=3)
+
+
+@loads
+def test_greedy_generation_takes_the_likeliest_token(vox_subject: Subject) -> None:
+    """With an adapter too, and the same each time."""
+    method = vox_subject.declared.manifest.capabilities.methods[0]
+    adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
+    for model in (vox_subject.load(), vox_subject.load(adapter)):
+        said = list(model.generate(TOKENS, Sampling(max_tokens=12)))
+        assert len(said) == 12
+        assert all(isinstance(token, int) for token in said)
+        for logits_V, token in zip(_after(model, said), said, strict=True):
+            assert logits_V[token] >= logits_V.max() - TIE
+        assert list(model.generate(TOKENS, Sampling(max_tokens=12))) == said
+
+
+@loads
+def test_a_stop_token_ends_generation_and_is_not_told(vox_subject: Subject) -> None:
+    model = vox_subject.load()
+    said = list(model.generate(TOKENS, Sampling(max_tokens=12)))
+    for stop in (said[0], said[-1]):
+        sampling = Sampling(max_tokens=12, stop_tokens=frozenset({stop}))
+        assert list(model.generate(TOKENS, sampling)) == said[: said.index(stop)]
+
+
+@loads
+def test_generation_ends_at_the_limit(vox_subject: Subject) -> None:
+    model = vox_subject.load()
+    for limit in (0, 1, 5):
+        assert len(list(model.generate(TOKENS, Sampling(max_tokens=limit)))) == limit
+
+
+@loads
+def test_tokens_come_as_they_are_made(vox_subject: Subject) -> None:
+    """The first few of 300 take a small part of the time of all; 1 % when nothing else runs."""
+    model = vox_subject.load()
+    long = Sampling(max_tokens=300)
+    started = time.perf_counter()
+    some = list(itertools.islice(model.generate(TOKENS, long), 3))
+    between = time.perf_counter()
+    everything = list(model.generate(TOKENS, long))
+    ended = time.perf_counter()
+    assert some == everything[:3]
+    assert between - started < (ended - between) / 2
+
+
+@loads
+def test_a_sampling_seed_gives_the_same_tokens_again(vox_subject: Subject) -> None:
+    model = vox_subject.load()
+    first, again, other = (
+        list(model.generate(TOKENS, replace(WARM, seed=seed))) for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert first != other
+
+
+@loads
+def test_sampling_keeps_to_the_nucleus(vox_subject: Subject) -> None:
+    """The smallest set of tokens whose mass reaches `top_p`, at the temperature asked for."""
+    model = vox_subject.load()
+    for top_p, temperature in ((0.5, 1.0), (0.9, 0.5), (1e-6, 2.0)):
+        sampling = replace(WARM, top_p=top_p, temperature=temperature)
+        said = list(model.generate(TOKENS, sampling))
+        for logits_V, token in zip(_after(model, said), said, strict=True):
+            assert _mass_before(logits_V / temperature, token) < top_p + TIE
+
+
+@loads
+def test_temperature_spreads_the_choice(vox_subject: Subject) -> None:
+    """First tokens of many seeds: nearly all alike when cold, hardly any when hot."""
+    model = vox_subject.load()
+
+    def variety(temperature: float) -> int:
+        once = Sampling(max_tokens=1, temperature=temperature)
+        return len({next(iter(model.generate(TOKENS, replace(once, seed=s)))) for s in range(30)})
+
+    # The logits have a standard deviation of about 2, so at 100 the 260 tokens are alike: of 30
+    # draws 28 differ on average. At 0.01 the first wins unless two are within 0.05.
+    assert variety(0.01) <= 3
+    assert variety(100.0) >= 20
+
+
+@loads
+@pytest.mark.parametrize(
+    "text", ["a", "Grüße aus Köln; 東京 \N{SLIGHTLY SMILING FACE}", "long " * 60]
+)
+def test_any_text_can_be_continued(vox_subject: Subject, text: str) -> None:
+    """One byte, several scripts, 300 tokens: each byte is a token of the tiny model."""
+    tokens_T = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+    model = vox_subject.load()
+    said = list(model.generate(tokens_T, Sampling(max_tokens=4)))
+    logits_TV = model.logits(np.concatenate([tokens_T, said]).astype(np.int64))
+    for logits_V, token in zip(logits_TV[len(tokens_T) - 1 :], said, strict=False):
+        assert logits_V[token] >= logits_V.max() - TIE
+
+
+def _after(model: LoadedModel, said: list[int]) -> list[np.ndarray]:
+    """The logits from which each token of `said` was chosen."""
+    logits_TV = model.logits(np.concatenate([TOKENS, said]).astype(np.int64))
+    return list(logits_TV[len(TOKENS) - 1 : -1])
+
+
+def _mass_before(logits_V: np.ndarray, token: int) -> float:
+    """Probability of all tokens that are likelier than `token`."""
+    odds_V = np.exp(logits_V.astype(np.float64) - logits_V.max())
+    return float(odds_V[logits_V > logits_V[token]].sum() / odds_V.sum())
