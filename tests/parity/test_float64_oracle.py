@@ -1,0 +1,160 @@
+"""The CPU backend in float32, held against `examples/vox_float64`, which computes in float64.
+
+First the package as a third party's: installed, asked for by name, through `vox` in processes of
+its own. Then its numbers, by family, in this process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.core.author_env import Environment
+from vox_core.contract import LoadJob, StepDone, TrainJob, TrainState
+from vox_core.run.context import Context
+from vox_core.testing import jobs
+from vox_core.testing.tiny import make_model
+from vox_cpu import backend as cpu
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
+FAMILIES = ("llama", "gemma3", "qwen3_5")  # plain; scaled embeddings, windows; recurrent state
+STEPS = 20
+
+# DESIGN.md, "The seam": two right float32 implementations agree to these. Measured here, float32
+# against float64: losses 2e-6, adapter 2e-5 (qwen3_5; the other two stay below 2e-7).
+LOSS, ADAPTER = 1e-5, 1e-3
+# Two float32 forwards of one formula differ by 2e-6 (libs/vox_torch/tests/test_merge_load.py), and
+# by no more from float64: 2.4e-6 measured.
+LOGITS = 2e-5
+
+
+# --- as a third party's package -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    made = Environment(tmp_path_factory.mktemp("third"))
+    made.install_editable(EXAMPLE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def vox(environment: Environment) -> Callable[..., str]:
+    """`vox(...)` -> stdout, where the example is installed beside this environment's packages."""
+
+    def run(*arguments: str) -> str:
+        done = environment.run("-m", "vox_core.cli", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, with a data file beside it."""
+    folder = make_model("llama", tmp_path_factory.mktemp("tiny") / "base")
+    rows = [{"prompt": f"What is {n}?", "completion": f"It is {n * n}."} for n in range(8)]
+    (folder.parent / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(vox: Callable[..., str], base: Path) -> dict[str, Path]:
+    """Backend -> its run of the same contract."""
+    made = {backend: base.parent / backend for backend in ("cpu", "float64")}
+    numbers = ("--dtype", "fp32", "--max-steps", str(STEPS), "--batch-size", "2", "--lr", "1e-2")
+    data = ("--model", str(base), "--data", str(base.parent / "train.jsonl"))
+    for backend, out in made.items():
+        vox("train", *data, *numbers, "--rank", "4", "--backend", backend, "--out", str(out))
+    return made
+
+
+def test_it_is_never_chosen_unless_by_name(vox: Callable[..., str], runs: dict[str, Path]) -> None:
+    told = {each["id"]: each for each in json.loads(vox("backend", "list", "--json"))}
+    assert told["float64"]["status"] == "rejected"
+    assert "--backend float64" in told["float64"]["reason"]
+    plan = json.loads((runs["float64"] / "plan.json").read_text())
+    assert (plan["backend"], plan["dtype"]) == ("float64", "fp32")
+
+
+def test_its_curve_is_that_of_the_cpu(runs: dict[str, Path]) -> None:
+    exact, cpus = (telemetry(runs[backend]) for backend in ("float64", "cpu"))
+    assert len(exact) == STEPS
+    assert cpus == pytest.approx(exact, rel=LOSS)
+    assert cpus != exact
+    assert exact[-1] < 0.7 * exact[0]
+
+
+def telemetry(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "telemetry.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["event"] == "step"]
+
+
+def test_it_merges_and_answers(vox: Callable[..., str], runs: dict[str, Path]) -> None:
+    run, named = str(runs["float64"]), ("--backend", "float64")
+    merged = runs["float64"].with_name("merged")
+    vox("merge", run, *named, "--out", str(merged))
+    assert (merged / "model.safetensors").is_file()
+    asked = ("--prompt", "What is 3?", "--max-tokens", "4", *named)
+    assert vox("generate", run, *asked) == vox("generate", str(merged), *asked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_passes_the_conformance_suite(environment: Environment) -> None:
+    done = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=str(EXAMPLE))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+# --- by family ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from vox_float64 import backend
+
+    return backend
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def train(backend: object, model: Path, scratch: Path) -> tuple[list[float], TrainState]:
+    plan = jobs.plan(model, total_steps=STEPS)
+    events: list[object] = []
+    job = TrainJob(plan, model, jobs.curve(STEPS, groups=2), jobs.start(model, plan))
+    result = backend.vox_train(job, Context(jobs.SEED, scratch, events.append))
+    return [event.loss for event in events if isinstance(event, StepDone)], result.state
+
+
+def relative(a: list[np.ndarray], b: list[np.ndarray]) -> float:
+    squares = [(np.sum((x - y) ** 2.0), np.sum(y**2.0)) for x, y in zip(a, b, strict=True)]
+    difference, size = np.sum(squares, axis=0)
+    return float(np.sqrt(difference / size))
+
+
+def test_float32_on_the_cpu_agrees_with_float64(
+    model: Path, float64: object, tmp_path: Path
+) -> None:
+    losses, state = train(cpu, model, tmp_path)
+    exact_losses, exact = train(float64, model, tmp_path)
+    assert losses == pytest.approx(exact_losses, rel=LOSS)
+    assert losses != exact_losses, "the oracle computes in float32"
+
+    mine, other = state.adapter.tensors(), exact.adapter.tensors()
+    assert mine.keys() == other.keys()
+    assert relative([mine[name] for name in other], list(other.values())) < ADAPTER
+
+    tokens = np.arange(40, 72, dtype=np.int64)
+    job, context = LoadJob(model, "fp32", exact.adapter), Context(0, tmp_path)
+    logits, exact_logits = (b.vox_load(job, context).logits(tokens) for b in (cpu, float64))
+    assert relative([logits], [exact_logits]) < LOGITS
