@@ -57,7 +57,9 @@ def test_json_gives_the_error_on_stdout_as_well(capsys) -> None:
 def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
     code, out, err = outcome(KeyError("x"), capsys)
     assert (code, out) == (1, "")
-    assert err.startswith("error[VOX-X002]: this is a bug in vox\n  found:    KeyError: 'x'\nnext: ")
+    assert err.startswith(
+        "error[VOX-X002]: this is a bug in vox\n  found:    KeyError: 'x'\nnext: "
+    )
     assert "Traceback" not in err
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from vox_core.errors import BackendError
-from vox_core.host.manifest import Machine, parse_manifest, unmet
+from vox_core.host.machine import Machine, unmet
+from vox_core.host.manifest import parse_manifest
 
 BACKEND = """
 id = "cpu"
@@ -51,6 +52,12 @@ def test_a_backend_is_read() -> None:
 def test_families_may_be_listed() -> None:
     text = BACKEND.replace('families = "*"', 'families = ["llama", "qwen3"]')
     assert parse_manifest(text, "here").capabilities.families == ("llama", "qwen3")
+
+
+def test_automatic_unless_it_says_otherwise() -> None:
+    assert parse_manifest(BACKEND, "here").automatic
+    by_name = BACKEND.replace("[capabilities]", "automatic = false\n[capabilities]")
+    assert not parse_manifest(by_name, "here").automatic
 
 
 def test_an_observer_needs_neither_capabilities_nor_a_probe() -> None:
@@ -155,7 +162,12 @@ def test_requirements_are_held_against_the_machine(case: str) -> None:
     assert unmet(parse_manifest(f"{BACKEND}[requires]\n{text}", "here"), LINUX) == expected
 
 
-APIS = {"1.0": None, "0.9": "upgrade the plugin", "1.1": "upgrade vox-ml", "2.0": "upgrade vox-ml"}
+APIS = {
+    "1.0": None,
+    "0.9": "vox plugin upgrade cpu",
+    "1.1": "upgrade vox-ml",
+    "2.0": "upgrade vox-ml",
+}
 
 
 @pytest.mark.parametrize("api", APIS)

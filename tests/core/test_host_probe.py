@@ -64,15 +64,15 @@ BROKEN = {
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "its probe was ended by SIGSEGV",
     ),
-    "says nothing": ("", "its probe's answer is wrong: output: "),
-    "says something else": ("print('hello')", "its probe's answer is wrong: output: "),
+    "says nothing": ("", "its probe gave a wrong answer: output: "),
+    "says something else": ("print('hello')", "its probe gave a wrong answer: output: "),
     "forgets a field": (
         'print(\'{"present": false, "devices": []}\')',
-        "its probe's answer is wrong: detail: Field required",
+        "its probe gave a wrong answer: detail: Field required",
     ),
     "contradicts itself": (
         'print(\'{"present": true, "devices": [], "detail": ""}\')',
-        "its probe's answer is wrong: `present` and `devices` disagree",
+        "its probe gave a wrong answer: `present` and `devices` disagree",
     ),
     "needs site-packages": ("import pydantic", "No module named 'pydantic'"),
 }

@@ -18,7 +18,8 @@ from vox_core.contract import DType, Quant
 from vox_core.errors import BackendError
 from vox_core.host import Candidate, Environment, Request, Selection
 from vox_core.host.discover import Found
-from vox_core.host.manifest import Capabilities, Machine, Manifest, Probe, Requires
+from vox_core.host.machine import Machine
+from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires
 from vox_core.host.probe import APPLE, NVIDIA, Accelerator, Device, Hardware, ProbeFault
 from vox_core.host.select import needs_probe, select, verdicts
 
@@ -37,6 +38,7 @@ def backend(
     families: tuple[str, ...] = ("*",),
     api: str = "1.0",
     requires: Requires | None = None,
+    automatic: bool = True,
 ) -> Candidate:
     manifest = Manifest(
         id=id,
@@ -46,6 +48,7 @@ def backend(
         licence="MIT",
         extension_points=("MlBackend",),
         priority=priority,
+        automatic=automatic,
         capabilities=Capabilities(("x",), quants, dtypes, ("lora", "dora"), families),
         requires=requires or Requires(),
         probe=Probe("probe.py"),
@@ -78,6 +81,9 @@ LITTLE_GPU = Hardware(True, (*here("cpu").devices, *here("nvidia", 8 * GB).devic
 CUDA_ABSENT = replace(CUDA, hardware=NO_DRIVER)
 MLX = backend("mlx", here("apple"), 40, ("none", "affine4"))
 MLX_CPU = backend("mlx", here("cpu"), 5, ("none", "affine4"))
+
+
+ORACLE = backend("oracle", here("cpu"), 99, automatic=False)
 
 
 @dataclass(frozen=True)
@@ -205,9 +211,9 @@ CASES = {
         [CPU], "B002", "blocked by VOX_DISABLE_PLUGINS", blocked={"cpu": "VOX_DISABLE_PLUGINS"}
     ),
     "broken probe": Case([backend("cpu", ProbeFault("it hung"))], "B002", "broken    it hung"),
-    "nothing installed": Case([], "B001", "install 'cpu': pip install vox-ml-cpu"),
+    "nothing installed": Case([], "B001", "install 'cpu': vox plugin install cpu"),
     "nothing installed beside a GPU": Case(
-        [], "B001", "install 'cuda': pip install vox-ml-cuda", accelerators=(NVIDIA,)
+        [], "B001", "install 'cuda': vox plugin install cuda", accelerators=(NVIDIA,)
     ),
     # by name
     "by name": Case([CPU, CUDA], "cpu", "asked for (--backend cpu)", ask("cpu")),
@@ -218,7 +224,7 @@ CASES = {
         [CPU, backend("third", here("cpu"))], "third", "asked for", ask("third")
     ),
     "by name, not installed": Case(
-        [CPU], "B003", "install 'cuda': pip install vox-ml-cuda", ask("cuda")
+        [CPU], "B003", "install 'cuda': vox plugin install cuda", ask("cuda")
     ),
     "by name, unknown": Case([CPU], "B003", "ask for 'cuda', if you meant that", ask("cudda")),
     "by name, unlike any": Case([CPU], "B003", "ask for one that is installed", ask("zzz")),
@@ -232,11 +238,24 @@ CASES = {
     "by name, cannot": Case(
         [CPU, CUDA], "B002", "run with `--quant none`", ask("cpu", quant="nf4")
     ),
+    # only by name
+    "only by name, not asked for": Case([CPU, ORACLE], "cpu", "the only usable backend"),
+    "only by name, and alone": Case([ORACLE], "B002", "only by name: --backend oracle"),
+    "only by name, and resumed": Case(
+        [CPU, ORACLE], "cpu", "the only usable", Request("train", resumed_from="oracle")
+    ),
+    "only by name, asked for": Case([CPU, ORACLE], "oracle", "asked for", ask("oracle")),
+    "GPU driven only by name": Case(
+        [CPU, backend("x", here("nvidia"), requires=NEEDS_NVIDIA, automatic=False)],
+        "B007",
+        "'cuda' is not installed",
+        accelerators=(NVIDIA,),
+    ),
     # an accelerator that would lie idle
     "GPU without its plugin": Case(
         [CPU], "B007", "'cuda' is not installed", accelerators=(NVIDIA,)
     ),
-    "Mac without its plugin": Case([CPU], "B007", "pip install vox-ml-mlx", accelerators=(APPLE,)),
+    "Mac without its plugin": Case([CPU], "B007", "vox plugin install mlx", accelerators=(APPLE,)),
     "GPU that no known backend serves": Case(
         [CPU], "cpu", "an NVIDIA GPU is here", accelerators=(NVIDIA,), known={}
     ),
@@ -316,6 +335,27 @@ def test_the_order_of_discovery_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_no_fallback_is_silent(name: str) -> None:
+    """Nobody else for one asked for; no other reason is lost; idle hardware is spoken of."""
+    case = CASES[name]
+    got = answer(case, case.candidates)
+    if isinstance(got, str):
+        told = verdicts(case.request, case.candidates, environment(case))
+        if "VOX-B002" in got and not case.request.explicit:
+            assert all(verdict.id in got and verdict.reason in got for verdict in told)
+        return
+    assert got.chosen == (case.request.explicit or got.chosen)
+    assert [verdict.id for verdict in got.verdicts if verdict.status == "chosen"] == [got.chosen]
+    others = [verdict for verdict in got.verdicts if verdict.status != "chosen"]
+    assert len(others) == len(case.candidates) - 1
+    assert all(verdict.reason for verdict in others)
+    if case.accelerators and got.hardware.devices[0].tag == "cpu" and not case.request.explicit:
+        (accelerator,) = case.accelerators
+        refused = {verdict.id for verdict in others if verdict.status == "rejected"}
+        assert accelerator.name in got.why or accelerator.backend in refused
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_every_candidate_has_a_verdict_with_a_reason(name: str) -> None:
     case = CASES[name]
     told = verdicts(case.request, case.candidates, environment(case))
@@ -330,7 +370,7 @@ def test_the_table_is_for_reading() -> None:
         "  - cpu   0.1.0  rejected  capability: quantisation nf4 (has: none)\n"
         "  - cuda  0.1.0  rejected  no such hardware: no NVIDIA driver found (libcuda.so.1)\n"
         "  - mlx   0.1.0  rejected  capability: quantisation nf4 (has: none, affine4)\n"
-        "next: run with `--quant none`, or see `vox backend list`"
+        "next: run with `--quant none`, or see `vox backend explain`"
     )
 
 

@@ -1,12 +1,24 @@
-"""`vox backend`: list."""
+"""`vox backend`: list, explain."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
 
 import click
 
 from vox_core.cli.lazy import Group
-from vox_core.cli.options import json_option
+from vox_core.cli.options import backend_origin, config_option, given, json_option, settings_from
 from vox_core.cli.output import print_columns, print_json
+from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings
+from vox_core.contract import DType, Method, Quant
+from vox_core.host import Operation, Request, Verdict
+
+_SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
+    "train": TrainSettings,
+    "merge": MergeSettings,
+    "load": GenerateSettings,
+}
 
 
 @click.group("backend", cls=Group)
@@ -23,6 +35,82 @@ def list_installed(as_json: bool) -> None:
     if as_json:
         print_json(verdicts)
     elif verdicts:
-        print_columns((each.id, each.version, each.status, each.reason) for each in verdicts)
+        _print_verdicts(verdicts)
     else:
-        click.echo("no backend is installed; for one on the CPU: pip install vox-ml-cpu", err=True)
+        click.echo("no backend is installed; for one on the CPU: vox plugin install cpu", err=True)
+
+
+def _choice(flag: str, kind: Any, help: str, default: str | None = None) -> click.Option:
+    shown = f"{help}  [default: {default}]" if default else help
+    return click.Option([flag], type=click.Choice(get_args(kind)), default=default, help=shown)
+
+
+@backend.command(
+    "explain",
+    params=[
+        _choice("--operation", Operation, "What the backend is wanted for.", "train"),
+        _choice("--quant", Quant, "Quantisation of the base model."),
+        _choice("--method", Method, "Kind of adapter."),
+        _choice("--dtype", DType, "Compute dtype; without it, any will do."),
+        click.Option(["--family"], metavar="TEXT", help="The model's `model_type`, such as llama."),
+        click.Option(["--backend"], metavar="TEXT", help="Backend to use, and no other."),
+        click.Option(["--allow-cpu"], is_flag=True, default=None, help="As for `vox train`."),
+        config_option(),
+        json_option(),
+    ],
+)
+def explain_choice(
+    operation: Operation,
+    quant: Quant | None,
+    family: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Say which backend would be chosen, why, and why not the others.
+
+    What is not given here comes from vox.toml and the environment, as it would for the operation.
+    """
+    from vox_core.host import TELLS_MORE, explain
+
+    explanation = explain(_request(operation, quant, family, config_file, flags))
+    if as_json:
+        print_json(explanation.to_json())
+        return
+    if explanation.verdicts:
+        _print_verdicts(explanation.verdicts)
+    if explanation.refusal:
+        click.echo(f"none is chosen: {explanation.why}")
+        click.echo(
+            f"next: {explanation.refusal.remedy.replace(TELLS_MORE, 'see `vox plugin doctor`')}"
+        )
+
+
+def _request(
+    operation: Operation,
+    quant: Quant | None,
+    family: str | None,
+    config_file: Path | None,
+    flags: dict[str, Any],
+) -> Request:
+    """The request that the operation would make under these settings."""
+    kind = _SETTINGS[operation]
+    known = {name: value for name, value in given(flags).items() if name in kind.model_fields}
+    settings = settings_from(kind, config_file, known)
+    merging = operation == "merge"  # its own `dtype` is that of the files
+    dtype: Any = flags["dtype"] or (None if merging else getattr(settings, "dtype", None))
+    return Request(
+        operation=operation,
+        quant=quant or ("none" if operation == "train" else None),
+        dtype=dtype if dtype in get_args(DType) else None,  # not `auto`
+        method=flags["method"] or getattr(settings, "method", None),
+        model_type=family,
+        explicit=settings.backend,
+        explicit_origin=backend_origin(kind, config_file, known),
+        allow_cpu=getattr(settings, "allow_cpu", False),
+        streamed=merging,
+    )
+
+
+def _print_verdicts(verdicts: tuple[Verdict, ...]) -> None:
+    print_columns((each.id, each.version, each.status, each.reason) for each in verdicts)

@@ -5,30 +5,30 @@
     result = backend.train(job, context)
 
 The pieces, each usable by itself: manifest.py (`vox_plugin.toml`), discover.py (what is installed,
-nothing imported), probe.py (what hardware is here), select.py (a pure choice), load.py (one plugin,
-imported and checked). Here are the words in which a choice is asked for and explained, and the way
+nothing imported), machine.py (what it is held against), blocked.py (what the user does not want),
+probe.py (what hardware is here), judge.py and select.py (a pure choice), load.py (one plugin,
+imported and checked), observers.py (those that watch a run). inventory.py and doctor.py tell about
+plugins of any kind. Here are the words in which a choice is asked for and explained, and the way
 through all of them.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vox_core.contract import DType, Method, Quant
-from vox_core.errors import ConfigError
+from vox_core.errors import BackendError
 
 if TYPE_CHECKING:
     from vox_core.host.discover import Found
     from vox_core.host.load import Backend
-    from vox_core.host.manifest import Machine
+    from vox_core.host.machine import Machine
     from vox_core.host.probe import Accelerator, Hardware, ProbeFault
 
-DISABLE = "VOX_DISABLE_PLUGINS"
+TELLS_MORE = "see `vox backend explain`"
 
 Operation: TypeAlias = Literal["train", "merge", "load"]
 Origin: TypeAlias = Literal["--backend", "VOX_BACKEND", "vox.toml"]
@@ -109,6 +109,30 @@ class Selection:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `select` would answer: a selection, or the refusal with the verdicts that led to it."""
+
+    selection: Selection | None
+    refusal: BackendError | None
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def why(self) -> str:
+        """Of the choice, or of the refusal, on one line."""
+        if self.selection:
+            return self.selection.why
+        assert self.refusal is not None
+        return self.refusal.what + (f": {self.refusal.found}" if self.refusal.found else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """In the shape of `Selection.to_json`, with None where nothing is chosen."""
+        if self.selection:
+            return self.selection.to_json()
+        verdicts = [asdict(verdict) for verdict in self.verdicts]
+        return {"chosen": None, "why": self.why, "hardware": None, "verdicts": verdicts}
+
+
 def choose(request: Request, known: Mapping[str, str] | None = None) -> tuple[Backend, Selection]:
     """Select a backend for `request` and load it.
 
@@ -128,6 +152,22 @@ def choose(request: Request, known: Mapping[str, str] | None = None) -> tuple[Ba
     return load_backend(found, request.operation), selection
 
 
+def explain(request: Request, known: Mapping[str, str] | None = None) -> Explanation:
+    """What `choose` would select for `request`, and why; nothing is loaded.
+
+    Raises:
+        ConfigError: an environment variable about plugins or hardware is wrong.
+    """
+    from vox_core.host.select import select, verdicts
+
+    candidates, environment = survey(request, _catalogued() if known is None else known)
+    try:
+        selection = select(request, candidates, environment)
+    except BackendError as refusal:
+        return Explanation(None, refusal, verdicts(request, candidates, environment))
+    return Explanation(selection, None, selection.verdicts)
+
+
 def list_backends() -> tuple[Verdict, ...]:
     """Every installed backend: `eligible` with its hardware, or the reason why not.
 
@@ -144,15 +184,17 @@ def survey(
     request: Request, known: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[Candidate], Environment]:
     """Look at what is installed and, as far as `request` needs it, at the hardware."""
+    from vox_core.host.blocked import blocked_plugins
     from vox_core.host.discover import discover
+    from vox_core.host.machine import this_machine
     from vox_core.host.probe import accelerators, probe_all
     from vox_core.host.select import needs_probe
 
     plugins = discover()
     environment = Environment(
-        machine=_this_machine(plugins),
+        machine=this_machine(plugins),
         accelerators=accelerators(environ),
-        blocked=_blocked(plugins, environ),
+        blocked=blocked_plugins([plugin.id for plugin in plugins], environ),
         known=known,
     )
     backends = [plugin for plugin in plugins if _may_be_backend(plugin)]
@@ -162,48 +204,11 @@ def survey(
 
 
 def _catalogued() -> dict[str, str]:
-    from vox_core.catalog import load_catalog
+    from vox_core.host.known import known_plugins
 
-    return {plugin.id: plugin.distribution for plugin in load_catalog().plugins.values()}
+    return {plugin.id: plugin.distribution for plugin in known_plugins().values()}
 
 
 def _may_be_backend(plugin: Found) -> bool:
     """A plugin without a valid manifest counts: it may be the one that was meant."""
     return plugin.manifest is None or "MlBackend" in plugin.manifest.extension_points
-
-
-def _this_machine(plugins: Iterable[Found]) -> Machine:
-    from packaging.requirements import Requirement
-
-    from vox_core.host.discover import installed_versions
-    from vox_core.host.manifest import Machine
-
-    systems = {"darwin": "macos", "win32": "windows"}
-    spellings = {"aarch64": "arm64", "amd64": "x86_64"}
-    architecture = platform.machine().lower()
-    required = [
-        Requirement(text).name
-        for plugin in plugins
-        if plugin.manifest
-        for text in plugin.manifest.requires.distributions
-    ]
-    return Machine(
-        os=systems.get(sys.platform, sys.platform),
-        arch=spellings.get(architecture, architecture),
-        python=platform.python_version(),
-        distributions=installed_versions(required),
-    )
-
-
-def _blocked(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, str]:
-    ids = {name.strip() for name in environ.get(DISABLE, "").split(",")} - {""}
-    installed = [plugin.id for plugin in plugins]
-    if unknown := sorted(ids - set(installed)):
-        raise ConfigError(
-            "C002",
-            f"{DISABLE} names plugins that are not installed",
-            found=", ".join(unknown),
-            expected=f"some of: {', '.join(installed) or 'none'}",
-            remedy=f"correct it, or unset {DISABLE}",
-        )
-    return dict.fromkeys(ids, DISABLE)

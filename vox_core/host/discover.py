@@ -6,6 +6,10 @@ finders of editable installs too), or else among the distribution's files.
 
 Whatever is wrong with a plugin becomes its own `fault` and nobody else's. Nothing here looks at the
 machine, or says which plugin is to be used.
+
+Nothing is cached: of the 300 ms that `vox plugin list` takes among 300 distributions, looking
+through them takes 8 (benchmarks/plugins.py), and the modification times of the folders on
+`sys.path` do not change when an `entry_points.txt` in one of them is written anew.
 """
 
 from __future__ import annotations
@@ -68,9 +72,9 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version != UNKNOWN}
 
 
-def reinstall(distribution: str) -> str:
-    """What to do about an installation that is damaged."""
-    return f"reinstall it: pip install --force-reinstall {distribution}"
+def reinstall(plugin_id: str) -> str:
+    """What to do about an installation that is damaged; the id may be in no catalog."""
+    return f"install it again, or remove it: vox plugin remove {plugin_id}"
 
 
 def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
@@ -156,7 +160,7 @@ def _manifest_file(
         where=f"{_name(distribution)} {_version(distribution)}",
         found=f"no {FILE_NAME} in package {package!r}" if spec else f"no package {package!r}",
         expected=f"{FILE_NAME} as package data beside {package}/__init__.py",
-        remedy=reinstall(_name(distribution)),
+        remedy=reinstall(entry_point.name),
     )
 
 
@@ -178,7 +182,7 @@ def _unreadable(plugin: Found, error: Exception) -> BackendError:
         f"the manifest of plugin {plugin.id!r} cannot be read",
         where=f"{plugin.distribution} {plugin.version}, entry point {plugin.entry_point.value!r}",
         found=f"{type(error).__name__}: {error}",
-        remedy=reinstall(plugin.distribution),
+        remedy=reinstall(plugin.id),
     )
 
 
@@ -201,5 +205,5 @@ def _namesakes(plugin_id: str, owners: list[str]) -> BackendError:
         f"plugin id {plugin_id!r} is defined more than once",
         found=f"distributions {' and '.join(owners)}",
         expected="one plugin of that id",
-        remedy=f"remove all but one, for example: pip uninstall {owners[-1]}",
+        remedy=f"remove all but one, for example: vox plugin remove {owners[-1]}",
     )

@@ -6,7 +6,7 @@ What a hook raises that is not a `VoxError` is a `PluginError` (the plugin faile
 cause.
 What a plugin prints while it is imported goes to stderr: stdout belongs to the command.
 
-Which plugin to load is settled before (select.py). Observers are not for here.
+Which plugin to load is settled before (select.py). Observers are called in observers.py.
 """
 
 from __future__ import annotations
@@ -49,6 +49,18 @@ def load_backend(found: Found, operation: Operation) -> Backend:
         BackendError: B004; it cannot be imported, has a hook that vox does not have or one with
             other arguments, or lacks the hook of `operation`.
     """
+    backend = Backend(found, load_plugin(found))
+    backend.require(operation)
+    return backend
+
+
+def load_plugin(found: Found) -> pluggy.PluginManager:
+    """Import a plugin and register it, alone, with every hook checked.
+
+    Raises:
+        BackendError: B004; it cannot be imported, or has a hook that vox does not have or one with
+            other arguments.
+    """
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     try:
@@ -56,12 +68,13 @@ def load_backend(found: Found, operation: Operation) -> Backend:
             _register(manager, found)
     except pluggy.PluginValidationError as error:
         hooks = ", ".join(name for name in vars(HookSpecs) if name.startswith("vox_"))
-        raise _broken(found, _told(error), f"hooks as in vox_core.hookspecs: {hooks}") from error
-    except (Exception, SystemExit) as error:  # a plugin may raise anything at all
-        raise _broken(found, _told(error)) from error
-    backend = Backend(found, manager)
-    backend.require(operation)
-    return backend
+        expected = f"hooks as in vox_core.hookspecs: {hooks}"
+        raise broken(found, told(error), expected) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything at all
+        raise broken(found, told(error)) from error
+    return manager
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +118,7 @@ class Backend:
         """
         hook = f"vox_{operation}"
         if not getattr(self.manager.hook, hook).get_hookimpls():
-            raise _broken(self.found, f"no {hook}", f"{hook}, marked with @hookimpl")
+            raise broken(self.found, f"no {hook}", f"{hook}, marked with @hookimpl")
 
     def _call(self, operation: Operation, job: object, context: RunContext) -> object:
         self.require(operation)
@@ -169,7 +182,7 @@ def _foreign_errors(plugin: str, hook: str) -> Iterator[None]:
         raise PluginError(
             "X001",
             f"backend {plugin!r} failed in {hook}",
-            found=_told(error),
+            found=told(error),
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error
 
@@ -184,16 +197,19 @@ def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> Plug
     )
 
 
-def _broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
+def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
+    """The error that says so, of a plugin of any kind."""
+    backend = found.manifest is not None and "MlBackend" in found.manifest.extension_points
     return BackendError(
         "B004",
-        f"backend {found.id!r} is installed but broken",
+        f"{'backend' if backend else 'plugin'} {found.id!r} is installed but broken",
         where=f"{found.distribution} {found.version}, entry point {found.entry_point.value}",
         found=what_is,
         expected=expected,
-        remedy=f"{reinstall(found.distribution)}; or choose another with --backend",
+        remedy=reinstall(found.id) + ("; or choose another with --backend" if backend else ""),
     )
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """An exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -10,6 +10,7 @@ or removed without running a line of it.
     licence = "Apache-2.0"
     extension-points = ["MlBackend", "HardwareProbe"]
     priority = 10                           # breaks ties in automatic selection, higher wins
+    automatic = true                        # false: only ever chosen by name
 
     [capabilities]
     devices = ["cpu"]
@@ -25,8 +26,8 @@ or removed without running a line of it.
     [probe]
     file = "probe.py"                       # standard library only, run in a process of its own
 
-All faults of a manifest are reported together. This module reads text and holds it against a
-machine that it is told about; it finds no files and looks at nothing.
+All faults of a manifest are reported together. This module reads text; it finds no files
+(discover.py) and holds nothing against a machine (machine.py).
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import (
     AfterValidator,
@@ -150,7 +150,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A valid manifest. A plugin that is no `MlBackend` may leave capabilities and probe out."""
+    """A valid manifest. A plugin that is no `MlBackend` may leave capabilities and probe out.
+
+    A backend that is not `automatic` is chosen by name or not at all.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     id: Name
@@ -161,26 +164,10 @@ class Manifest:
     extension_points: tuple[ExtensionPoint, ...]
     homepage: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
     priority: StrictInt = 0
+    automatic: StrictBool = True
     capabilities: Capabilities = Capabilities((), (), (), (), ())
     requires: Requires = Requires()
     probe: Probe | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What `requires` is held against.
-
-    Args:
-        os: `linux`, `macos` or `windows`.
-        arch: as a manifest spells it: `x86_64`, `arm64`, …
-        python: version.
-        distributions: canonical name -> version, of those that some manifest requires.
-    """
-
-    os: str
-    arch: str
-    python: str
-    distributions: Mapping[str, str] = field(default_factory=dict)
 
 
 _TABLES: dict[str, type] = {"capabilities": Capabilities, "requires": Requires, "probe": Probe}
@@ -211,53 +198,8 @@ def parse_manifest(text: str, where: object) -> Manifest:
     return manifest
 
 
-def unmet(manifest: Manifest, machine: Machine) -> tuple[str, str] | None:
-    """The first kind of requirement that is not met, and why; None if all are."""
-    needs = manifest.requires
-    reasons = {
-        "api": _unmet_api(manifest.api),
-        "platform": _unmet_platform(needs, machine),
-        "python": _unmet_python(needs, machine),
-        "distribution": _unmet_distributions(needs, machine),
-    }
-    return next(((kind, reason) for kind, reason in reasons.items() if reason), None)
-
-
-def _unmet_api(api: str) -> str:
-    theirs, ours = _api_order(api), _api_order(API_VERSION)
-    if theirs[0] == ours[0] and theirs <= ours:
-        return ""
-    who = "vox-ml" if theirs > ours else "the plugin"
-    return f"written for {api}, this vox speaks {API_VERSION}; upgrade {who}"
-
-
-def _unmet_platform(needs: Requires, machine: Machine) -> str:
-    sides = ((machine.os, needs.os), (machine.arch, needs.arch))
-    return ", ".join(
-        f"{here} (needs: {', '.join(allowed)})"
-        for here, allowed in sides
-        if allowed and here not in allowed
-    )
-
-
-def _unmet_python(needs: Requires, machine: Machine) -> str:
-    if SpecifierSet(needs.python).contains(machine.python, prereleases=True):
-        return ""
-    return f"{machine.python} (needs: {needs.python})"
-
-
-def _unmet_distributions(needs: Requires, machine: Machine) -> str:
-    reasons = []
-    for required in map(Requirement, needs.distributions):
-        version = machine.distributions.get(canonicalize_name(required.name))
-        if version is None:
-            reasons.append(f"{required} is not installed")
-        elif not required.specifier.contains(version, prereleases=True):
-            reasons.append(f"{required.name} is {version} (needs: {required.specifier})")
-    return ", ".join(reasons)
-
-
-def _api_order(api: str) -> tuple[int, int]:
+def api_order(api: str) -> tuple[int, int]:
+    """`major.minor` as numbers, which sort as versions do."""
     major, minor = api.split(".")
     return int(major), int(minor)
 
@@ -306,6 +248,6 @@ def _invalid(where: object, faults: list[str], api: object = None) -> BackendErr
 
 def _is_newer(api: object) -> bool:
     try:
-        return _api_order(str(api)) > _api_order(API_VERSION)
+        return api_order(str(api)) > api_order(API_VERSION)
     except ValueError:
         return False

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from vox_core.contract import DType
 from vox_core.errors import ConfigError
 from vox_core.host.discover import Found
 from vox_core.host.manifest import Manifest
+from vox_core.host.process import Failed, output_of
 
 LIMIT_S = 2.0
 OVERRIDE = "VOX_OVERRIDE_HARDWARE"
@@ -161,8 +160,8 @@ def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeF
         return _pretend(tag, pretended)
     try:
         return _understand(_run(folder / manifest.probe.file, manifest))
-    except _BrokenProbeError as fault:
-        return ProbeFault(str(fault))
+    except Failed as fault:
+        return ProbeFault(f"its probe {fault}")
 
 
 def _pretend(tag: str, pretended: frozenset[str]) -> Hardware:
@@ -172,34 +171,12 @@ def _pretend(tag: str, pretended: frozenset[str]) -> Hardware:
     return Hardware(True, (Device(tag, tag),), f"{tag} ({said})")
 
 
-class _BrokenProbeError(Exception):
-    """Carries the reason of a `ProbeFault`."""
-
-
 def _run(file: Path, manifest: Manifest) -> bytes:
     """What the probe prints. -I and -S keep it to the standard library, whatever is installed."""
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(file), *manifest.requires.native_libs]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=LIMIT_S)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever it started itself
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise _BrokenProbeError(f"its probe did not end in {LIMIT_S:g} s") from None
-            raise
-    if process.returncode:
-        raise _BrokenProbeError(_how_it_failed(process.returncode, errors))
-    return output
-
-
-def _how_it_failed(returncode: int, errors: bytes) -> str:
-    if returncode < 0:
-        return f"its probe was ended by {signal.Signals(-returncode).name}"
-    last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"its probe failed: {last or f'exit {returncode}'}"
+    return output_of(
+        [sys.executable, "-I", "-S", "-c", _CHILD, str(file), *manifest.requires.native_libs],
+        LIMIT_S,
+    )
 
 
 def _understand(output: bytes) -> Hardware:
@@ -210,7 +187,7 @@ def _understand(output: bytes) -> Hardware:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "output"
-        raise _BrokenProbeError(f"its probe's answer is wrong: {place}: {first['msg']}") from error
+        raise Failed(f"gave a wrong answer: {place}: {first['msg']}") from error
     if hardware.present != bool(hardware.devices):
-        raise _BrokenProbeError("its probe's answer is wrong: `present` and `devices` disagree")
+        raise Failed("gave a wrong answer: `present` and `devices` disagree")
     return hardware

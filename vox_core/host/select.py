@@ -4,14 +4,15 @@ A pure function of the request, the installed plugins with what their probes fou
 no order of discovery, clock or environment variable changes its answer.
 
 1. A backend asked for by name is that one or an error; it never falls back.
-2. Filters that need no hardware: blocked, API, platform, Python, distributions, capabilities.
+2. Filters that need no hardware: blocked, API, platform, Python, distributions, capabilities, and
+   whether the plugin wants to be chosen by itself at all (`automatic`).
 3. What the probes of the survivors found. *Not installed*, *broken* and *no such hardware* differ.
 4. Rank: an accelerator with enough memory, then anything with enough memory; then the backend that
    the run being resumed was on; then the priority that plugins declare. A tie is an error.
 5. Training does not go to the CPU by itself where an accelerator is present whose backend is
    missing or broken.
 
-Nothing here runs a probe (probe.py) or imports a plugin (load.py).
+The filters are in judge.py. Nothing here runs a probe (probe.py) or imports a plugin (load.py).
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vox_core.errors import BackendError
-from vox_core.host import Candidate, Environment, Request, Selection, Status, Verdict
+from vox_core.host import TELLS_MORE, Candidate, Environment, Request, Selection, Verdict
 from vox_core.host.discover import Found, reinstall
-from vox_core.host.manifest import Capabilities, unmet
-from vox_core.host.probe import Accelerator, Device, Hardware, ProbeFault
+from vox_core.host.judge import Judged, how_asked, judge_all, lacking, static_refusal
+from vox_core.host.probe import Accelerator
 
-_BROKEN = ("manifest", "distribution", "probe")
 # Why a backend may leave its accelerator idle: the user's will, the task, the hardware itself.
 _MAY_LIE_IDLE = ("blocked", "capability", "hardware")
 
@@ -42,7 +42,7 @@ def select(
     Raises:
         BackendError: B001 to B005; none can be chosen, or none should be without being asked.
     """
-    judged = _judge_all(request, candidates, environment)
+    judged = judge_all(request, candidates, environment)
     if request.explicit is not None:
         return _explicit(request, judged, environment)
     if not judged:
@@ -66,121 +66,12 @@ def verdicts(
     request: Request, candidates: Sequence[Candidate], environment: Environment
 ) -> tuple[Verdict, ...]:
     """The verdict on each candidate, sorted by id; none is chosen."""
-    return tuple(judged.verdict for judged in _judge_all(request, candidates, environment))
+    return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
 
 
 def needs_probe(request: Request, plugin: Found, environment: Environment) -> bool:
     """Whether nothing but the hardware is left to be asked."""
-    return _static_refusal(request, plugin, environment) is None
-
-
-# --- one candidate --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    kind: str
-    reason: str
-
-
-_NOT_ASKED = Hardware(False, (), "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A candidate with its refusal, or with its hardware and rank."""
-
-    found: Found
-    refusal: _Refusal | None
-    hardware: Hardware = _NOT_ASKED
-    rank: tuple[int, bool, int] = (0, False, 0)
-
-    @property
-    def verdict(self) -> Verdict:
-        plugin = self.found
-        version = plugin.manifest.version if plugin.manifest else plugin.version
-        status: Status = "eligible"
-        reason = self.hardware.detail
-        if self.refusal:
-            status = "broken" if self.refusal.kind in _BROKEN else "rejected"
-            reason = self.refusal.reason
-        return Verdict(plugin.id, version, plugin.distribution, status, reason)
-
-    @property
-    def accelerates(self) -> bool:
-        return any(device.tag != "cpu" for device in self.hardware.devices)
-
-
-def _judge_all(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
-) -> list[_Judged]:
-    ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
-    return [_judge(request, each, environment) for each in ordered]
-
-
-def _judge(request: Request, candidate: Candidate, environment: Environment) -> _Judged:
-    plugin, hardware = candidate.found, candidate.hardware
-    refusal = _static_refusal(request, plugin, environment)
-    if refusal or plugin.manifest is None:
-        return _Judged(plugin, refusal)
-    assert hardware is not None, f"{plugin.id} was not probed"
-    if isinstance(hardware, ProbeFault):
-        return _Judged(plugin, _Refusal("probe", hardware.reason))
-    if absence := _absence(hardware, plugin.manifest.requires.hardware_tag):
-        return _Judged(plugin, _Refusal("hardware", f"no such hardware: {absence}"))
-    judged = _Judged(plugin, None, hardware)
-    level = 0 if not _has_memory(judged, request.memory_needed) else 2 if judged.accelerates else 1
-    rank = (level, plugin.id == request.resumed_from, plugin.manifest.priority)
-    return replace(judged, rank=rank)
-
-
-def _static_refusal(request: Request, plugin: Found, environment: Environment) -> _Refusal | None:
-    manifest = plugin.manifest
-    if plugin.fault or manifest is None:
-        return _Refusal("manifest", _on_one_line(plugin.fault) if plugin.fault else "no manifest")
-    if request.explicit not in (None, plugin.id):
-        return _Refusal("explicit", f"not asked for ({_asked(request)})")
-    if who := environment.blocked.get(plugin.id):
-        return _Refusal("blocked", f"blocked by {who}")
-    if requirement := unmet(manifest, environment.machine):
-        return _Refusal(requirement[0], ": ".join(requirement))
-    if lacking := _lacking(request, manifest.capabilities):
-        return _Refusal("capability", f"capability: {lacking}")
-    return None
-
-
-def _lacking(request: Request, has: Capabilities) -> str:
-    wanted: list[tuple[str, str | None, tuple[str, ...]]] = [
-        ("quantisation", request.quant, has.quantisations),
-        ("dtype", request.dtype, has.dtypes),
-        ("method", request.method, has.methods),
-        ("model family", None if "*" in has.families else request.model_type, has.families),
-        ("load", "streamed" if request.streamed else None, ("streamed",) * has.streamed_load),
-    ]
-    return ", ".join(
-        f"{what} {value} (has: {', '.join(values) or 'none'})"
-        for what, value, values in wanted
-        if value is not None and value not in values
-    )
-
-
-def _absence(hardware: Hardware, tag: str | None) -> str:
-    if not hardware.present:
-        return hardware.detail
-    tags = [device.tag for device in hardware.devices]
-    return "" if tag is None or tag in tags else f"needs {tag}, found {', '.join(tags)}"
-
-
-def _has_memory(judged: _Judged, needed: int | None) -> bool:
-    """Whether one device has it; a size that is not known is not held against it."""
-    devices = judged.hardware.devices
-    counted = [d for d in devices if d.tag != "cpu"] if judged.accelerates else devices
-    sizes = [_memory(device) for device in counted]
-    return needed is None or any(size is None or size >= needed for size in sizes)
-
-
-def _memory(device: Device) -> int | None:
-    return device.memory_bytes if device.available_bytes is None else device.available_bytes
+    return static_refusal(request, plugin, environment) is None
 
 
 # --- among several --------------------------------------------------------------------------------
@@ -191,7 +82,7 @@ class _Idle:
     """An accelerator that no backend drives, and the backend that should, if it is installed."""
 
     accelerator: Accelerator
-    driver: _Judged | None
+    driver: Judged | None
 
     @property
     def what(self) -> str:
@@ -202,22 +93,25 @@ class _Idle:
         return f"{self.accelerator.name} is here, but {state}"
 
 
-def _idle_accelerator(judged: Sequence[_Judged], environment: Environment) -> _Idle | None:
+def _idle_accelerator(judged: Sequence[Judged], environment: Environment) -> _Idle | None:
     for accelerator in environment.accelerators:
-        drivers = [each for each in judged if _drives(each, accelerator)]
+        drivers = [each for each in judged if _may_drive(each, accelerator)]
         refusals = [each.refusal for each in drivers]
         if not any(refusal is None or refusal.kind in _MAY_LIE_IDLE for refusal in refusals):
             return _Idle(accelerator, drivers[0] if drivers else None)
     return None
 
 
-def _drives(judged: _Judged, accelerator: Accelerator) -> bool:
+def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
+    """One that is only to be had by name is nobody's answer to idle hardware."""
     manifest = judged.found.manifest
+    if manifest is not None and not manifest.automatic:
+        return False
     tagged = manifest is not None and manifest.requires.hardware_tag == accelerator.tag
     return tagged or judged.found.id == accelerator.backend
 
 
-def _explicit(request: Request, judged: Sequence[_Judged], environment: Environment) -> Selection:
+def _explicit(request: Request, judged: Sequence[Judged], environment: Environment) -> Selection:
     chosen = next((each for each in judged if each.found.id == request.explicit), None)
     if chosen is None:
         raise _not_installed(request, judged, environment)
@@ -225,10 +119,10 @@ def _explicit(request: Request, judged: Sequence[_Judged], environment: Environm
         raise _broken(chosen) from chosen.found.fault
     if chosen.refusal:
         raise _none_usable(request, [chosen])
-    return _selection(chosen, f"asked for ({_asked(request)})", judged)
+    return _selection(chosen, f"asked for ({how_asked(request)})", judged)
 
 
-def _selection(chosen: _Judged, why: str, judged: Sequence[_Judged]) -> Selection:
+def _selection(chosen: Judged, why: str, judged: Sequence[Judged]) -> Selection:
     verdict = chosen.verdict
     why = f"backend {verdict.id} {verdict.version}, {why}: {chosen.hardware.detail}"
     told = (
@@ -238,7 +132,7 @@ def _selection(chosen: _Judged, why: str, judged: Sequence[_Judged]) -> Selectio
     return Selection(verdict.id, why, chosen.hardware, tuple(told))
 
 
-def _why(ranked: Sequence[_Judged], request: Request) -> str:
+def _why(ranked: Sequence[Judged], request: Request) -> str:
     """What put the first before the second."""
     level, resumed, priority = ranked[0].rank
     if len(ranked) == 1:
@@ -267,7 +161,7 @@ def _none_installed(environment: Environment) -> BackendError:
     )
 
 
-def _none_usable(request: Request, judged: Sequence[_Judged]) -> BackendError:
+def _none_usable(request: Request, judged: Sequence[Judged]) -> BackendError:
     """Every candidate with its reason, as a table."""
     told = [each.verdict for each in judged]
     id_width, version_width = (max(map(len, column)) for column in _columns(told))
@@ -279,7 +173,7 @@ def _none_usable(request: Request, judged: Sequence[_Judged]) -> BackendError:
             f"{v.id:<{id_width}}  {v.version:<{version_width}}  {v.status:<8}  {v.reason}"
             for v in told
         ],
-        remedy=f"{_concession(request, judged)}see `vox backend list`",
+        remedy=f"{_concession(request, judged)}{TELLS_MORE}",
     )
 
 
@@ -297,13 +191,13 @@ def _wishes(request: Request) -> str:
     return f" with {', '.join(told)}" if told else ""
 
 
-def _concession(request: Request, judged: Sequence[_Judged]) -> str:
+def _concession(request: Request, judged: Sequence[Judged]) -> str:
     """The one setting that would let in a backend whose capabilities fall short."""
     manifests = [
         each.found.manifest for each in judged if each.refusal and each.refusal.kind == "capability"
     ]
     for flag, given_in in _CONCESSIONS:
-        if any(m and not _lacking(given_in(request), m.capabilities) for m in manifests):
+        if any(m and not lacking(given_in(request), m.capabilities) for m in manifests):
             return f"run with `{flag}`, or "
     return ""
 
@@ -316,24 +210,24 @@ _CONCESSIONS: tuple[tuple[str, Callable[[Request], Request]], ...] = (
 
 
 def _not_installed(
-    request: Request, judged: Sequence[_Judged], environment: Environment
+    request: Request, judged: Sequence[Judged], environment: Environment
 ) -> BackendError:
-    asked, installed = str(request.explicit), [each.found.id for each in judged]
-    near = difflib.get_close_matches(asked, sorted({*installed, *environment.known}), n=1)
-    remedy = _install(asked, environment)
-    if asked not in environment.known:
+    name, installed = str(request.explicit), [each.found.id for each in judged]
+    near = difflib.get_close_matches(name, sorted({*installed, *environment.known}), n=1)
+    remedy = _install(name, environment)
+    if name not in environment.known:
         meant = f"{near[0]!r}, if you meant that" if near else "one that is installed"
         remedy = f"ask for {meant}, or leave the choice to vox"
     return BackendError(
         "B003",
-        f"backend {asked!r} is not installed",
-        where=_asked(request),
+        f"backend {name!r} is not installed",
+        where=how_asked(request),
         found=f"installed: {', '.join(installed) or 'none'}",
         remedy=remedy,
     )
 
 
-def _broken(judged: _Judged) -> BackendError:
+def _broken(judged: Judged) -> BackendError:
     verdict = judged.verdict
     return BackendError(
         "B004",
@@ -344,7 +238,7 @@ def _broken(judged: _Judged) -> BackendError:
     )
 
 
-def _tie(one: _Judged, other: _Judged) -> BackendError:
+def _tie(one: Judged, other: Judged) -> BackendError:
     rows = [f"{each.found.id} (distribution {each.found.distribution})" for each in (one, other)]
     return BackendError(
         "B005",
@@ -365,22 +259,13 @@ def _would_lie_idle(idle: _Idle, environment: Environment) -> BackendError:
     )
 
 
-def _repair(judged: _Judged) -> str:
+def _repair(judged: Judged) -> str:
     fault = judged.found.fault
-    return fault.remedy if fault else reinstall(judged.found.distribution)
+    return fault.remedy if fault else reinstall(judged.found.id)
 
 
 def _install(backend: str | None, environment: Environment) -> str:
     """Only the catalog knows the distribution of an id; it is never made up."""
     if backend is not None and backend in environment.known:
-        return f"install {backend!r}: pip install {environment.known[backend]}"
+        return f"install {backend!r}: vox plugin install {backend}"
     return "install a backend for this machine"
-
-
-def _asked(request: Request) -> str:
-    return f"{request.explicit_origin or 'by name:'} {request.explicit}"
-
-
-def _on_one_line(fault: BackendError) -> str:
-    details = "; ".join(fault.faults) or fault.found
-    return f"{fault.what}: {details}" if details else fault.what

@@ -1,0 +1,176 @@
+"""`vox plugin`: list, info, doctor, enable, disable; the rest of the group is in its own modules.
+
+None of the commands here imports a plugin; `doctor` has a child process do so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.lazy import Command, Entry, LazyGroup
+from vox_core.cli.options import json_option
+from vox_core.cli.output import print_columns, print_json, print_table
+
+if TYPE_CHECKING:
+    from vox_core.host.doctor import Examined
+
+_HERE, _INSTALL, _AUTHOR = (
+    f"vox_core.cli.{name}" for name in ("plugin", "plugin_install", "plugin_author")
+)
+
+COMMANDS = {
+    "list": Entry(f"{_HERE}:list_plugins", "Plugins installed here or in the catalog."),
+    "info": Entry(f"{_HERE}:info", "All that is known of one plugin."),
+    "install": Entry(f"{_INSTALL}:install", "Install plugins into this environment."),
+    "upgrade": Entry(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
+    "remove": Entry(f"{_INSTALL}:remove", "Remove plugins."),
+    "doctor": Entry(f"{_HERE}:doctor", "What works here, what does not, and what to do."),
+    "enable": Entry(f"{_HERE}:enable", "Use a plugin again."),
+    "disable": Entry(f"{_HERE}:disable", "Leave a plugin installed, and do not use it."),
+    "lock": Entry(f"{_INSTALL}:lock", "Write what is installed as pylock.toml."),
+    "new": Entry(f"{_AUTHOR}:new", "Write a new plugin, ready to be tested."),
+    "check": Entry(f"{_AUTHOR}:check", "Run the conformance suite on a plugin."),
+}
+
+plugin = LazyGroup(name="plugin", table=COMMANDS, help="Plugins: backends, observers and the like.")
+
+
+def _id() -> click.Argument:
+    return click.Argument(["id"], metavar="ID")
+
+
+@click.command("list", cls=Command, params=[json_option()])
+def list_plugins(as_json: bool) -> None:
+    """List the plugins that are installed here or that the catalog knows.
+
+    Each is installed, available, incompatible or broken, and the line says why. Nothing is
+    imported; `vox plugin doctor` looks closer.
+    """
+    from vox_core.host.inventory import inventory
+
+    listed = inventory()
+    if as_json:
+        print_json(listed)
+    elif listed:
+        print_columns((each.id, each.version or "-", each.status, each.reason) for each in listed)
+    else:
+        click.echo("no plugin is installed, and the catalog has none", err=True)
+
+
+@click.command("info", cls=Command, params=[_id(), json_option()])
+def info(id: str, as_json: bool) -> None:
+    """Show what its manifest, its installation and the catalog say of a plugin."""
+    from vox_core.host.inventory import details
+
+    facts = details(id)
+    if as_json:
+        print_json(facts)
+        return
+    for listed in facts["listed"]:
+        print_table({key: text for key, text in listed.items() if text})
+    for installed in facts["installed"]:
+        manifest = installed.pop("manifest") or {}
+        _section("installed", {**installed, **manifest})
+    _section("catalog", facts["catalog"] or {})
+
+
+@click.command(
+    "doctor",
+    cls=Command,
+    params=[
+        click.Argument(["id"], metavar="[ID]", required=False),
+        click.Option(
+            ["--timeout"],
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help="Limit on each plugin's own code.  [default: 30]",
+        ),
+        json_option(),
+    ],
+)
+def doctor(id: str | None, timeout: float | None, as_json: bool) -> None:
+    """Examine one plugin, or all of them and what is around them.
+
+    Each plugin is imported in a process of its own, with a time limit: one that crashes or hangs
+    costs a line.
+    """
+    from vox_core.host.doctor import LIMIT_S, examine
+
+    examined = examine(id, timeout or LIMIT_S)
+    if as_json:
+        print_json([{**asdict(each), "ok": each.ok} for each in examined])
+        return
+    for each in examined:
+        _print_examined(each)
+    failed = [each.id for each in examined if not each.ok]
+    click.echo(f"to be looked at: {', '.join(failed)}" if failed else "nothing is wrong")
+
+
+@click.command("enable", cls=Command, params=[_id()])
+def enable(id: str) -> None:
+    """Undo `vox plugin disable`."""
+    from vox_core.host.blocked import disabled, set_disabled
+
+    before = disabled()
+    if id in before:
+        click.echo(f"{id} is enabled ({_shown(set_disabled({*before} - {id}))})")
+        return
+    _require_installed(id)
+    click.echo(f"{id} is not disabled; nothing was changed")
+
+
+@click.command("disable", cls=Command, params=[_id()])
+def disable(id: str) -> None:
+    """Keep a plugin installed, and leave it out of every choice and every run."""
+    from vox_core.host.blocked import disabled, set_disabled
+
+    _require_installed(id)
+    click.echo(f"{id} is disabled ({_shown(set_disabled({*disabled(), id}))})")
+    click.echo(f"next: vox plugin enable {id}, to use it again")
+
+
+def _print_examined(examined: Examined) -> None:
+    of = f"  ({examined.distribution})" if examined.distribution else ""
+    click.echo(f"{examined.id}{of}")
+    width = max(len(check.name) for check in examined.checks)
+    for check in examined.checks:
+        click.echo(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.detail}")
+        if check.remedy and not check.ok:
+            click.echo(f"  {'next:':>{width + 6}}  {check.remedy}")
+
+
+def _require_installed(id: str) -> None:
+    from vox_core.host.discover import discover
+    from vox_core.host.inventory import unknown_plugin
+
+    installed = [each.id for each in discover()]
+    if id not in installed:
+        raise unknown_plugin(id, installed)
+
+
+def _shown(file: Path) -> str:
+    return f"recorded in {file}"
+
+
+def _section(title: str, facts: dict[str, Any]) -> None:
+    """The facts that say something, one a line; tables within them as `table.key`."""
+    rows = dict(_rows(facts))
+    if rows:
+        click.echo(f"\n{title}")
+        print_table(rows)
+
+
+def _rows(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in facts.items():
+        name = f"{prefix}{key.replace('_', '-')}"
+        if isinstance(value, dict):
+            rows += _rows(value, f"{name}.")
+        elif value not in (None, "", (), []):
+            listed = isinstance(value, list | tuple)
+            rows.append((f"  {name}", ", ".join(map(str, value)) if listed else str(value)))
+    return rows

@@ -1,0 +1,119 @@
+"""Which plugins the user does not want, and who said so.
+
+    vox plugin disable ID     kept in `plugins.json` in the configuration folder of the user
+    vox.toml                  [plugin] blocked = ["id"], for a project
+    VOX_DISABLE_PLUGINS       ids with commas between them, for one command
+
+A blocked plugin stays installed and is told of, with this reason; it is neither chosen nor
+imported. A name that vox does not know is an error in the last two: a spelling mistake there would
+let in what was to be kept out. In the file it is not: the plugin may have been removed since.
+
+`VOX_CONFIG` names the configuration folder; without it it follows the platform (`~/.config/vox` on
+Linux).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vox_core import files
+from vox_core.errors import ConfigError
+from vox_core.host.known import known_plugins
+
+VARIABLE = "VOX_DISABLE_PLUGINS"
+COMMAND = "`vox plugin disable`"
+STATE_FILE = "plugins.json"
+
+
+def blocked_plugins(
+    installed: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Id of a plugin that is not to be used -> who says so.
+
+    Raises:
+        ConfigError: a name is unknown, or a file cannot be read.
+    """
+    from vox_core.config import CONFIG_FILE, PluginSettings, load_settings
+
+    variable = [name.strip() for name in environ.get(VARIABLE, "").split(",") if name.strip()]
+    project = load_settings(PluginSettings, {}, environ=environ).blocked
+    if unknown := {*variable, *project} - {*installed}:
+        known = sorted({*installed, *known_plugins(environ)})
+        _require_known(VARIABLE, unknown & {*variable}, known)
+        _require_known(f"[plugin] blocked in {CONFIG_FILE}", unknown & {*project}, known)
+    return {
+        **dict.fromkeys(disabled(environ), COMMAND),
+        **dict.fromkeys(project, CONFIG_FILE),
+        **dict.fromkeys(variable, VARIABLE),
+    }
+
+
+def disabled(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The ids in the user's file, sorted.
+
+    Raises:
+        ConfigError: C008; the file cannot be read, or holds something else.
+    """
+    file = config_folder(environ) / STATE_FILE
+    try:
+        ids = json.loads(file.read_text(encoding="utf-8"))["disabled"]
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(file, f"{type(error).__name__}: {error}") from error
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+        raise _unreadable(file, f"disabled: {ids!r}")
+    return tuple(sorted(ids))
+
+
+def set_disabled(ids: Iterable[str], environ: Mapping[str, str] = os.environ) -> Path:
+    """Write the user's file, and return it.
+
+    Raises:
+        OutputError: the configuration folder cannot be made.
+        StorageError: the file cannot be written.
+    """
+    folder = config_folder(environ)
+    files.make_folder(folder)
+    files.write_json(folder / STATE_FILE, {"disabled": sorted(set(ids))})
+    return folder / STATE_FILE
+
+
+def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the user's own settings are; it need not exist yet."""
+    if named := environ.get("VOX_CONFIG"):
+        return Path(named).expanduser().absolute()
+    from platformdirs import user_config_path
+
+    return user_config_path("vox", appauthor=False)
+
+
+def _require_known(where: str, names: set[str], known: Sequence[str]) -> None:
+    if unknown := sorted(names - {*known}):
+        raise ConfigError(
+            "C002",
+            f"{where} names plugins that vox does not know",
+            faults=[_unknown(name, known) for name in unknown],
+            expected=f"some of: {', '.join(known)}",
+            remedy="correct it; `vox plugin list` shows what there is",
+        )
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return name + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _unreadable(file: Path, found: str) -> ConfigError:
+    return ConfigError(
+        "C008",
+        "the list of disabled plugins cannot be read",
+        where=file,
+        found=found,
+        expected='{"disabled": ["id", …]}',
+        remedy=f"mend the file, or remove it to enable every plugin: rm {file}",
+    )

@@ -1,0 +1,157 @@
+"""What works here and what does not, plugin by plugin, with the next step for each finding.
+
+The core looks at the manifest, at each kind of requirement and at what the probe finds. Then a
+child process imports the plugin, checks its hooks and asks its `vox_doctor` (child.py). The child
+has a time limit; if it crashes, hangs or exits, that is one finding among others, and this process
+never imports a plugin.
+
+A plugin that is blocked, broken or incompatible is not imported: what is said of it already is the
+reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from vox_core.contract import Check
+from vox_core.host.blocked import blocked_plugins
+from vox_core.host.discover import Found, discover, reinstall
+from vox_core.host.inventory import unknown_plugin
+from vox_core.host.judge import on_one_line
+from vox_core.host.machine import Machine, requirements, this_machine
+from vox_core.host.probe import ProbeFault, accelerators, probe_all
+from vox_core.host.process import Failed, output_of
+
+LIMIT_S = 30.0
+"""For a child; importing a tensor library from a cold disk may take half of it."""
+CHILDREN = 4
+"""At once; each may hold a tensor library in memory."""
+
+_CHILD = (
+    "import json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
+    "from vox_core.host.child import answer; answer(request)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One plugin, or as `environment` what is common to all, and what was found."""
+
+    id: str
+    distribution: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def examine(
+    plugin_id: str | None = None,
+    limit_s: float = LIMIT_S,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Examined, ...]:
+    """Examine one plugin, or the environment and every plugin, sorted by id.
+
+    Args:
+        limit_s: seconds for each plugin's own code.
+
+    Raises:
+        BackendError: B003; no such plugin is installed.
+        ConfigError: `vox.toml` or a variable about plugins or hardware is wrong.
+    """
+    everything = discover()
+    machine = this_machine(everything)
+    blocked = blocked_plugins([plugin.id for plugin in everything], environ)
+    plugins = [plugin for plugin in everything if plugin_id in (None, plugin.id)]
+    if plugin_id is not None and not plugins:
+        raise unknown_plugin(plugin_id, [plugin.id for plugin in everything])
+    static = [_static(plugin, machine, blocked.get(plugin.id)) for plugin in plugins]
+    sound = [
+        plugin
+        for plugin, checks in zip(plugins, static, strict=True)
+        if plugin.id not in blocked and all(check.ok for check in checks)
+    ]
+    hardware = _hardware(sound, environ)
+    own = _own_checks(sound, limit_s)
+    examined = [
+        Examined(
+            plugin.id,
+            plugin.distribution,
+            (*checks, *hardware.get(plugin.id, ()), *own.get(plugin.id, ())),
+        )
+        for plugin, checks in zip(plugins, static, strict=True)
+    ]
+    return (*([] if plugin_id else [_environment(machine, environ)]), *examined)
+
+
+# --- by the core ----------------------------------------------------------------------------------
+
+
+def _environment(machine: Machine, environ: Mapping[str, str]) -> Examined:
+    seen = [accelerator.name for accelerator in accelerators(environ)]
+    facts = {
+        "python": f"{machine.python} ({sys.executable})",
+        "platform": f"{machine.os} {machine.arch}, {platform.release()}",
+        "accelerators": ", ".join(seen) or "none that the core can see",
+    }
+    told = {name: environ[name] for name in sorted(environ) if name.startswith("VOX_")}
+    checks = [Check(name, True, detail) for name, detail in {**facts, **told}.items()]
+    return Examined("environment", "", tuple(checks))
+
+
+def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Check, ...]:
+    if plugin.manifest is None:
+        assert plugin.fault is not None, plugin.id
+        return (Check("manifest", False, on_one_line(plugin.fault), plugin.fault.remedy),)
+    manifest = plugin.manifest
+    checks = [Check("manifest", True, f"version {manifest.version}, API {manifest.api}")]
+    for kind, reason in requirements(manifest, machine).items():
+        checks.append(Check(kind, not reason, reason or "as required"))
+    if blocked_by:
+        checks.append(Check("blocked", True, f"by {blocked_by}; its own code was not run"))
+    return tuple(checks)
+
+
+def _hardware(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, tuple[Check, ...]]:
+    probed = [plugin for plugin in plugins if plugin.manifest and plugin.manifest.probe]
+    checks: dict[str, tuple[Check, ...]] = {}
+    for plugin_id, found in probe_all(probed, environ).items():
+        if isinstance(found, ProbeFault):
+            check = Check("hardware", False, found.reason, reinstall(plugin_id))
+        else:
+            absent = "" if found.present else "no such hardware: "
+            check = Check("hardware", found.present, f"{absent}{found.detail}")
+        checks[plugin_id] = (check,)
+    return checks
+
+
+# --- by the plugin, in a process of its own -------------------------------------------------------
+
+
+def _own_checks(plugins: Sequence[Found], limit_s: float) -> dict[str, tuple[Check, ...]]:
+    if not plugins:
+        return {}
+    with ThreadPoolExecutor(max_workers=CHILDREN) as pool:
+        results = pool.map(lambda plugin: _ask(plugin, limit_s), plugins)
+        return {plugin.id: checks for plugin, checks in zip(plugins, results, strict=True)}
+
+
+def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:
+    request = {"id": plugin.id, "path": sys.path}
+    command = [sys.executable, "-P", "-c", _CHILD]
+    try:
+        answer = output_of(command, limit_s, json.dumps(request).encode())
+        return TypeAdapter(tuple[Check, ...]).validate_json(answer)
+    except Failed as fault:
+        return (Check("code", False, f"its code {fault}", reinstall(plugin.id)),)
+    except ValidationError:  # an exit with code 0 in the middle of it
+        return (Check("code", False, "its code ended the process", reinstall(plugin.id)),)

@@ -1,0 +1,127 @@
+"""Every plugin that is installed or that the catalog knows, with what stands in its way here.
+
+    installed      nothing does, as far as can be told without its hardware and its code
+    available      in the catalog, and not installed
+    incompatible   another API, system, processor, Python or device, or withdrawn by its catalog
+    broken         no valid manifest, or a distribution that it needs is missing
+
+Only metadata, manifests and the catalog are read. Whether the hardware is there and the code loads
+is for `vox plugin doctor` (doctor.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from vox_core.catalog import PluginEntry
+from vox_core.catalog.entries import objections
+from vox_core.errors import BackendError
+from vox_core.host.blocked import blocked_plugins
+from vox_core.host.discover import Found, discover
+from vox_core.host.judge import on_one_line
+from vox_core.host.known import known_plugins
+from vox_core.host.machine import Machine, this_machine, unmet
+from vox_core.host.probe import accelerators
+
+Status: TypeAlias = Literal["installed", "available", "incompatible", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One plugin. `version` and `distribution` are those installed; empty if it is not."""
+
+    id: str
+    status: Status
+    reason: str
+    version: str = ""
+    distribution: str = ""
+
+
+def inventory(environ: Mapping[str, str] = os.environ) -> tuple[Listed, ...]:
+    """Every plugin, sorted by id; two that share an id are both there.
+
+    Raises:
+        ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
+    """
+    plugins, known = discover(), known_plugins(environ)
+    machine = this_machine(plugins)
+    blocked = blocked_plugins([plugin.id for plugin in plugins], environ)
+    listed = [_installed(plugin, machine, blocked.get(plugin.id)) for plugin in plugins]
+    present = {plugin.id for plugin in plugins}
+    tags = {"cpu", *(accelerator.tag for accelerator in accelerators(environ))}
+    listed += [_offered(entry, tags) for entry in known.values() if entry.id not in present]
+    return tuple(sorted(listed, key=lambda each: (each.id, each.distribution)))
+
+
+def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """All that is known of one plugin, as JSON types: `id`, `listed`, `installed`, `catalog`.
+
+    `installed` holds one object for each distribution that defines the id, `catalog` its entry or
+    None.
+
+    Raises:
+        BackendError: B003; it is neither installed nor in the catalog.
+        ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
+    """
+    everything = inventory(environ)
+    listed = [each for each in everything if each.id == plugin_id]
+    if not listed:
+        raise unknown_plugin(plugin_id, [each.id for each in everything])
+    entry = known_plugins(environ).get(plugin_id)
+    return {
+        "id": plugin_id,
+        "listed": [asdict(each) for each in listed],
+        "installed": [_facts(plugin) for plugin in discover() if plugin.id == plugin_id],
+        "catalog": asdict(entry) if entry else None,
+    }
+
+
+def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
+    """The error that says so."""
+    near = difflib.get_close_matches(plugin_id, sorted(set(known)), n=1)
+    return BackendError(
+        "B003",
+        f"plugin {plugin_id!r} is unknown",
+        found=f"plugins that vox knows here: {', '.join(sorted(set(known))) or 'none'}",
+        remedy=f"did you mean {near[0]}?" if near else "`vox plugin list` shows what there is",
+    )
+
+
+def _installed(plugin: Found, machine: Machine, blocked_by: str | None) -> Listed:
+    status, reason = _standing(plugin, machine)
+    if blocked_by and status == "installed":
+        reason = f"blocked by {blocked_by}"
+    version = plugin.manifest.version if plugin.manifest else plugin.version
+    return Listed(plugin.id, status, reason, version, plugin.distribution)
+
+
+def _standing(plugin: Found, machine: Machine) -> tuple[Status, str]:
+    if plugin.manifest is None:
+        assert plugin.fault is not None, plugin.id
+        return "broken", on_one_line(plugin.fault)
+    if requirement := unmet(plugin.manifest, machine):
+        broken = requirement[0] == "distribution"
+        return "broken" if broken else "incompatible", ": ".join(requirement)
+    return "installed", plugin.manifest.name
+
+
+def _offered(entry: PluginEntry, tags: Collection[str]) -> Listed:
+    if against := objections(entry, tags):
+        reasons = [reason.removeprefix(f"{entry.id}: ") for reason in against]
+        return Listed(entry.id, "incompatible", f"not installed: {'; '.join(reasons)}")
+    return Listed(entry.id, "available", f"{entry.description}: vox plugin install {entry.id}")
+
+
+def _facts(plugin: Found) -> dict[str, Any]:
+    return {
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "entry_point": plugin.entry_point.value,
+        "folder": str(plugin.folder) if plugin.folder else None,
+        "manifest": asdict(plugin.manifest) if plugin.manifest else None,
+        "fault": str(plugin.fault) if plugin.fault else None,
+    }

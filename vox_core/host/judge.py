@@ -1,0 +1,146 @@
+"""One candidate by itself: refused for a reason, or usable with its hardware and its rank.
+
+The first reason that stands in the way is the one that is told, in this order: a damaged manifest,
+another backend was asked for, blocked, API, platform, Python, distributions, capabilities, only to
+be had by name; then what its probe found. A plugin that is refused before is never probed.
+
+What is made of several candidates is for select.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vox_core.errors import BackendError
+from vox_core.host import Candidate, Environment, Request, Status, Verdict
+from vox_core.host.discover import Found
+from vox_core.host.machine import unmet
+from vox_core.host.manifest import Capabilities
+from vox_core.host.probe import Device, Hardware, ProbeFault
+
+_BROKEN = ("manifest", "distribution", "probe")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a candidate is out; `kind` is which of the filters it fell at."""
+
+    kind: str
+    reason: str
+
+
+_NOT_ASKED = Hardware(False, (), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A candidate with its refusal, or with its hardware and rank."""
+
+    found: Found
+    refusal: Refusal | None
+    hardware: Hardware = _NOT_ASKED
+    rank: tuple[int, bool, int] = (0, False, 0)
+
+    @property
+    def verdict(self) -> Verdict:
+        plugin = self.found
+        version = plugin.manifest.version if plugin.manifest else plugin.version
+        status: Status = "eligible"
+        reason = self.hardware.detail
+        if self.refusal:
+            status = "broken" if self.refusal.kind in _BROKEN else "rejected"
+            reason = self.refusal.reason
+        return Verdict(plugin.id, version, plugin.distribution, status, reason)
+
+    @property
+    def accelerates(self) -> bool:
+        return any(device.tag != "cpu" for device in self.hardware.devices)
+
+
+def judge_all(
+    request: Request, candidates: Sequence[Candidate], environment: Environment
+) -> list[Judged]:
+    """Every candidate, sorted by id and distribution."""
+    ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
+    return [_judge(request, each, environment) for each in ordered]
+
+
+def _judge(request: Request, candidate: Candidate, environment: Environment) -> Judged:
+    plugin, hardware = candidate.found, candidate.hardware
+    refusal = static_refusal(request, plugin, environment)
+    if refusal or plugin.manifest is None:
+        return Judged(plugin, refusal)
+    assert hardware is not None, f"{plugin.id} was not probed"
+    if isinstance(hardware, ProbeFault):
+        return Judged(plugin, Refusal("probe", hardware.reason))
+    if absence := _absence(hardware, plugin.manifest.requires.hardware_tag):
+        return Judged(plugin, Refusal("hardware", f"no such hardware: {absence}"))
+    judged = Judged(plugin, None, hardware)
+    level = 0 if not _has_memory(judged, request.memory_needed) else 2 if judged.accelerates else 1
+    rank = (level, plugin.id == request.resumed_from, plugin.manifest.priority)
+    return replace(judged, rank=rank)
+
+
+def static_refusal(request: Request, plugin: Found, environment: Environment) -> Refusal | None:
+    """What stands in the way before any hardware is looked at."""
+    manifest = plugin.manifest
+    if plugin.fault or manifest is None:
+        return Refusal("manifest", on_one_line(plugin.fault) if plugin.fault else "no manifest")
+    if request.explicit not in (None, plugin.id):
+        return Refusal("explicit", f"not asked for ({how_asked(request)})")
+    if who := environment.blocked.get(plugin.id):
+        return Refusal("blocked", f"blocked by {who}")
+    if requirement := unmet(manifest, environment.machine):
+        return Refusal(requirement[0], ": ".join(requirement))
+    if lack := lacking(request, manifest.capabilities):
+        return Refusal("capability", f"capability: {lack}")
+    if request.explicit is None and not manifest.automatic:
+        return Refusal("automatic", f"only by name: --backend {plugin.id}")
+    return None
+
+
+def lacking(request: Request, has: Capabilities) -> str:
+    """What is asked for beyond the capabilities, in words; empty if nothing is."""
+    wanted: list[tuple[str, str | None, tuple[str, ...]]] = [
+        ("quantisation", request.quant, has.quantisations),
+        ("dtype", request.dtype, has.dtypes),
+        ("method", request.method, has.methods),
+        ("model family", None if "*" in has.families else request.model_type, has.families),
+        ("load", "streamed" if request.streamed else None, ("streamed",) * has.streamed_load),
+    ]
+    return ", ".join(
+        f"{what} {value} (has: {', '.join(values) or 'none'})"
+        for what, value, values in wanted
+        if value is not None and value not in values
+    )
+
+
+def _absence(hardware: Hardware, tag: str | None) -> str:
+    if not hardware.present:
+        return hardware.detail
+    tags = [device.tag for device in hardware.devices]
+    return "" if tag is None or tag in tags else f"needs {tag}, found {', '.join(tags)}"
+
+
+def _has_memory(judged: Judged, needed: int | None) -> bool:
+    """Whether one device has it; a size that is not known is not held against it."""
+    devices = judged.hardware.devices
+    counted = [d for d in devices if d.tag != "cpu"] if judged.accelerates else devices
+    sizes = [_memory(device) for device in counted]
+    return needed is None or any(size is None or size >= needed for size in sizes)
+
+
+def _memory(device: Device) -> int | None:
+    return device.memory_bytes if device.available_bytes is None else device.available_bytes
+
+
+def how_asked(request: Request) -> str:
+    """`--backend cpu`: the words in which a backend was asked for by name."""
+    return f"{request.explicit_origin or 'by name:'} {request.explicit}"
+
+
+def on_one_line(fault: BackendError) -> str:
+    """A fault as the reason of a verdict."""
+    details = "; ".join(fault.faults) or fault.found
+    return f"{fault.what}: {details}" if details else fault.what

@@ -1,0 +1,110 @@
+"""The machine and its environment, as far as a manifest's `requires` is held against them.
+
+`this_machine` looks at this process and at installed metadata; the rest compares and looks at
+nothing. Hardware is for the probes (probe.py).
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from vox_core.contract import API_VERSION
+from vox_core.host.discover import Found, installed_versions
+from vox_core.host.manifest import Manifest, Requires, api_order
+
+_SYSTEMS = {"darwin": "macos", "win32": "windows"}
+_ARCHITECTURES = {"aarch64": "arm64", "amd64": "x86_64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `requires` is held against.
+
+    Args:
+        os: `linux`, `macos` or `windows`.
+        arch: as a manifest spells it: `x86_64`, `arm64`, …
+        python: version.
+        distributions: canonical name -> version, of those that some manifest requires.
+    """
+
+    os: str
+    arch: str
+    python: str
+    distributions: Mapping[str, str] = field(default_factory=dict)
+
+
+def this_machine(plugins: Iterable[Found]) -> Machine:
+    """This one, with those distributions that `plugins` require."""
+    architecture = platform.machine().lower()
+    required = [
+        Requirement(text).name
+        for plugin in plugins
+        if plugin.manifest
+        for text in plugin.manifest.requires.distributions
+    ]
+    return Machine(
+        os=_SYSTEMS.get(sys.platform, sys.platform),
+        arch=_ARCHITECTURES.get(architecture, architecture),
+        python=platform.python_version(),
+        distributions=installed_versions(required),
+    )
+
+
+def unmet(manifest: Manifest, machine: Machine) -> tuple[str, str] | None:
+    """The first kind of requirement that is not met, and why; None if all are."""
+    reasons = requirements(manifest, machine)
+    return next(((kind, reason) for kind, reason in reasons.items() if reason), None)
+
+
+def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
+    """Each kind of requirement -> why it is not met, empty where it is."""
+    needs = manifest.requires
+    return {
+        "api": _unmet_api(manifest),
+        "platform": _unmet_platform(needs, machine),
+        "python": _unmet_python(needs, machine),
+        "distribution": _unmet_distributions(needs, machine),
+    }
+
+
+def _unmet_api(manifest: Manifest) -> str:
+    """The same major loads if its minor is not newer. There has been no older major that a layer
+    could adapt: whoever was written for one has to be upgraded."""
+    theirs, ours = api_order(manifest.api), api_order(API_VERSION)
+    if theirs[0] == ours[0] and theirs <= ours:
+        return ""
+    remedy = "upgrade vox-ml" if theirs > ours else f"vox plugin upgrade {manifest.id}"
+    return f"written for {manifest.api}, this vox speaks {API_VERSION}; {remedy}"
+
+
+def _unmet_platform(needs: Requires, machine: Machine) -> str:
+    sides = ((machine.os, needs.os), (machine.arch, needs.arch))
+    return ", ".join(
+        f"{here} (needs: {', '.join(allowed)})"
+        for here, allowed in sides
+        if allowed and here not in allowed
+    )
+
+
+def _unmet_python(needs: Requires, machine: Machine) -> str:
+    if SpecifierSet(needs.python).contains(machine.python, prereleases=True):
+        return ""
+    return f"{machine.python} (needs: {needs.python})"
+
+
+def _unmet_distributions(needs: Requires, machine: Machine) -> str:
+    reasons = []
+    for required in map(Requirement, needs.distributions):
+        version = machine.distributions.get(canonicalize_name(required.name))
+        if version is None:
+            reasons.append(f"{required} is not installed")
+        elif not required.specifier.contains(version, prereleases=True):
+            reasons.append(f"{required.name} is {version} (needs: {required.specifier})")
+    return ", ".join(reasons)
