@@ -1,22 +1,25 @@
-"""Writes docs/reference/{cli,config,errors}.md out of the code that they describe.
+"""Writes docs/reference/{catalog,cli,config,errors}.md out of the code that they describe.
 
     python tools/reference.py            write them
     python tools/reference.py --check    exit 1 and name those that are not up to date
 
 Commands come from click's own help, settings from the pydantic sections, errors from the table of
-codes. Nothing is written by hand, so nothing can be out of step.
+codes, the catalog from its schema and catalog.toml. Nothing is written by hand, so nothing can be
+out of step.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from vox_core import config, errors
+from vox_core.catalog import BundleEntry, Catalog, PluginEntry, load_catalog, schema
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 
@@ -34,6 +37,7 @@ KINDS: dict[str, type[errors.VoxError]] = {
     "O": errors.OutputError,
     "P": errors.PlanError,
     "B": errors.BackendError,
+    "I": errors.InputError,
     "S": errors.StorageError,
     "T": errors.TrainingError,
     "V": errors.ProofError,
@@ -43,7 +47,12 @@ KINDS: dict[str, type[errors.VoxError]] = {
 
 def pages() -> dict[str, str]:
     """File name -> what should stand in it."""
-    return {"cli.md": cli_page(), "config.md": config_page(), "errors.md": errors_page()}
+    return {
+        "catalog.md": catalog_page(),
+        "cli.md": cli_page(),
+        "config.md": config_page(),
+        "errors.md": errors_page(),
+    }
 
 
 def cli_page() -> str:
@@ -119,6 +128,75 @@ An error says what is wrong, where, what was found, what was expected and what t
 | 2 | wrong usage or bad input, found before any work |
 | 130 | stopped by the user; `vox train --resume RUN` goes on |
 """
+
+
+def catalog_page() -> str:
+    """Every entry of catalog.toml, and every key that an entry may have."""
+    catalog = load_catalog(environ={})
+    parts = [NOTE, "# Catalog\n", _ABOUT_CATALOG]
+    parts += [plugin_part(entry) for entry in catalog.plugins.values()]
+    bundles = [bundle_row(catalog, each) for each in catalog.bundles.values()]
+    columns = ("id", "plugins", "libraries", "extends", "description")
+    parts.append(f"## Bundles\n\n{table(*columns, bundles)}")
+    models = [
+        [f"`{each.id}`", f"{each.size:,} bytes", each.licence, f"`{each.source}`", each.description]
+        for each in catalog.models.values()
+    ]
+    parts.append(f"## Models\n\n{table('id', 'size', 'licence', 'source', 'description', models)}")
+    parts.append(_ABOUT_KEYS)
+    for section in schema.SECTIONS:
+        rows = [key_row(section, *item) for item in schema.keys(section).items()]
+        parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
+    return "\n".join(parts)
+
+
+_ABOUT_CATALOG = """\
+What vox knows by name: `catalog.toml`, and the files that `VOX_CATALOG` (separated as in `PATH`)
+and `[plugin] catalogs` in `vox.toml` add to it. Only here does an id become the name of a
+distribution; it is never guessed. An id that two files define is an error. All faults of all files
+are reported at once.
+"""
+
+_ABOUT_KEYS = """\
+## Keys
+
+A path in a source is relative to the catalog file. `requires-tag` is enforced: without a device of
+that tag the plugin is not installed. `bundled-in` and the bundle's `plugins` have to agree. A
+`code` plugin has extension points, a `skill` exposes tools, a `composite` has both. `libraries` are
+the distributions that a plugin or bundle needs beside what the package index has.
+"""
+
+
+def plugin_part(entry: PluginEntry) -> str:
+    """One plugin: each key that it has."""
+    left_out = {"id", "description", "catalog"}
+    rows = [
+        [f"`{field.name.replace('_', '-')}`", in_words(value)]
+        for field in fields(entry)
+        if field.name not in left_out and (value := getattr(entry, field.name))
+    ]
+    return f"## Plugin `{entry.id}`\n\n{entry.description}.\n\n{table('key', 'value', rows)}"
+
+
+def bundle_row(catalog: Catalog, entry: BundleEntry) -> list[str]:
+    plugins = [plugin.id for plugin in catalog.resolve(entry.id)]
+    libraries = [name for each in catalog.lineage(entry.id) for name in each.libraries]
+    columns = [plugins, libraries, entry.extends]
+    return [f"`{entry.id}`", *map(in_words, columns), entry.description]
+
+
+def key_row(section: str, key: str, field: Field[Any]) -> list[str]:
+    expected = schema.expected(section, key).replace("|", "\\|")
+    return [f"`{key}`", expected, "yes" if schema.is_required(field) else ""]
+
+
+def in_words(value: object) -> str:
+    """A value of the catalog for a cell."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {in_words(each)}" for key, each in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(f"`{each}`" for each in value)
+    return f"`{value}`"
 
 
 def codes(letter: str) -> list[tuple[str, str]]:
