@@ -1,0 +1,106 @@
+"""The frozen types that cross the seam between the core and a backend.
+
+A `FineTuneContract` says what was asked for, in terms that no path, clock or machine changes; its
+digest is the identity of a run. An `ExecutionPlan` says how one backend will carry it out. Jobs go
+to a backend, results and events come back. Everything here is plain Python and numpy.
+
+    spec.py      contract and plan
+    batch.py     documents, steps
+    state.py     adapters, training state
+    events.py    what happens in a run
+    jobs.py      jobs, results, context
+
+These modules compute nothing but the digest, read nothing and import no array library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vox_core.contract.batch import (
+    Batch,
+    Step,
+)
+from vox_core.contract.events import (
+    CheckpointWritten,
+    Event,
+    Notice,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
+from vox_core.contract.jobs import (
+    Check,
+    LoadedModel,
+    LoadJob,
+    MergeJob,
+    MergeResult,
+    MergeTarget,
+    RunContext,
+    Sampling,
+    TrainJob,
+    TrainResult,
+    World,
+)
+from vox_core.contract.spec import (
+    API_VERSION,
+    AdapterSpec,
+    DataIdentity,
+    DType,
+    ExecutionPlan,
+    FineTuneContract,
+    Method,
+    ModelIdentity,
+    ModuleShape,
+    OptimizerSpec,
+    Quant,
+    Schedule,
+)
+from vox_core.contract.state import (
+    AdapterState,
+    LowRank,
+    TrainState,
+)
+
+if TYPE_CHECKING:
+    from vox_core.contract.arrays import Floats as Floats
+    from vox_core.contract.arrays import Ints as Ints
+
+__all__ = [
+    "API_VERSION",
+    "AdapterSpec",
+    "AdapterState",
+    "Batch",
+    "Check",
+    "CheckpointWritten",
+    "DType",
+    "DataIdentity",
+    "Event",
+    "ExecutionPlan",
+    "FineTuneContract",
+    "LoadJob",
+    "LoadedModel",
+    "LowRank",
+    "MergeJob",
+    "MergeResult",
+    "MergeTarget",
+    "Method",
+    "ModelIdentity",
+    "ModuleShape",
+    "Notice",
+    "OptimizerSpec",
+    "Quant",
+    "RunContext",
+    "RunEnd",
+    "RunStart",
+    "Sampling",
+    "Schedule",
+    "Step",
+    "StepDone",
+    "TrainJob",
+    "TrainResult",
+    "TrainState",
+    "Validation",
+    "World",
+]

@@ -1,0 +1,86 @@
+"""What happens in a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vox_core.contract.spec import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened, for telemetry, progress and observers. Times are added by the core."""
+
+    name: ClassVar[str] = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart(Event):
+    """A run begins, or goes on, with `first_step`; `rows` and `tokens` are those of one epoch."""
+
+    name: ClassVar[str] = "run_start"
+    run: str
+    model: str
+    backend: str
+    device: str
+    dtype: DType
+    contract: str
+    first_step: int
+    total_steps: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Event):
+    """`loss` is the step's weighted mean; `grad_norm` is measured before clipping; `seconds` is the
+    step's own wall time."""
+
+    name: ClassVar[str] = "step"
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    trained_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Validation(Event):
+    """Weighted mean loss over the validation split."""
+
+    name: ClassVar[str] = "validation"
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    """A checkpoint is whole and on the disk."""
+
+    name: ClassVar[str] = "checkpoint"
+    step: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd(Event):
+    """The run ended after `step`; `outcome` says how."""
+
+    name: ClassVar[str] = "run_end"
+    step: int
+    outcome: Literal["done", "stopped", "failed"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """A phase or a warning, in words."""
+
+    name: ClassVar[str] = "notice"
+    message: str
+    level: Literal["info", "warning"] = "info"

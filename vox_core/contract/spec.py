@@ -1,0 +1,143 @@
+"""What was asked for, and how one backend will do it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+API_VERSION = "1.0"
+"""Version of the seam, `major.minor`; a plugin declares the one it was written for."""
+
+Method: TypeAlias = Literal["lora", "rslora", "dora"]
+Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
+DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
+Quant: TypeAlias = Literal["none", "nf4", "int8", "affine4", "affine8"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which base model, by content: two folders with the same bytes are the same model."""
+
+    revision: str | None
+    model_type: str
+    weights_digest: str
+    tokenizer_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataIdentity:
+    """Which documents, by content and order; `rows` counts those that are trained."""
+
+    digest: str
+    rows: int
+    tokens: int
+    trained_tokens: int
+    valid_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """What is trained. `scale` multiplies `B @ A`.
+
+    LoRA: Hu et al. 2021 (arXiv:2106.09685). rsLoRA: Kalajdzievski 2023 (arXiv:2312.03732).
+    DoRA: Liu et al. 2024 (arXiv:2402.09353).
+    """
+
+    method: Method
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    modules_to_save: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """AdamW with bias correction (Loshchilov & Hutter, arXiv:1711.05101), clipping and schedule.
+
+    `warmup` is the share of all steps over which the rate rises linearly to `lr`; `clip` bounds the
+    global gradient norm, 0 turns clipping off.
+    """
+
+    lr: float
+    schedule: Schedule
+    warmup: float
+    weight_decay: float
+    clip: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuneContract:
+    """Everything that decides what a run computes, and nothing else."""
+
+    model: ModelIdentity
+    data: DataIdentity
+    adapter: AdapterSpec
+    quant: Quant
+    optimizer: OptimizerSpec
+    batch_size: int
+    seq_len: int
+    total_steps: int
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract as JSON types, as it stands in `plan.json`."""
+        contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return contract
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShape:
+    """A linear module of the base: where its weight lies in the files, and its shape.
+
+    `tensor` is the name in the safetensors files. `transposed` marks weights stored (I, O), as
+    GPT-2's `Conv1D` does, instead of (O, I).
+    """
+
+    tensor: str
+    out_features: int
+    in_features: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """How one backend carries out a contract.
+
+    Args:
+        modules: path -> shape of every linear module that gets an adapter.
+        saved: parameter name -> tensor name of what `modules_to_save` trains whole.
+    """
+
+    contract: FineTuneContract
+    backend: str
+    backend_version: str
+    device: str
+    dtype: DType
+    micro_batch_tokens: int
+    modules: Mapping[str, ModuleShape]
+    eval_every: int
+    save_every: int
+    saved: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON types, with the contract's digest."""
+        return {"digest": self.contract.digest, **json.loads(json.dumps(asdict(self)))}
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters of A and B together (without `modules_to_save`)."""
+        rank = self.contract.adapter.rank
+        return sum(rank * (m.in_features + m.out_features) for m in self.modules.values())

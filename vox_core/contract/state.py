@@ -1,0 +1,91 @@
+"""Adapters and the state of a run, the same on every backend.
+
+Shape legend: R adapter rank, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from vox_core.contract.spec import Method
+
+if TYPE_CHECKING:
+    from vox_core.contract.arrays import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """One module's update: `scale * B_OR @ A_RI`, float32, and with DoRA its magnitude."""
+
+    A_RI: Floats
+    B_OR: Floats
+    alpha: float
+    magnitude_O: Floats | None = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.A_RI.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterState:
+    """An adapter in vox's canonical form.
+
+    Args:
+        method: `lora`, `rslora` or `dora`.
+        modules: module path in the Hugging Face model -> its update.
+        saved: parameter name -> whole float32 tensor, for `modules_to_save`.
+    """
+
+    method: Method
+    modules: Mapping[str, LowRank]
+    saved: Mapping[str, Floats] = field(default_factory=dict)
+
+    def scale(self, path: str) -> float:
+        """alpha / r; alpha / sqrt(r) for rsLoRA."""
+        module = self.modules[path]
+        return module.alpha / (math.sqrt(module.rank) if self.method == "rslora" else module.rank)
+
+    def tensors(self) -> dict[str, Floats]:
+        """Every trained tensor by its canonical name; moments carry the same names."""
+        named: dict[str, Floats] = {}
+        for path, module in self.modules.items():
+            named[f"{path}.lora_A.weight"] = module.A_RI
+            named[f"{path}.lora_B.weight"] = module.B_OR
+            if module.magnitude_O is not None:
+                named[f"{path}.lora_magnitude_vector"] = module.magnitude_O
+        return {**named, **self.saved}
+
+    def with_tensors(self, named: Mapping[str, Floats]) -> AdapterState:
+        """The same adapter with other values: the inverse of `tensors`."""
+        modules = {
+            path: replace(
+                module,
+                A_RI=named[f"{path}.lora_A.weight"],
+                B_OR=named[f"{path}.lora_B.weight"],
+                magnitude_O=named.get(f"{path}.lora_magnitude_vector"),
+            )
+            for path, module in self.modules.items()
+        }
+        return AdapterState(self.method, modules, {name: named[name] for name in self.saved})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainState:
+    """All that a run needs to go on, on any backend.
+
+    Args:
+        step: optimizer steps finished; 0 at the start.
+        adapter: the adapter after that step.
+        moments: canonical tensor name -> AdamW's first and second moment, float32; empty at step 0.
+
+    The data cursor is `step` (the order of examples is a function of seed and step), and so is the
+    state of the random generators (they are functions of seed, step and micro-batch).
+    """
+
+    step: int
+    adapter: AdapterState
+    moments: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
