@@ -22,10 +22,14 @@ class Environment:
         (site / "outer.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
 
     def install_editable(self, *projects: Path) -> None:
+        self.install(*[part for project in projects for part in ("-e", project)])
+
+    def install(self, *arguments: str | Path) -> None:
         pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "-q"]
         offline = ["--no-index", "--no-build-isolation", "--no-deps"]
-        editable = [part for project in projects for part in ("-e", project)]
-        subprocess.run([*pip, *offline, *editable], check=True)
+        scripts = sysconfig.get_path("scripts")  # uv_build calls its program by name
+        path = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run([*pip, *offline, *arguments], check=True, env=path)
 
     def run(self, *arguments: str, folder: str = ".") -> subprocess.CompletedProcess[str]:
         """Its Python, in a folder relative to that of the environment."""
