@@ -6,8 +6,16 @@ Markers are declared in pyproject.toml. Fixtures live beside the tests that use 
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C back where the suite was started in the background, which makes a shell ignore it:
+    the tests start programs that have to hear it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
