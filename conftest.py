@@ -12,7 +12,7 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C back where the suite was started in the background, which makes a shell ignore it:
+    """Take Ctrl-C back where a shell started the suite in the background and so had it ignored:
     the tests start programs that have to hear it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
