@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from vox_core.errors import InputError
 from vox_core.host.environment import Environment
@@ -46,13 +47,19 @@ def require_kept(changes: Iterable[Change], environment: Environment) -> None:
         )
 
 
+def _file_name(source: str) -> str:
+    """The file at the end of a path or an address, whatever query follows it."""
+    return unquote(urlsplit(source).path).rpartition("/")[2]
+
+
 def require_pinned(changes: Sequence[Change], wanted: Iterable[Target]) -> None:
     """Raises InputError I007 if an archive has not the digest that the catalog pins."""
     pins = {file: sha256 for target in wanted for file, sha256 in target.sha256.items()}
+    named = {change.source: _file_name(change.source) for change in changes}
     faults = [
         f"{change.source}: found {change.sha256}, expected {pins[file]}"
         for change in changes
-        if (file := change.source.rpartition("/")[2]) in pins and change.sha256 != pins[file]
+        if (file := named[change.source]) in pins and change.sha256 != pins[file]
     ]
     if faults:
         raise InputError(

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from vox_core.errors import BackendError
 from vox_core.host.environment import Environment
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 _CHILD = "from vox_core.host.inspection import answer; print(answer())"
 _LIMIT_S = 60.0
@@ -82,11 +87,18 @@ def intruders() -> list[str]:
         {
             f"{distribution.metadata['Name']} {distribution.version} ({file})"
             for distribution in metadata.distributions()
-            if "vox" in (distribution.read_text("RECORD") or "")
-            for file in distribution.files or ()
+            for file in _files_named_vox(distribution)
             if _is_ours(file) and distribution.metadata["Name"] != "vox-ml"
         }
     )
+
+
+def _files_named_vox(distribution: metadata.Distribution) -> list[metadata.PackagePath]:
+    """What it brings, if it may be ours; nothing for a stranger whose RECORD cannot be read."""
+    with suppress(OSError, ValueError):
+        if "vox" in (distribution.read_text("RECORD") or ""):
+            return distribution.files or []
+    return []
 
 
 def _is_ours(file: PurePath) -> bool:

@@ -39,6 +39,7 @@ def output_of(command: Sequence[str], limit_s: float, given: bytes = b"") -> byt
 
 def _how(returncode: int, errors: bytes) -> str:
     if returncode < 0:
-        return f"was ended by {signal.Signals(-returncode).name}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {known.get(-returncode, f'signal {-returncode}')}"
     last = errors.decode(errors="replace").strip().rpartition("\n")[2]
     return f"failed: {last or f'exit {returncode}'}"

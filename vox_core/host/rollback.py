@@ -53,21 +53,19 @@ def restored_on_failure(environment: Environment, distributions: Iterable[str]) 
         WorkError: I009, something could not be put back.
     """
     beside = environment.site_packages.parent
-    with (
-        _alone(environment),
-        _signals_raise(),
-        storage_errors(environment.prefix),
-        tempfile.TemporaryDirectory(prefix=_COPY_PREFIX, dir=beside) as folder,
-    ):
-        before = _take(environment, distributions, Path(folder))
+    with _alone(environment), _signals_raise(), storage_errors(environment.prefix):
+        copies = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX, dir=beside))
+        before = _take(environment, distributions, copies)
         try:
             yield
         except BaseException as error:
             with _signals_wait():
                 lost = _restore(before)
-            if lost:
-                raise _not_whole(environment, lost) from error
+            if lost:  # then the copies stay, for hands to put back
+                raise _not_whole(environment, lost, copies) from error
+            shutil.rmtree(copies, ignore_errors=True)
             raise
+        shutil.rmtree(copies, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,15 @@ class _Before:
 
 
 def _take(environment: Environment, distributions: Iterable[str], folder: Path) -> _Before:
-    roots = environment.roots()
+    # A lib64 that is a link to lib is one folder, not two.
+    roots = tuple({root.resolve(): root for root in environment.roots()}.values())
     stamps = dict(_stamps(roots))
     copies: dict[Path, Path] = {}
     for name in distributions:
         for file in _files_of(name):
             if file in stamps and file not in copies:
-                copies[file] = folder / str(len(copies))
+                copies[file] = folder / str(file).lstrip(os.sep)
+                copies[file].parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, copies[file], follow_symlinks=False)
     return _Before(roots, frozenset(_folders(roots)), stamps, copies)
 
@@ -120,18 +120,20 @@ def _files_of(name: str) -> Iterator[Path]:
 
 
 def _restore(before: _Before) -> list[Path]:
-    """Put everything back; the files that differ all the same."""
-    for path, _ in _stamps(before.roots):
-        if path not in before.stamps:
-            path.unlink(missing_ok=True)
-    for folder in sorted(set(_folders(before.roots)) - before.folders, reverse=True):
-        folder.rmdir()
+    """Put back what was there, then take away what was not; the files that differ all the same."""
     after = dict(_stamps(before.roots))
     for path, copy in before.copies.items():
         if after.get(path) != before.stamps[path]:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # told below, as a file that differs
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                shutil.copy2(copy, path, follow_symlinks=False)
+    for path in after.keys() - before.stamps.keys():
+        with suppress(OSError):
             path.unlink(missing_ok=True)
-            shutil.copy2(copy, path, follow_symlinks=False)
+    for folder in sorted(set(_folders(before.roots)) - before.folders, reverse=True):
+        with suppress(OSError):  # somebody's file has come into it meanwhile
+            folder.rmdir()
     after = dict(_stamps(before.roots))
     return sorted(
         path
@@ -140,13 +142,13 @@ def _restore(before: _Before) -> list[Path]:
     )
 
 
-def _not_whole(environment: Environment, lost: Sequence[Path]) -> WorkError:
+def _not_whole(environment: Environment, lost: Sequence[Path], copies: Path) -> WorkError:
     return WorkError(
         "I009",
         "the environment could not be restored entirely",
         where=environment,
         faults=[f"changed or gone: {path}" for path in lost],
-        remedy="install again what these files belong to",
+        remedy=f"install again what these files belong to, or take them from {copies}",
     )
 
 
@@ -176,19 +178,19 @@ def _alone(environment: Environment) -> Iterator[None]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM ends a block as Ctrl-C does, so that it is undone."""
+    """SIGTERM and a closed terminal end a block as Ctrl-C does, so that it is undone."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handling([signal.SIGTERM], stop):
+    with _handling([signal.SIGTERM, signal.SIGHUP], stop):
         yield
 
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
     """No signal cuts putting back off."""
-    with _handling([signal.SIGINT, signal.SIGTERM], signal.SIG_IGN):
+    with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
         yield
 
 

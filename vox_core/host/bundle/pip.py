@@ -38,7 +38,7 @@ def ask(python: str) -> tuple[str, str]:
 def pip(python: str, arguments: Sequence[str], environ: Mapping[str, str]) -> list[str] | None:
     """Run an interpreter's pip: None if all went well, or the end of what it said."""
     done = subprocess.run(
-        [python, "-m", "pip", *arguments],
+        [python, "-P", "-m", "pip", *arguments],  # -P: not a pip.py of the current folder
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
