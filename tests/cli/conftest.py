@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.core.plugin_site import MANIFEST, Site
 from vox_core.cli import errors, root
 
 
@@ -28,6 +30,7 @@ def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("VOX_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
 
 
 @pytest.fixture
@@ -41,3 +44,20 @@ def vox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Done(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A folder of plugins on the path; `mine` is in it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    made = Site(folder)
+    made.add("mine", manifest=MANIFEST.replace("1000000", "0"))
+    return made
+
+
+@pytest.fixture
+def listed(vox: Vox) -> Callable[[], dict[str, dict[str, str]]]:
+    """`vox plugin list --json`, by id."""
+    return lambda: {each["id"]: each for each in json.loads(vox("plugin", "list", "--json").out)}

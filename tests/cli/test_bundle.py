@@ -1,4 +1,4 @@
-"""`vox bundle`: what each command prints. What they do is tested in tests/core/test_bundle.py."""
+"""`vox bundle`: what each command prints. What they do is tested in tests/core/bundle."""
 
 from __future__ import annotations
 
@@ -42,13 +42,18 @@ def test_list(vox) -> None:
     done = vox("bundle", "list")
     assert (done.code, done.err) == (0, "")
     rows = [line.split(maxsplit=2)[:2] for line in done.out.splitlines()]
-    assert rows == [["vox-base", "no"], ["vox-cpu", "cpu"], ["vox-dev", "cpu"]]
+    assert rows == [
+        ["vox-base", "no"],
+        ["vox-cpu", "cpu"],
+        ["vox-apple", "mlx"],
+        ["vox-dev", "cpu,"],
+    ]
 
 
 def test_list_as_json(vox, catalog: Path) -> None:
     bundles = {each["id"]: each for each in json.loads(vox("bundle", "list", "--json").out)}
-    assert bundles["vox-dev"]["extends"] == ["vox-cpu"]
-    assert bundles["vox-dev"]["plugins"] == ["cpu"]
+    assert bundles["vox-dev"]["extends"] == ["vox-cpu", "vox-apple"]
+    assert bundles["vox-dev"]["plugins"] == ["cpu", "mlx"]
     assert bundles["lone"] == {
         "id": "lone",
         "description": "one library",
@@ -89,10 +94,11 @@ def test_build_and_verify(vox, catalog: Path) -> None:
         assert "- more: does not belong in a bundle" in done.err
 
 
-def test_a_bundle_file_that_is_not_there(vox) -> None:
-    done = vox("bundle", "verify", "nowhere.zip")
-    assert done.code != 0
-    assert "nowhere.zip" in done.err
+@pytest.mark.parametrize("command", ["verify", "apply"])
+def test_a_bundle_file_that_is_not_there(vox, command: str) -> None:
+    done = vox("bundle", command, "nowhere.zip")
+    assert (done.code, done.out) == (2, "")
+    assert "error[VOX-B012]" in done.err and "nowhere.zip" in done.err
 
 
 def test_apply_to_what_is_no_python(vox, catalog: Path) -> None:

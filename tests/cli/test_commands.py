@@ -6,14 +6,18 @@ Progress is on stderr, results on stdout; `--json` prints one object.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cli.services import WHY, Merging, Training, Voice
+from tests.cli.services import WHY, Converting, Merging, Training, Voice
 from vox_core.catalog import load_catalog
+from vox_core.config import MergeSettings
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
+from vox_core.run.equal import SameLogits
+from vox_core.run.merge import MergeReport, Requantised
 
 
 @pytest.fixture
@@ -83,10 +87,87 @@ def test_merge_shows_its_proof(vox, monkeypatch) -> None:
     ]
 
 
+def test_merge_tells_of_the_quantised_base_and_of_what_it_wrote_quantised(vox, monkeypatch) -> None:
+    proof = replace(Merging()("a", MergeSettings(), observe=str).proof, from_trained=0.125)
+    for distance, said in (
+        (0.0625, "affine4; logits differ by 6.2e-02 from the merged model's"),
+        (None, "affine4; no installed backend loads it, so its logits were not looked at"),
+    ):
+        report = MergeReport(Path("whole"), "m", 14, proof, Requantised("affine4", distance))
+        monkeypatch.setattr("vox_core.run.merge.merge", lambda *_, told=report, **__: told)
+        done = vox("merge", "runs/a", "--quant", "affine4", "--onto", "trained-base")
+        assert done.out.splitlines()[-3:-1] == [
+            "trained    logits differ by 1.2e-01 from the adapter on the quantised base it was "
+            "trained on",
+            f"quantised  {said}",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (("train", "--data", "d"), {"quant": "nvfp4"}),
+        (("merge", "runs/a"), {"quant": "mxfp4", "onto": "trained-base"}),
+        (("generate", "runs/a", "--prompt", "Hi"), {"quant": "none"}),
+    ],
+)
+def test_quantisation_reaches_the_service(vox, voice, monkeypatch, command, settings) -> None:
+    services = {"train": Training(), "merge": Merging()}
+    for name, service in services.items():
+        monkeypatch.setattr(f"vox_core.run.{name}.{name}", service)
+    flags = [part for key, value in settings.items() for part in (f"--{key}", value)]
+    assert vox(*command, *flags).code == 0
+    calls = services[command[0]].calls if command[0] in services else voice.calls
+    call = calls[0]
+    seen = call["settings"] if isinstance(call, dict) else call[1]
+    assert {key: getattr(seen, key) for key in settings} == settings
+
+
 def test_merge_as_json(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_core.run.merge.merge", Merging())
     result = json.loads(vox("merge", "runs/a", "--json").out)
     assert (result["out"], result["proof"]["positions"]) == ("runs/a-merged", 32)
+
+
+# --- convert --------------------------------------------------------------------------------------
+
+
+def test_convert_shows_its_checks(vox, monkeypatch) -> None:
+    same = SameLogits(("cpu", "mlx"), 1e-6, 2e-5, 1.0, 32)
+    service = Converting(same)
+    monkeypatch.setattr("vox_core.run.convert.convert", service)
+    done = vox("convert", "runs/a", "--to", "mlx", "--out", "there", "--model", "org/m")
+    assert (done.code, done.err) == (0, "comparing\n")
+    ((reference, settings),) = service.calls
+    assert (reference, settings.to, settings.model) == ("runs/a", "mlx", "org/m")
+    assert done.out.splitlines() == [
+        "converted  there",
+        "format     PEFT to mlx-lm",
+        "base       m, 14 modules, 1 whole tensors",
+        "update     differs from the source's by 3.0e-08 of its size at most",
+        "logits     cpu and mlx differ by 2.0e-05 at most (1.0e-06 of their size) at 32 positions",
+        "note: it is big",
+        "next: vox chat there",
+    ]
+
+
+def test_convert_says_why_logits_were_not_compared(vox, monkeypatch) -> None:
+    monkeypatch.setattr("vox_core.run.convert.convert", Converting())
+    out = vox("convert", "runs/a", "--to", "mlx").out
+    assert "logits     not compared: no usable backend for mlx (mlx: not installed)" in out
+
+
+def test_convert_as_json(vox, monkeypatch) -> None:
+    monkeypatch.setattr("vox_core.run.convert.convert", Converting())
+    told = json.loads(vox("convert", "runs/a", "--to", "peft", "--json").out)
+    assert (told["out"], told["format"], told["logits"]) == ("runs/a-peft", "peft", None)
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), "C004"), (("--to", "gguf"), "C00")])
+def test_convert_needs_a_format_it_knows(vox, flags, code) -> None:
+    done = vox("convert", "runs/a", *flags)
+    assert done.code == 2
+    assert f"error[VOX-{code}" in done.err
 
 
 # --- generate -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ PATHS = [
     "quickstart",
     "train",
     "merge",
+    "convert",
     "chat",
     "generate",
     "model list",

@@ -1,4 +1,4 @@
-"""`vox plugin list | info | doctor | enable | disable` and `vox backend explain`, on real packages.
+"""`vox plugin list | info` and `vox backend explain`, on real packages.
 
 What they say of broken plugins is in tests/core/test_isolation.py.
 """
@@ -7,45 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
-from tests.core.plugin_site import MANIFEST, WORKS, Site
+from tests.core.plugin_site import MANIFEST, Site
 from vox_core.cli import root
 from vox_core.cli.plugin import COMMANDS, plugin
-from vox_core.host.discover import discover
-
-DOCTOR = WORKS.replace(
-    "class Backend:\n",
-    "from vox_core.contract import Check\n"
-    "class Backend:\n    @hookimpl\n    def vox_doctor(self):\n        {doctor}\n",
-)
-
-
-@pytest.fixture(autouse=True)
-def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _clean_place: None) -> None:
-    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A folder of plugins on the path; `mine` is in it."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    made = Site(folder)
-    made.add("mine", manifest=MANIFEST.replace("1000000", "0"))
-    return made
-
-
-@pytest.fixture
-def listed(vox) -> Callable[[], dict[str, dict[str, str]]]:
-    """`vox plugin list --json`, by id."""
-    return lambda: {each["id"]: each for each in json.loads(vox("plugin", "list", "--json").out)}
-
 
 CATALOG = """
 [[plugin]]
@@ -123,102 +92,21 @@ def test_an_unknown_id_is_an_error_with_the_nearest(vox, site: Site, command: st
     assert "next: did you mean mine?" in done.err
 
 
-# --- doctor ---------------------------------------------------------------------------------------
-
-
-def checks_of(vox, id: str, *flags: object) -> dict[str, dict[str, str]]:
-    (examined,) = json.loads(vox("plugin", "doctor", id, "--json", *flags).out)
-    return {check["name"]: check for check in examined["checks"]}
-
-
-def test_doctor_asks_the_plugin_itself(vox, site: Site) -> None:
-    check = 'yield Check("cable", False, "unplugged", "plug it in")'
-    site.add("ill", DOCTOR.replace("{doctor}", check))
-    found = checks_of(vox, "ill")
-    assert [name for name in found if found[name]["ok"]] == [
-        *("manifest", "api", "platform", "python", "distribution", "hardware", "code")
-    ]
-    assert found["cable"] == {
-        "name": "cable", "ok": False, "detail": "unplugged", "remedy": "plug it in"
-    }  # fmt: skip
-    shown = vox("plugin", "doctor", "ill").out
-    assert "FAIL  cable         unplugged" in shown
-    assert "plug it in" in shown
-    assert "vox_x_ill" not in sys.modules
-
-
-CRASHES = {
-    "raise SystemExit(0)": ("vox_doctor", "SystemExit: 0"),
-    "return [7]": ("vox_doctor", "TypeError: vox_doctor gave int, expected Check"),
-    "import os; os._exit(0)": ("code", "its code ended the process"),
-    "import os; os.kill(os.getpid(), 11)": ("code", "its code was ended by SIGSEGV"),
-    "import time; time.sleep(60)": ("code", "its code did not end in 3 s"),
-}
-
-
-@pytest.mark.parametrize("body", CRASHES)
-def test_a_doctor_that_crashes_costs_a_line(vox, site: Site, body: str) -> None:
-    site.add("ill", DOCTOR.replace("{doctor}", body))
-    name, detail = CRASHES[body]
-    found = checks_of(vox, "ill", "--timeout", 3)[name]
-    assert (found["ok"], found["detail"]) == (False, detail)
-
-
-def test_doctor_of_everything_begins_with_the_environment(vox, site: Site) -> None:
-    examined = json.loads(vox("plugin", "doctor", "--json").out)
-    assert [each["id"] for each in examined] == ["environment", *(each.id for each in discover())]
-    assert "VOX_CONFIG" in [check["name"] for check in examined[0]["checks"]]
-
-
-def test_a_probe_that_fails_and_hardware_that_is_absent_differ(vox, site: Site) -> None:
-    (site.folder / "vox_x_mine/probe.py").write_text("raise SystemExit(3)")
-    assert checks_of(vox, "mine")["hardware"]["detail"] == "its probe failed: exit 3"
-    absent = 'print(\'{"present": false, "devices": [], "detail": "no card"}\')'
-    (site.folder / "vox_x_mine/probe.py").write_text(absent)
-    assert checks_of(vox, "mine")["hardware"]["detail"] == "no such hardware: no card"
-
-
-# --- enable, disable, blocked ---------------------------------------------------------------------
-
-
-def test_a_disabled_plugin_is_blocked_until_it_is_enabled(
-    vox, site: Site, listed, tmp_path
-) -> None:
-    assert vox("plugin", "disable", "mine").code == 0
-    assert listed()["mine"]["reason"] == "blocked by `vox plugin disable`"
-    assert json.loads((tmp_path / "config/plugins.json").read_text()) == {"disabled": ["mine"]}
-    told = json.loads(vox("backend", "explain", "--json").out)
-    reasons = {verdict["id"]: verdict["reason"] for verdict in told["verdicts"]}
-    assert reasons["mine"] == "blocked by `vox plugin disable`"
-    assert "code" not in checks_of(vox, "mine")
-    assert vox("plugin", "enable", "mine").code == 0
-    assert listed()["mine"]["reason"] == "mine"
-    assert vox("plugin", "enable", "mine").out == "mine is not disabled; nothing was changed\n"
-
-
-def test_a_disabled_plugin_that_is_gone_is_no_error(vox, site: Site, tmp_path: Path) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/plugins.json").write_text('{"disabled": ["gone"]}')
-    assert vox("plugin", "list").code == 0
-    assert vox("plugin", "enable", "gone").code == 0
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"disabled": [1]}', "{}"])
-def test_a_damaged_list_says_which_file(vox, tmp_path: Path, text: str) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/plugins.json").write_text(text)
-    done = vox("plugin", "list")
-    assert (done.code, "VOX-C008" in done.err, "plugins.json" in done.err) == (2, True, True)
-
-
-def test_vox_toml_blocks(vox, site: Site, listed, tmp_path: Path) -> None:
-    (tmp_path / "vox.toml").write_text('[plugin]\nblocked = ["mine", "cpu"]\n')
-    assert listed()["mine"]["reason"] == "blocked by vox.toml"
-    (tmp_path / "vox.toml").write_text('[plugin]\nblocked = ["min"]\n')
-    done = vox("plugin", "list")
-    assert done.code == 2
-    assert "[plugin] blocked in vox.toml names plugins that vox does not know" in done.err
-    assert "min; did you mean mine?" in done.err
+def test_a_version_that_differs_from_the_packages_is_told(vox, site: Site, listed) -> None:
+    site.add("skewed", manifest=MANIFEST.replace('"0.1.0"', '"0.2.0"'))
+    differ = "its manifest says 0.2.0, vox-x-skewed is 0.1.0"
+    told = listed()
+    assert (told["skewed"]["status"], told["skewed"]["reason"]) == (
+        "installed",
+        f"skewed; {differ}",
+    )
+    assert told["mine"]["reason"] == "mine"
+    assert (
+        f"  warning                     {differ}"
+        in vox("plugin", "info", "skewed").out.splitlines()
+    )
+    (facts,) = json.loads(vox("plugin", "info", "mine", "--json").out)["installed"]
+    assert facts["warning"] is None
 
 
 # --- backend explain ------------------------------------------------------------------------------

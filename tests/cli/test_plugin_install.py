@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vox_core.cli.plugin_install import _line
 from vox_core.host.environment import Environment
 from vox_core.host.install import InstallPlan
 from vox_core.host.resolve import Change
@@ -43,11 +44,52 @@ def test_the_plan_is_shown_before_it_is_carried_out(vox, applied) -> None:
         "  vox-ml-cpu  0.1.0 (new)  from file:///src",
         "  dep  1.0 -> 2.0  from https://x/dep.whl  sha256 0123456789ab…  2 MB",
         "  2 MB in all",
+        "  built on this machine, which runs its code: vox-ml-cpu",
         "note: look out",
         "installed; next: vox backend list",
     ]
     assert done.err == "  a line of the installer's\n"
     assert (done.code, len(applied)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Change("x", "1.0", "1.0", "file:///x-1.0-py3-none-any.whl", True), "its content differs"),
+        (Change("x", "1.0", "1.0", "file:///src/x", True), "built anew"),
+    ],
+)
+def test_why_the_same_version_comes_again(change: Change, said: str) -> None:
+    assert _line(change).startswith(f"x  1.0 again ({said})")
+
+
+@pytest.mark.parametrize(
+    ("source", "direct", "built"),
+    [
+        ("https://x/x-1.0.tar.gz#sha256=0", False, True),
+        ("https://x/x-1.0-py3-none-any.whl", False, False),
+        ("file:///bundles/vox-all.tar.gz", False, False),
+        ("", False, False),
+        ("git+https://x/x@0", True, True),
+    ],
+)
+def test_what_is_built(source: str, direct: bool, built: bool) -> None:
+    assert Change("x", None, "1.0", source, direct).built == built
+
+
+def test_sources_are_allowed_by_a_flag(vox, monkeypatch) -> None:
+    asked: list[object] = []
+
+    def planned(*arguments: object, **how: object) -> InstallPlan:
+        asked.append(how["allow_source"])
+        return InstallPlan("install", HERE, ())
+
+    for name in ("plan_install", "plan_upgrade"):
+        monkeypatch.setattr(f"vox_core.host.install.{name}", planned)
+    for command in ("install", "upgrade"):
+        vox("plugin", command, "cpu", "--allow-source")
+        vox("plugin", command, "cpu")
+    assert asked == [True, False, True, False]
 
 
 def test_a_dry_run_changes_nothing(vox, applied) -> None:
@@ -64,7 +106,7 @@ def test_nobody_to_ask(vox, applied, command: str) -> None:
 
 @pytest.mark.parametrize(("answer", "code", "count"), [("y", 0, 1), ("n", 130, 0), ("", 130, 0)])
 def test_a_person_is_asked(vox, applied, monkeypatch, answer: str, code: int, count: int) -> None:
-    monkeypatch.setattr("vox_core.cli.plugin_install._somebody_is_there", lambda: True)
+    monkeypatch.setattr("vox_core.cli.agree._somebody_is_there", lambda: True)
     assert (vox("plugin", "install", "cpu", stdin=f"{answer}\n").code, len(applied)) == (
         code,
         count,

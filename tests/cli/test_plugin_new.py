@@ -24,11 +24,19 @@ def test_the_flags_reach_the_package(vox) -> None:
     assert "vox_torch" not in Path("elsewhere/vox_mine/__init__.py").read_text()
 
 
-def test_it_asks_before_it_writes(vox) -> None:
+def test_it_asks_before_it_writes(vox, monkeypatch) -> None:
+    monkeypatch.setattr("vox_core.cli.agree._somebody_is_there", lambda: True)
     assert vox("plugin", "new", "vox_mine", stdin="n\n").code == 130
     assert not Path("vox_mine").exists()
     assert vox("plugin", "new", "vox_mine", stdin="y\n").code == 0
     assert Path("vox_mine/pyproject.toml").is_file()
+
+
+def test_where_nobody_can_be_asked_nothing_is_written(vox) -> None:
+    done = vox("plugin", "new", "vox_mine", stdin="y\n")
+    assert done.code == 2
+    assert "error[VOX-I012]" in done.err and "--yes" in done.err
+    assert not Path("vox_mine").exists()
 
 
 def test_what_cannot_be_done_is_refused_before_it_asks(vox) -> None:

@@ -123,6 +123,23 @@ def checkout(folder: Path, arguments: Mapping[str, Any], before_build: str = "")
     return folder
 
 
+def sdist(folder: Path, arguments: Mapping[str, Any], mark: Path) -> Path:
+    """An archive of a project that writes `mark` as soon as any of its code runs."""
+    import tarfile
+
+    name, version = arguments["name"], arguments["version"]
+    project = checkout(folder / "sources" / f"{name.replace('-', '_')}-{version}", arguments)
+    backend = project / "backend.py"
+    backend.write_text(f"{backend.read_text()}open({str(mark)!r}, 'w').close()\n")
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (project / "PKG-INFO").write_text(head)
+    made = folder / f"{project.name}.tar.gz"
+    with tarfile.open(made, "w:gz") as archive:
+        archive.add(project, project.name)
+    shutil.rmtree(folder / "sources")
+    return made
+
+
 class World:
     """A virtual environment with vox in it, a folder of wheels instead of an index, a catalog."""
 
@@ -185,6 +202,14 @@ class World:
 
     def wheel(self, arguments: Mapping[str, Any]) -> Path:
         return self.wheels / wheel(str(self.wheels), **arguments)
+
+    def refused(self, code: str, *arguments: object, **environ: str) -> str:
+        """What a command says that is refused before anything is done."""
+        before = self.state()
+        done = self.vox(*arguments, **environ)
+        assert (done.returncode, f"error[VOX-{code}]" in done.stderr) == (2, True), done.stderr
+        assert self.state() == before
+        return done.stderr
 
     def enter(self, id: str, source: str, more: str = "") -> None:
         """A plugin of this catalog and of no other."""

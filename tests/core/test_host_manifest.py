@@ -86,8 +86,8 @@ ONE_FAULT = {
     "quantisation": (
         '["none"]',
         '["nf5"]',
-        "capabilities.quantisations.0: input should be 'none', 'nf4', 'int8', 'affine4' or "
-        "'affine8' (found: 'nf5')",
+        "capabilities.quantisations.0: input should be 'none', 'nf4', 'int8', 'affine4', "
+        "'affine8', 'mxfp4' or 'nvfp4' (found: 'nf5')",
     ),
     "text for a switch": (
         'families = "*"',
@@ -134,7 +134,9 @@ def test_text_that_is_not_toml_is_a_fault() -> None:
 
 def test_what_a_newer_vox_would_understand_asks_for_the_newer_vox() -> None:
     newer = BACKEND.replace('"1.0"', '"1.7"').replace("[probe]", "[quantum]\nx = 1\n[probe]")
-    assert faults_of(newer).remedy == "upgrade vox-ml: the plugin speaks API 1.7, this vox 1.0"
+    fault = faults_of(newer)
+    assert fault.what == "a plugin's manifest is written for API 1.7, this vox speaks 1.0"
+    assert fault.remedy == "upgrade vox-ml"
 
 
 REQUIREMENTS: dict[str, tuple[str, tuple[str, str] | None]] = {

@@ -1,12 +1,13 @@
-"""Observers: told of everything, each by itself, and no danger to a run."""
+"""Observers: told of everything, each in a process of its own, and no danger to a run."""
 
 from __future__ import annotations
 
 import json
-import signal
+import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,96 +15,118 @@ import pytest
 from tests.core.plugin_site import MANIFEST, Site
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, Notice, RunEnd, StepDone
+from vox_core.host import observers as host_observers
 from vox_core.host.observers import Observers
 from vox_core.run.train import train
 from vox_core.testing.tiny import make_model
 
 OBSERVER = MANIFEST.partition("[capabilities]")[0].replace("MlBackend", "Observer")
 NOTES = """
+import os, pathlib, signal, time
+from vox_core.contract import *
 from vox_core.hookspecs import hookimpl
+HEARD = pathlib.Path({heard!r})
+def note(words):
+    with HEARD.open("a") as file:
+        file.write(str(words) + "\\n")
+{at_import}
 class Watcher:
-    heard = []
     @hookimpl
     def vox_event(self, event):
         print("loud")
-        self.heard.append(event.name)
+        note(event)
         {then}
 backend = Watcher()
 """
-EVENT = Notice("hello")
+EVENT, END = Notice("hello"), RunEnd(1, "done", 1.0)
+HANG = "time.sleep(600)"
+KILLED = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
-    yield Site(folder)
-    for name in [name for name in sys.modules if name.startswith("vox_x_")]:
-        del sys.modules[name]
+    return Site(folder)
 
 
-def watch(site: Site, id: str, then: str = "pass", body: str = NOTES) -> Callable[[], list[str]]:
-    """Install an observer; gives what it has heard, once loaded."""
-    package = site.add(id, body.format(then=then) if body == NOTES else body, manifest=OBSERVER)
-    return lambda: sys.modules[package].backend.heard  # type: ignore[no-any-return]
+def watch(
+    site: Site, id: str, then: str = "pass", at_import: str = "", body: str = NOTES
+) -> Callable[[], list[str]]:
+    """Install an observer; gives the events that it has heard, as they are written."""
+    heard = site.folder / f"{id}.txt"
+    told = {"{heard!r}": repr(str(heard)), "{at_import}": at_import, "{then}": then}
+    for place, text in told.items():
+        body = body.replace(place, text)
+    site.add(id, body, manifest=OBSERVER)
+    return lambda: heard.read_text().splitlines() if heard.exists() else []
 
 
-def test_each_is_told_of_every_event_and_kept_off_stdout(
-    site: Site, capsys: pytest.CaptureFixture[str]
+def faults_of(observers: Observers, *events: Event) -> list[str]:
+    """What comes of telling these and then the end."""
+    return [fault for event in (*events, END) for fault in observers.tell(event)]
+
+
+def test_each_is_told_of_every_event_in_order_and_kept_off_stdout(
+    site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    heard = [watch(site, id) for id in ("one", "two")]
+    """The same objects as the run's, float by float, and whatever comes while one is imported."""
+    heard = [watch(site, "one"), watch(site, "two", at_import="time.sleep(0.5)")]
+    events = [StepDone(n, 1 / 3, 1e-4, float("inf"), 7, 3, 0.1) for n in range(50)]
+    assert faults_of(Observers(), EVENT, *events) == []
+    assert [each() for each in heard] == [[repr(event) for event in (EVENT, *events, END)]] * 2
+    out, err = capfd.readouterr()
+    assert (out, "loud" in err) == ("", True)
+
+
+def test_no_observer_is_imported_in_the_process_of_the_run(site: Site) -> None:
+    heard = watch(site, "good", then="note(os.getpid())")
+    assert faults_of(Observers()) == []
+    assert "vox_x_good" not in sys.modules
+    assert heard()[1] != str(os.getpid())
+
+
+def test_telling_does_not_wait(site: Site) -> None:
+    """Neither for the import nor for what was told before."""
+    heard = watch(site, "slow", "time.sleep(1)", at_import="time.sleep(1)")
     observers = Observers()
-    assert observers.tell(EVENT) == observers.tell(RunEnd(1, "done", 1.0)) == []
-    assert [each() for each in heard] == [["notice", "run_end"]] * 2
-    assert capsys.readouterr().out == ""
+    started = time.perf_counter()
+    assert observers.tell(EVENT) == []
+    assert time.perf_counter() - started < 0.5
+    assert observers.tell(END) == []
+    assert time.perf_counter() - started > 3
+    assert len(heard()) == 2
 
 
-RAISED = {
+FAILED = {
     "1 / 0": "ZeroDivisionError: division by zero",
     "raise SystemExit(0)": "SystemExit: 0",
     "raise KeyboardInterrupt": "KeyboardInterrupt:",
     "raise GeneratorExit": "GeneratorExit:",
+    "os.kill(os.getpid(), signal.SIGINT)": "KeyboardInterrupt:",
+    "os._exit(0)": "its process ended with exit 0",
+    "os._exit(3)": "its process ended with exit 3",
+    KILLED: "its process was ended by SIGSEGV",
 }
 
 
-@pytest.mark.parametrize("then", RAISED)
-def test_one_that_raises_is_told_of_once_and_dropped(then: str, site: Site) -> None:
+@pytest.mark.parametrize("then", FAILED)
+def test_one_that_fails_is_told_of_once_and_dropped(then: str, site: Site) -> None:
     bad, good = watch(site, "bad", then), watch(site, "good")
-    observers = Observers()
-    (fault,) = observers.tell(EVENT)
-    assert fault.startswith(f"observer 'bad' failed and was dropped: {RAISED[then]}")
-    assert observers.tell(EVENT) == []
-    assert (bad(), good()) == (["notice"], ["notice", "notice"])
-
-
-def test_it_is_isolated_in_any_thread(site: Site) -> None:
-    watch(site, "bad", "raise KeyboardInterrupt")
-    told: list[list[str]] = []
-    observers = Observers()
-    thread = threading.Thread(target=lambda: told.append(observers.tell(EVENT)))
-    thread.start()
-    thread.join()
-    assert len(told[0]) == 1
-
-
-def test_the_users_own_interrupt_passes(site: Site) -> None:
-    watch(site, "slow", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            Observers().tell(EVENT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    (fault,) = faults_of(Observers(), EVENT)
+    assert fault.startswith(f"observer 'bad' failed and was dropped: {FAILED[then]}")
+    assert (len(bad()), len(good())) == (1, 2)
 
 
 LEFT_OUT = {
     "import vox_x_nothing": "No module named 'vox_x_nothing'",
     "raise SystemExit(3)": "SystemExit: 3",
+    "raise KeyboardInterrupt": "KeyboardInterrupt:",
+    "import os; os._exit(0)": "its process ended with exit 0",
+    f"import os, signal; {KILLED}": "its process was ended by SIGSEGV",
     NOTES.replace("@hookimpl", ""): "no vox_event",
     NOTES.replace("vox_event", "vox_evnet"): "unknown hook 'vox_evnet'",
     NOTES.replace("self, event", "self, happening"): "hook 'vox_event'",
@@ -112,32 +135,117 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("body", LEFT_OUT)
 def test_one_that_cannot_be_loaded_is_left_out_and_told_of(body: str, site: Site) -> None:
-    watch(site, "bad", body=body.replace("{then}", "pass"))
+    watch(site, "bad", body=body)
     good = watch(site, "good")
-    observers = Observers()
-    (fault,) = observers.tell(EVENT)
+    (fault,) = faults_of(Observers())
     assert fault.startswith("observer 'bad' is left out: ")
     assert LEFT_OUT[body] in fault
-    assert good() == ["notice"]
+    assert len(good()) == 1
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """Where an observer hangs, the limit that ends it, and what is said."""
+
+    limit: str
+    said: str
+    then: str = "pass"
+    at_import: str = ""
+
+
+HANGING = {
+    "import": Hanging("LOAD_S", "is left out: no answer in 2 s", at_import=HANG),
+    "event": Hanging("EVENT_S", "failed and was dropped: no answer in 2 s", HANG),
+    "exit": Hanging(
+        "FINISH_S",
+        "was dropped: it has not finished 2 s after the run",
+        at_import=f"import atexit; atexit.register(lambda: {HANG})",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", HANGING)
+def test_one_that_hangs_is_dropped_when_its_time_is_up(
+    place: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends, and with it what it has started."""
+    case = HANGING[place]
+    started_one = "note(__import__('subprocess').Popen(['sleep', '600']).pid)"
+    heard = watch(site, "bad", case.then, f"{started_one}\n{case.at_import}")
+    monkeypatch.setattr(host_observers, case.limit, 2.0)
+    started = time.perf_counter()
+    assert faults_of(Observers(), EVENT) == [f"observer 'bad' {case.said}"]
+    assert time.perf_counter() - started < 15
+    assert gone(int(heard()[0]))
+
+
+def gone(pid: int) -> bool:
+    """Whether it has ended, within a second: alone, or as a zombie that nobody waits for."""
+    for _ in range(20):
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat")
+            if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_that_falls_behind_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch(site, "bad", HANG)
+    monkeypatch.setattr(host_observers, "WAITING", 3)
+    observers = Observers()
+    faults = [fault for _ in range(6) for fault in observers.tell(EVENT)]
+    assert faults == ["observer 'bad' fell behind and was dropped: 3 events wait for it"]
+
+
+def test_one_that_dies_at_its_end_is_told_of(site: Site) -> None:
+    watch(site, "bad", at_import="import atexit; atexit.register(lambda: os._exit(5))")
+    assert faults_of(Observers(), EVENT) == [
+        "observer 'bad' failed and was dropped: its process ended with exit 5"
+    ]
 
 
 def test_one_with_a_newer_api_is_left_out_unimported(site: Site) -> None:
-    package = site.add("newer", NOTES.format(then="pass"), manifest=OBSERVER, api="7.0")
-    (fault,) = Observers().tell(EVENT)
+    site.add("newer", "raise AssertionError('imported')", manifest=OBSERVER, api="7.0")
+    (fault,) = faults_of(Observers())
     assert "written for 7.0" in fault
-    assert package not in sys.modules
 
 
 def test_a_blocked_one_is_left_out_in_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch(site, "good")
-    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "good")
-    assert Observers().tell(EVENT) == []
-    assert "vox_x_good" not in sys.modules
-
-
-def test_a_run_goes_on_without_an_observer_that_raises(site: Site, tmp_path: Path) -> None:
     heard = watch(site, "good")
-    watch(site, "bad", "assert event.name != 'step'")
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "good")
+    assert faults_of(Observers(), EVENT) == []
+    assert heard() == []
+
+
+def test_an_event_of_a_backends_own_is_passed_over(site: Site) -> None:
+    class Own(Event):
+        name = "own"
+
+    heard = watch(site, "good")
+    assert faults_of(Observers(), Own()) == []
+    assert heard() == [repr(END)]
+
+
+def test_closing_ends_them_at_once(site: Site) -> None:
+    heard = watch(site, "slow", HANG)
+    observers = Observers()
+    observers.tell(EVENT)
+    while not heard():
+        time.sleep(0.05)
+    (feeder,) = [each._feeder for each in observers._listening]
+    observers.close()
+    observers.close()
+    feeder.join(5)
+    assert not feeder.is_alive()
+
+
+def test_a_run_goes_on_without_an_observer_that_crashes(site: Site, tmp_path: Path) -> None:
+    heard = watch(site, "good")
+    watch(site, "bad", f"event.name == 'step' and {KILLED}")
     (tmp_path / "train.jsonl").write_text('{"prompt": "Which?", "completion": "That one."}\n')
     settings = {
         "model": str(make_model("llama", tmp_path / "model")),
@@ -150,6 +258,8 @@ def test_a_run_goes_on_without_an_observer_that_raises(site: Site, tmp_path: Pat
     report = train(validate(TrainSettings, settings), observe=events.append)
     assert report.steps == 3
     warnings = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
-    assert [text.split(":")[0] for text in warnings] == ["observer 'bad' failed and was dropped"]
-    assert heard().count("step") == len([e for e in events if isinstance(e, StepDone)]) == 3
-    assert "warning" in json.dumps((tmp_path / "run/telemetry.jsonl").read_text())
+    assert warnings == ["observer 'bad' failed and was dropped: its process was ended by SIGSEGV"]
+    steps = [repr(event) for event in events if isinstance(event, StepDone)]
+    assert [line for line in heard() if line.startswith("StepDone")] == steps
+    assert len(steps) == 3
+    assert warnings[0] in json.dumps((tmp_path / "run/telemetry.jsonl").read_text())

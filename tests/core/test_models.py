@@ -245,7 +245,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelEntry:
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, entry: ModelEntry) -> None:
-    monkeypatch.setattr(models, "load_catalog", lambda: Catalog({}, {entry.id: entry}))
+    monkeypatch.setattr(models, "known", lambda: Catalog({}, {entry.id: entry}))
 
 
 def test_a_model_of_the_catalog(entry: ModelEntry, cache: Path) -> None:

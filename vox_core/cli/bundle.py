@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.lazy import Group
-from vox_core.cli.options import config_option, json_option, settings_from
+from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import print_columns, print_json, print_table
-from vox_core.config import PluginSettings
+from vox_core.cli.plugin_install import _carry_out, _plan_options
 
 if TYPE_CHECKING:
     from vox_core.catalog import BundleEntry, Catalog
@@ -25,10 +25,10 @@ def bundle() -> None:
     """Plugins that belong together, as one file for machines without a network."""
 
 
-@bundle.command("list", params=[config_option(), json_option()])
-def list_bundles(config_file: Path | None, as_json: bool) -> None:
+@bundle.command("list", params=[config_option(exposed=False), json_option()])
+def list_bundles(as_json: bool) -> None:
     """List the bundles of the catalog."""
-    catalog = _catalog(config_file)
+    catalog = _catalog()
     if as_json:
         print_json([_facts(catalog, each) for each in catalog.bundles.values()])
         return
@@ -64,7 +64,7 @@ def list_bundles(config_file: Path | None, as_json: bool) -> None:
             is_flag=True,
             help="Make wheels with the build tools that are installed here.",
         ),
-        config_option(),
+        config_option(exposed=False),
         json_option(),
     ],
 )
@@ -74,7 +74,6 @@ def build(
     wheels: tuple[Path, ...],
     with_dependencies: bool,
     no_build_isolation: bool,
-    config_file: Path | None,
     as_json: bool,
 ) -> None:
     """Make the file of bundle ID, for this platform and this Python.
@@ -85,7 +84,7 @@ def build(
 
     made = make(
         id,
-        _catalog(config_file),
+        _catalog(),
         out,
         wheel_folders=wheels,
         with_dependencies=with_dependencies,
@@ -96,12 +95,12 @@ def build(
         click.echo(f"next: vox bundle apply {out}")
 
 
-@bundle.command("verify", params=[FILE, config_option(), json_option()])
-def verify(file: Path, config_file: Path | None, as_json: bool) -> None:
+@bundle.command("verify", params=[FILE, config_option(exposed=False), json_option()])
+def verify(file: Path, as_json: bool) -> None:
     """Hold every file in bundle FILE against its lock and the catalog."""
     from vox_core.host.bundle.verify import verify as check
 
-    _show(check(file, _catalog(config_file)), "sound", as_json)
+    _show(check(file, _catalog()), "sound", as_json)
 
 
 @bundle.command(
@@ -113,22 +112,24 @@ def verify(file: Path, config_file: Path | None, as_json: bool) -> None:
             metavar="PYTHON",
             help="Interpreter of the environment to install into.  [default: that of vox]",
         ),
-        config_option(),
-        json_option(),
+        config_option(exposed=False),
+        *_plan_options(),
     ],
 )
-def apply(file: Path, target_python: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Verify bundle FILE and install its wheels, and nothing else, with no network."""
-    from vox_core.host.bundle.apply import apply as install
+def apply(file: Path, target_python: str | None, **how: bool) -> None:
+    """Verify bundle FILE and install its wheels, and nothing else, with no network.
 
-    python = target_python or sys.executable
-    _show(install(file, _catalog(config_file), python), "installed", as_json)
+    As for `vox plugin install`, the plan is shown first, and what fails is undone.
+    """
+    from vox_core.host.bundle.apply import plan_apply
+
+    _carry_out(plan_apply(file, _catalog(), target_python or sys.executable), **how)
 
 
-def _catalog(config_file: Path | None) -> Catalog:
-    from vox_core.catalog import load_catalog
+def _catalog() -> Catalog:
+    from vox_core.known import known
 
-    return load_catalog(settings_from(PluginSettings, config_file, {}).catalogs)
+    return known()
 
 
 def _plugins(catalog: Catalog, entry: BundleEntry) -> list[str]:

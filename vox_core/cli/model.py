@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vox_core.cli.lazy import Group
-from vox_core.cli.options import json_option
+from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.cli.progress import display
 
@@ -15,12 +15,12 @@ def model() -> None:
     """Models that vox knows by a short id."""
 
 
-@model.command("list", params=[json_option()])
+@model.command("list", params=[config_option(exposed=False), json_option()])
 def list_models(as_json: bool) -> None:
     """List the models of the catalog."""
-    from vox_core.catalog import load_catalog
+    from vox_core.known import known
 
-    entries = load_catalog().models.values()
+    entries = known().models.values()
     if as_json:
         print_json(list(entries))
         return
@@ -29,18 +29,21 @@ def list_models(as_json: bool) -> None:
     )
 
 
-@model.command("pull", params=[click.Argument(["id"], metavar="ID"), json_option()])
+@model.command(
+    "pull",
+    params=[click.Argument(["id"], metavar="ID"), config_option(exposed=False), json_option()],
+)
 def pull(id: str, as_json: bool) -> None:
     """Download a model, check its SHA-256 and keep it in the cache.
 
     ID is an id of `vox model list`, or of the Hugging Face hub (owner/name).
     """
-    from vox_core.catalog import load_catalog
+    from vox_core.known import known
     from vox_core.models import resolve
 
     with display() as shown:
         local = resolve(id, progress=shown.transfer)
-    entry = load_catalog().models.get(id)
+    entry = known().models.get(id)
     facts = {
         "id": local.id,
         "path": str(local.path),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 import click
 
-from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml
+from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml, reading
 from vox_core.host import Origin
 
 if TYPE_CHECKING:
@@ -32,14 +32,28 @@ def options_of(kind: type[Section]) -> list[click.Parameter]:
     return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
 
 
-def config_option() -> click.Option:
-    """`--config FILE`."""
+def config_option(exposed: bool = True) -> click.Option:
+    """`--config FILE`: the `vox.toml` of the whole command, its catalogs and blocked plugins too.
+
+    Args:
+        exposed: the command takes it as `config_file`, for settings of its own.
+    """
     return click.Option(
         ["--config", "config_file"],
         metavar="FILE",
         type=click.Path(path_type=Path),
+        callback=_read_throughout,
+        expose_value=exposed,
         help=f"Settings file.  [default: {CONFIG_FILE}, if there is one]",
     )
+
+
+def _read_throughout(
+    ctx: click.Context, parameter: click.Parameter, file: Path | None
+) -> Path | None:
+    if file is not None and not ctx.resilient_parsing:
+        ctx.with_resource(reading(file))
+    return file
 
 
 def json_option() -> click.Option:

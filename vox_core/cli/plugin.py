@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.lazy import Command, Entry, LazyGroup
-from vox_core.cli.options import json_option
+from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import print_columns, print_json, print_table
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def _id() -> click.Argument:
     return click.Argument(["id"], metavar="ID")
 
 
-@click.command("list", cls=Command, params=[json_option()])
+@click.command("list", cls=Command, params=[config_option(exposed=False), json_option()])
 def list_plugins(as_json: bool) -> None:
     """List the plugins that are installed here or that the catalog knows.
 
-    Each is installed, available, incompatible or broken, and the line says why. Nothing is
-    imported; `vox plugin doctor` looks closer.
+    Each is installed, disabled, available, incompatible or broken, and the line says why. Nothing
+    is imported; `vox plugin doctor` looks closer.
     """
     from vox_core.host.inventory import inventory
 
@@ -61,7 +61,7 @@ def list_plugins(as_json: bool) -> None:
         click.echo("no plugin is installed, and the catalog has none", err=True)
 
 
-@click.command("info", cls=Command, params=[_id(), json_option()])
+@click.command("info", cls=Command, params=[_id(), config_option(exposed=False), json_option()])
 def info(id: str, as_json: bool) -> None:
     """Show what its manifest, its installation and the catalog say of a plugin."""
     from vox_core.host.inventory import details
@@ -89,25 +89,27 @@ def info(id: str, as_json: bool) -> None:
             metavar="SECONDS",
             help="Limit on each plugin's own code.  [default: 30]",
         ),
+        config_option(exposed=False),
         json_option(),
     ],
 )
-def doctor(id: str | None, timeout: float | None, as_json: bool) -> None:
+def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     """Examine one plugin, or all of them and what is around them.
 
     Each plugin is imported in a process of its own, with a time limit: one that crashes or hangs
-    costs a line.
+    costs a line. The exit code is 1 if any check failed.
     """
     from vox_core.host.doctor import LIMIT_S, examine
 
     examined = examine(id, timeout or LIMIT_S)
+    failed = [each.id for each in examined if not each.ok]
     if as_json:
         print_json([{**asdict(each), "ok": each.ok} for each in examined])
-        return
+        return 1 if failed else 0
     for each in examined:
         _print_examined(each)
-    failed = [each.id for each in examined if not each.ok]
     click.echo(f"to be looked at: {', '.join(failed)}" if failed else "nothing is wrong")
+    return 1 if failed else 0
 
 
 @click.command("enable", cls=Command, params=[_id()])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from vox_core.cli.agree import require_agreement
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option
 from vox_core.cli.output import print_columns, print_json
@@ -23,7 +24,7 @@ from vox_core.cli.output import print_columns, print_json
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder.  [default: NAME]"
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
 def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, yes: bool) -> None:
     """Write the package of a new backend, which passes its own tests at once."""
     from vox_core.files import require_absent
@@ -35,8 +36,7 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, y
     require_absent(folder)
     for path in files:
         click.echo(folder / path)
-    if not yes:
-        click.confirm("write these files?", abort=True)
+    require_agreement("write these files?", yes)
     write(folder, files)
     click.echo(f'next: cd {folder} && pip install -e ".[test]" && pytest')
 
@@ -47,18 +47,24 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, y
 def check(target: str, as_json: bool) -> int:
     """Run the conformance suite on an installed plugin, or on the project in a folder.
 
-    Every check asks for capabilities that the manifest declares; what is not declared is skipped.
-    The plugin runs in a process of its own, on tiny models, without network.
+    Every check asks for capabilities that the manifest declares; what is not declared is skipped;
+    where that is all of training, merging and loading, the plugin has not passed.
+    The plugin runs in a process of its own, on tiny models, without network; one that is disabled
+    is checked all the same.
     """
     from vox_core.testing.check import check as run_suite
+    from vox_core.testing.check import unshown
 
     id, outcomes = run_suite(target)
     failed = [each for each in outcomes if each.status == "failed"]
+    lack = unshown(outcomes)
     if as_json:
-        print_json({"id": id, "ok": not failed, "checks": outcomes})
+        print_json({"id": id, "ok": not (failed or lack), "checks": outcomes})
     else:
         print_columns((each.status, each.check, each.detail) for each in outcomes)
         passed = sum(each.status == "passed" for each in outcomes)
         skipped = len(outcomes) - passed - len(failed)
         click.echo(f"{id}: {passed} passed, {skipped} skipped, {len(failed)} failed")
-    return 1 if failed else 0
+    if lack:
+        click.echo(f"{id}: {lack}", err=True)
+    return 1 if failed or lack else 0

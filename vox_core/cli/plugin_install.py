@@ -6,17 +6,17 @@ a person is asked; where nobody can be asked, nothing is done.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from vox_core.cli.agree import require_agreement
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option
+from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import megabytes, print_json
-from vox_core.errors import ConfigError, InputError
+from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from vox_core.host.install import InstallPlan
@@ -37,6 +37,14 @@ def _ids(required: bool) -> click.Argument:
     return click.Argument(["ids"], nargs=-1, required=required, metavar="ID...")
 
 
+def _allow_source() -> click.Option:
+    return click.Option(
+        ["--allow-source"],
+        is_flag=True,
+        help="Build what an index has no wheel of, which runs its code, also to make the plan.",
+    )
+
+
 def _path_option(flag: str, help: str) -> click.Option:
     return click.Option([flag], metavar="PATH", type=click.Path(path_type=Path), help=help)
 
@@ -51,6 +59,8 @@ def _path_option(flag: str, help: str) -> click.Option:
         click.Option(
             ["--from-pypi"], metavar="NAME==VERSION", help="One plugin from the package index."
         ),
+        _allow_source(),
+        config_option(exposed=False),
         *_plan_options(),
     ],
 )
@@ -59,6 +69,7 @@ def install(
     from_path: Path | None,
     from_wheel: Path | None,
     from_pypi: str | None,
+    allow_source: bool,
     **how: bool,
 ) -> None:
     """Install plugins into the Python environment that vox runs in.
@@ -77,26 +88,52 @@ def install(
             expected="ids of the catalog, or one --from option with at most one id",
             remedy="`vox plugin install --help` says what it takes",
         )
-    _carry_out(plan_install(ids, path=from_path, wheel=from_wheel, pypi=from_pypi), **how)
+    plan = plan_install(
+        ids,
+        path=from_path,
+        wheel=from_wheel,
+        pypi=from_pypi,
+        allow_source=allow_source,
+        report=_tell,
+    )
+    _say_what_is_disabled(plan)
+    _carry_out(plan, **how)
 
 
-@click.command("upgrade", cls=Command, params=[_ids(required=False), *_plan_options()])
-def upgrade(ids: tuple[str, ...], **how: bool) -> None:
+@click.command(
+    "upgrade",
+    cls=Command,
+    params=[
+        _ids(required=False),
+        _allow_source(),
+        config_option(exposed=False),
+        *_plan_options(),
+    ],
+)
+def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Bring installed plugins, or all of them, to what their sources now hold."""
     from vox_core.host.install import plan_upgrade
 
-    _carry_out(plan_upgrade(ids), **how)
+    _carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
 
 
 @click.command("remove", cls=Command, params=[_ids(required=True), *_plan_options()])
 def remove(ids: tuple[str, ...], **how: bool) -> None:
     """Remove plugins, broken ones too; what they are built on stays.
 
-    ID is a plugin's id, or the name of its package where two have one id.
+    ID is a plugin's id, or the name of its package where two have one id. One that was disabled is
+    not disabled any more if it is installed again.
     """
+    from vox_core.host.blocked import disabled, set_disabled
     from vox_core.host.install import plan_remove
+    from vox_core.host.inventory import leaving
 
-    _carry_out(plan_remove(ids), **how)
+    plan = plan_remove(ids)
+    forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
+    if _carry_out(plan, **how) and forgotten:
+        set_disabled({*disabled()} - forgotten)
+        was = f"{', '.join(sorted(forgotten))}: was disabled, which is forgotten with it"
+        click.echo(was, err=how["as_json"])
 
 
 @click.command(
@@ -131,19 +168,33 @@ def lock(out: Path, as_json: bool) -> None:
 # --- a plan, shown, agreed to, carried out --------------------------------------------------------
 
 
-def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> None:
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bool:
+    """Whether anything was changed."""
     from vox_core.host.install import apply
 
     for line in _told(plan):
         click.echo(line, err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
-        _require_agreement(yes)
+        require_agreement("go on?", yes)
         apply(plan, lambda line: click.echo(f"  {line}", err=True))
     if as_json:
         print_json(_described(plan, done))
     elif done:
         click.echo(f"{_DONE[plan.action]}; next: vox backend list")
+    return done
+
+
+def _say_what_is_disabled(plan: InstallPlan) -> None:
+    """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
+    from vox_core.host.blocked import COMMAND, blocking, disabled
+
+    for id in sorted({*disabled()} & {target.id for target in plan.targets if target.id}):
+        click.echo(f"note: {id} is {blocking(id, COMMAND)}", err=True)
 
 
 _DONE = {"install": "installed", "upgrade": "upgraded", "remove": "removed"}
@@ -155,6 +206,8 @@ def _told(plan: InstallPlan) -> Iterator[str]:
         yield from (f"  {_line(change)}" for change in plan.changes)
         total = sum(change.size or 0 for change in plan.changes)
         yield from [f"  {_size(total)} in all"] if total else []
+        if built := [change.name for change in plan.changes if change.built]:
+            yield f"  built on this machine, which runs its code: {', '.join(built)}"
     else:
         yield f"nothing to {plan.action}: everything asked for is as it should be"
     yield from (f"note: {note}" for note in plan.notes)
@@ -164,11 +217,18 @@ def _line(change: Change) -> str:
     """`vox-ml-cpu  0.1.0 -> 0.2.0  from URL  sha256 0123456789ab…  12 MB`."""
     if change.after is None:
         return f"{change.name}  {change.before} -> none"
-    versions = f"{change.before} -> {change.after}" if change.before else f"{change.after} (new)"
-    facts = [change.name, versions, f"from {change.source or 'the index'}"]
+    facts = [change.name, _versions(change), f"from {change.source or 'the index'}"]
     facts += [f"sha256 {change.sha256[:_HASH_SHOWN]}…"] if change.sha256 else []
     facts += [_size(change.size)] if change.size is not None else []
     return "  ".join(facts)
+
+
+def _versions(change: Change) -> str:
+    if change.before is None:
+        return f"{change.after} (new)"
+    if change.before == change.after:
+        return f"{change.after} again ({'built anew' if change.built else 'its content differs'})"
+    return f"{change.before} -> {change.after}"
 
 
 def _size(count: int) -> str:
@@ -184,20 +244,3 @@ def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
         "notes": plan.notes,
         "done": done,
     }
-
-
-def _require_agreement(yes: bool) -> None:
-    if yes:
-        return
-    if not _somebody_is_there():
-        raise InputError(
-            "I012",
-            "nobody is there to agree to this plan",
-            found="no terminal to ask on",
-            remedy="look at the plan and run again with --yes",
-        )
-    click.confirm("go on?", abort=True, err=True)
-
-
-def _somebody_is_there() -> bool:
-    return sys.stdin.isatty()

@@ -5,8 +5,9 @@
     VOX_DISABLE_PLUGINS       ids with commas between them, for one command
 
 A blocked plugin stays installed and is told of, with this reason; it is neither chosen nor
-imported. A name that vox does not know is an error in the last two: a spelling mistake there would
-let in what was to be kept out. In the file it is not: the plugin may have been removed since.
+imported. `vox plugin remove` takes it off the user's list, or it would come back disabled. A name
+that vox does not know is an error in the last two: a spelling mistake there would let in what was
+to be kept out. In the file it is not: the plugin may have been removed by other means.
 
 `VOX_CONFIG` names the configuration folder; without it it follows the platform (`~/.config/vox` on
 Linux).
@@ -37,19 +38,33 @@ def blocked_plugins(
     Raises:
         ConfigError: a name is unknown, or a file cannot be read.
     """
-    from vox_core.config import CONFIG_FILE, PluginSettings, load_settings
+    from vox_core.config import PluginSettings, load_settings, settings_file
 
     variable = [name.strip() for name in environ.get(VARIABLE, "").split(",") if name.strip()]
-    project = load_settings(PluginSettings, {}, environ=environ).blocked
+    project, file = load_settings(PluginSettings, {}, environ=environ).blocked, settings_file()
     if unknown := {*variable, *project} - {*installed}:
         known = sorted({*installed, *known_plugins(environ)})
         _require_known(VARIABLE, unknown & {*variable}, known)
-        _require_known(f"[plugin] blocked in {CONFIG_FILE}", unknown & {*project}, known)
+        _require_known(f"[plugin] blocked in {file}", unknown & {*project}, known)
     return {
         **dict.fromkeys(disabled(environ), COMMAND),
-        **dict.fromkeys(project, CONFIG_FILE),
+        **dict.fromkeys(project, str(file)),
         **dict.fromkeys(variable, VARIABLE),
     }
+
+
+def blocking(plugin_id: str, who: str) -> str:
+    """That a plugin is not to be used, in words; `who` is of `blocked_plugins`."""
+    if who == COMMAND:
+        return f"disabled; to use it again: {unblock(plugin_id, who)}"
+    return f"blocked by {who}"
+
+
+def unblock(plugin_id: str, who: str) -> str:
+    """What takes it off the list that it is on."""
+    if who == COMMAND:
+        return f"vox plugin enable {plugin_id}"
+    return f"take {plugin_id} off {who if who == VARIABLE else f'[plugin] blocked in {who}'}"
 
 
 def disabled(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

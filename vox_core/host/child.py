@@ -1,37 +1,96 @@
-"""What runs in the child process of doctor.py: one plugin imported, and asked how it is.
+"""What runs in the child processes of doctor.py and observers.py, one plugin in each.
 
-The answer is one JSON list of checks on stdout, which the plugin itself cannot write to.
+`answer` imports the plugin, asks how it is, and gives one JSON list of checks. `listen` imports an
+observer and hands it the events that come in; after the import and after each event it gives one
+line of JSON, the words of a fault or nothing in quotes. Both write to stdout, which the plugin
+itself cannot; what it prints goes to stderr.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
-from vox_core.contract import Check
+from vox_core.contract import Check, Event
 from vox_core.errors import BackendError
-from vox_core.host.discover import Found, discover, reinstall
+from vox_core.host.discover import Found, discover
 from vox_core.host.load import load_plugin, told
+from vox_core.host.remedies import authors
 
 
 def answer(request: dict[str, Any]) -> None:
     """Check the plugin with the id in `request`, and print what was found."""
+    with _own_stdout() as file:
+        json.dump([asdict(check) for check in _checks(_plugin(request))], file)
+
+
+def listen(request: dict[str, Any]) -> None:
+    """Tell the observer with the id in `request` of each event on stdin, until one fails.
+
+    Should vox be gone while the observer hangs, this process ends `limit_s` after the event came.
+    """
+    events, answers = _own_stdin(), _own_stdout()
+    hear, words = _loaded(_plugin(request))
+    kinds = {kind.name: kind for kind in Event.__subclasses__()}
+    print(json.dumps(words), file=answers, flush=True)
+    while hear and not words and (line := events.readline()):
+        faulthandler.dump_traceback_later(request["limit_s"], exit=True)
+        event = json.loads(line)
+        kind = kinds.get(event["event"])  # None: a backend's own, of which nothing is known here
+        words = _failure(hear, kind(**event["fields"])) if kind else ""
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(words), file=answers, flush=True)
+
+
+def _own_stdout() -> TextIO:
+    """What was stdout; from now on, that is stderr."""
     stdout = os.dup(1)
     os.dup2(2, 1)
+    return os.fdopen(stdout, "w", encoding="utf-8")
+
+
+def _own_stdin() -> TextIO:
+    """What was stdin; from now on, that is empty."""
+    stdin, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return os.fdopen(stdin, encoding="utf-8")
+
+
+def _plugin(request: dict[str, Any]) -> Found:
     (found,) = (plugin for plugin in discover() if plugin.id == request["id"])
-    checks = [asdict(check) for check in _checks(found)]
-    with os.fdopen(stdout, "w", encoding="utf-8") as file:
-        json.dump(checks, file)
+    return found
+
+
+def _loaded(found: Found) -> tuple[Callable[..., object] | None, str]:
+    """Its `vox_event`, or why not."""
+    try:
+        hook = load_plugin(found).hook.vox_event
+    except BackendError as fault:
+        return None, fault.found or fault.what
+    except KeyboardInterrupt as error:  # its own: the user's does not come here
+        return None, told(error)
+    return (hook, "") if hook.get_hookimpls() else (None, "no vox_event, marked with @hookimpl")
+
+
+def _failure(hear: Callable[..., object], event: Event) -> str:
+    """What it raised, in words; empty if nothing."""
+    try:
+        hear(event=event)
+    except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
+        return told(error)
+    return ""
 
 
 def _checks(found: Found) -> list[Check]:
     try:
         hooks = load_plugin(found).hook
     except BackendError as fault:
-        return [Check("code", False, fault.found or fault.what, reinstall(found.id))]
+        return [Check("code", False, fault.found or fault.what, authors(found))]
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
     try:

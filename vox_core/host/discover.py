@@ -24,6 +24,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from vox_core.errors import BackendError
 from vox_core.hookspecs import ENTRY_POINTS
@@ -75,6 +76,26 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 def reinstall(plugin_id: str) -> str:
     """What to do about an installation that is damaged; the id may be in no catalog."""
     return f"install it again, or remove it: vox plugin remove {plugin_id}"
+
+
+def upgrade_or_report(plugin_id: str, distribution: str, homepage: str | None = None) -> str:
+    """What to do about a fault that its authors made: installed again, it would be there again."""
+    where = f"at {homepage}" if homepage else f"to the authors of {distribution}"
+    return f"upgrade it: vox plugin upgrade {plugin_id}; if that does not help, report it {where}"
+
+
+def version_mismatch(plugin: Found) -> str:
+    """That the manifest and the distribution have different versions, in words; else empty.
+
+    Such a plugin stays in use: what runs is what is installed, whatever its author forgot to count
+    up, and refusing it would stop work that works.
+    """
+    if plugin.manifest is None or plugin.version == UNKNOWN:
+        return ""
+    with suppress(InvalidVersion):
+        if Version(plugin.version) == Version(plugin.manifest.version):
+            return ""
+    return f"its manifest says {plugin.manifest.version}, {plugin.distribution} is {plugin.version}"
 
 
 def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
@@ -160,7 +181,9 @@ def _manifest_file(
         where=f"{_name(distribution)} {_version(distribution)}",
         found=f"no {FILE_NAME} in package {package!r}" if spec else f"no package {package!r}",
         expected=f"{FILE_NAME} as package data beside {package}/__init__.py",
-        remedy=reinstall(entry_point.name),
+        remedy=upgrade_or_report(entry_point.name, _name(distribution))
+        if spec
+        else reinstall(entry_point.name),
     )
 
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from vox_core.contract import Check
-from vox_core.host.blocked import blocked_plugins
-from vox_core.host.discover import Found, discover, reinstall
+from vox_core.host import remedies
+from vox_core.host.blocked import blocked_plugins, blocking
+from vox_core.host.discover import Found, discover, version_mismatch
 from vox_core.host.inventory import unknown_plugin
-from vox_core.host.judge import on_one_line
+from vox_core.host.judge import ABSENT, on_one_line
 from vox_core.host.machine import Machine, requirements, this_machine
-from vox_core.host.probe import ProbeFault, accelerators, probe_all
+from vox_core.host.probe import Hardware, ProbeFault, accelerators, probe_all
 from vox_core.host.process import Failed, output_of
 
 LIMIT_S = 30.0
@@ -86,7 +87,12 @@ def examine(
         Examined(
             plugin.id,
             plugin.distribution,
-            (*checks, *hardware.get(plugin.id, ()), *own.get(plugin.id, ())),
+            (
+                *checks,
+                *_versions(plugin),
+                *hardware.get(plugin.id, ()),
+                *own.get(plugin.id, ()),
+            ),
         )
         for plugin, checks in zip(plugins, static, strict=True)
     ]
@@ -115,23 +121,38 @@ def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Ch
     manifest = plugin.manifest
     checks = [Check("manifest", True, f"version {manifest.version}, API {manifest.api}")]
     for kind, reason in requirements(manifest, machine).items():
-        checks.append(Check(kind, not reason, reason or "as required"))
+        remedy = remedies.requirement(plugin, kind) if reason else None
+        checks.append(Check(kind, not reason, reason or "as required", remedy))
     if blocked_by:
-        checks.append(Check("blocked", True, f"by {blocked_by}; its own code was not run"))
+        detail = f"its own code was not run: {blocking(plugin.id, blocked_by)}"
+        checks.append(Check("blocked", True, detail))
     return tuple(checks)
+
+
+def _versions(plugin: Found) -> tuple[Check, ...]:
+    """A finding if they differ, though no reason not to look further: such a plugin works."""
+    if mismatch := version_mismatch(plugin):
+        return (Check("version", False, mismatch, remedies.versions(plugin)),)
+    return ()
 
 
 def _hardware(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, tuple[Check, ...]]:
     probed = [plugin for plugin in plugins if plugin.manifest and plugin.manifest.probe]
     checks: dict[str, tuple[Check, ...]] = {}
-    for plugin_id, found in probe_all(probed, environ).items():
-        if isinstance(found, ProbeFault):
-            check = Check("hardware", False, found.reason, reinstall(plugin_id))
-        else:
-            absent = "" if found.present else "no such hardware: "
-            check = Check("hardware", found.present, f"{absent}{found.detail}")
-        checks[plugin_id] = (check,)
+    results = probe_all(probed, environ)
+    for plugin in probed:
+        checks[plugin.id] = (_hardware_check(plugin, results[plugin.id]),)
     return checks
+
+
+def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:
+    if isinstance(found, ProbeFault):
+        return Check("hardware", False, found.reason, remedies.probe(plugin, found.reason))
+    if found.present:
+        return Check("hardware", True, found.detail)
+    tag = plugin.manifest.requires.hardware_tag if plugin.manifest else None
+    look = f"if this machine has it: {remedies.hardware(tag)}"
+    return Check("hardware", False, f"{ABSENT}{found.detail}", look)
 
 
 # --- by the plugin, in a process of its own -------------------------------------------------------
@@ -152,6 +173,7 @@ def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:
         answer = output_of(command, limit_s, json.dumps(request).encode())
         return TypeAdapter(tuple[Check, ...]).validate_json(answer)
     except Failed as fault:
-        return (Check("code", False, f"its code {fault}", reinstall(plugin.id)),)
+        return (Check("code", False, f"its code {fault}", remedies.authors(plugin)),)
     except ValidationError:  # an exit with code 0 in the middle of it
-        return (Check("code", False, "its code ended the process", reinstall(plugin.id)),)
+        remedy = remedies.authors(plugin)
+        return (Check("code", False, "its code ended the process", remedy),)

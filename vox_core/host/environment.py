@@ -73,10 +73,10 @@ class Environment:
             python=Path(sys.executable),
             prefix=Path(sys.prefix),
             base_prefix=Path(sys.base_prefix),
-            folders=tuple(map(Path, dict.fromkeys(paths[key] for key in _KEYS))),
+            folders=package_folders(paths),
             standard_library=Path(paths["stdlib"]),
             has_pip=pip is not None and pip.origin is not None,  # not just a folder of that name
-            uv=_find_uv(Path(paths["scripts"])),
+            uv=find_uv(Path(paths["scripts"])),
         )
 
     @property
@@ -192,7 +192,12 @@ class Environment:
         return f"make an environment for vox: {shlex.join(make)} && {shlex.join(install)}"
 
 
-def _find_uv(scripts: Path) -> str | None:
+def package_folders(paths: Mapping[str, str]) -> tuple[Path, ...]:
+    """Of what `sysconfig.get_paths` gives, each folder that packages and commands go to, once."""
+    return tuple(map(Path, dict.fromkeys(paths[key] for key in _KEYS)))
+
+
+def find_uv(scripts: Path) -> str | None:
     """Beside the interpreter, for an environment that is not activated, or on the PATH."""
     return shutil.which("uv", path=str(scripts)) or shutil.which("uv")
 

@@ -10,7 +10,8 @@ or an archive is not the one that the catalog pins. After the installer a fresh 
 (inspection.py) looks for the plugin's manifest; on any failure the environment is put back
 (rollback.py).
 
-Which package an id stands for is for the catalog (targets.py). No plugin is imported.
+Which package an id stands for is for the catalog (targets.py). A bundle is planned in
+bundle/apply.py and carried out here. No plugin is imported.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from packaging.utils import canonicalize_name
 
 from vox_core.catalog import PluginEntry
 from vox_core.errors import InputError, WorkError
-from vox_core.host import targets
+from vox_core.host import offline, targets
+from vox_core.host.ask import last_lines
 from vox_core.host.discover import Found, discover
 from vox_core.host.environment import Environment
 from vox_core.host.guards import (
     CORE,
     KEPT,
+    misfits,
+    require_as_named,
     require_inside,
     require_kept,
     require_no_intruder,
@@ -41,7 +45,8 @@ from vox_core.host.guards import (
 )
 from vox_core.host.inspection import ChildError, inspect
 from vox_core.host.known import known_plugins
-from vox_core.host.resolve import Change, last_lines, local_path, pinned, resolve
+from vox_core.host.origin import is_editable, local_path, origin
+from vox_core.host.resolve import Change, must_build, pinned, resolve
 from vox_core.host.rollback import restored_on_failure
 from vox_core.host.targets import Target
 
@@ -57,6 +62,7 @@ class InstallPlan:
         changes: nothing is to be done if there are none.
         targets: the plugins that will be there afterwards.
         notes: what a person should know, worded for them.
+        unpack: puts the wheels of all changes into a folder; the installer then sees no others.
     """
 
     action: Literal["install", "upgrade", "remove"]
@@ -64,6 +70,7 @@ class InstallPlan:
     changes: tuple[Change, ...]
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()
+    unpack: Callable[[Path], None] | None = None
 
 
 def plan_install(
@@ -74,6 +81,8 @@ def plan_install(
     pypi: str | None = None,
     catalog: Mapping[str, PluginEntry] | None = None,
     environment: Environment | None = None,
+    allow_source: bool = False,
+    report: Report = lambda line: None,
 ) -> InstallPlan:
     """Plan to install plugins of the catalog, or one plugin from a source.
 
@@ -82,6 +91,8 @@ def plan_install(
         path: a folder with the plugin's source.
         wheel: a wheel of it.
         pypi: `NAME==VERSION`.
+        allow_source: what an index has no wheel of may be built.
+        report: called, before it is done, with what has to be built to make the plan.
 
     Raises:
         InputError: I001 to I007, what stands against it.
@@ -96,7 +107,8 @@ def plan_install(
         wanted = [targets.from_pypi(pypi, id, catalog)]
     else:
         wanted = targets.from_catalog(ids, catalog)
-    return _plan("install", environment or Environment.here(), wanted)
+    environment = environment or Environment.here()
+    return _plan("install", environment, wanted, allow_source=allow_source, report=report)
 
 
 def plan_upgrade(
@@ -104,8 +116,14 @@ def plan_upgrade(
     *,
     catalog: Mapping[str, PluginEntry] | None = None,
     environment: Environment | None = None,
+    allow_source: bool = False,
+    report: Report = lambda line: None,
 ) -> InstallPlan:
     """Plan to bring installed plugins, or all of them, to what their sources now hold.
+
+    Args:
+        allow_source: what an index has no wheel of may be built.
+        report: called, before it is done, with what has to be built to make the plan.
 
     Raises:
         InputError: I001 to I007 and I010, what stands against it.
@@ -118,7 +136,8 @@ def plan_upgrade(
         target = _newer(plugin, catalog)
         wanted += [target] if isinstance(target, Target) else []
         notes += [target] if isinstance(target, str) else []
-    return _plan("upgrade", environment or Environment.here(), wanted, notes)
+    environment = environment or Environment.here()
+    return _plan("upgrade", environment, wanted, notes, allow_source=allow_source, report=report)
 
 
 def plan_remove(ids: Sequence[str], *, environment: Environment | None = None) -> InstallPlan:
@@ -166,6 +185,9 @@ def _plan(
     environment: Environment,
     wanted: Sequence[Target],
     notes: Sequence[str] = (),
+    *,
+    allow_source: bool,
+    report: Report,
 ) -> InstallPlan:
     requirements = [text for target in wanted for text in (target.requirement, *target.libraries)]
     requirements = list(dict.fromkeys(requirements))
@@ -173,21 +195,24 @@ def _plan(
         return InstallPlan(action, environment, (), (), tuple(notes))
     environment.require_changeable(add=requirements)
     require_no_intruder(environment)
-    changes = resolve(environment, requirements)
+    for text in filter(must_build, requirements):
+        report(f"to plan this, {text} is built as far as need be: its code runs on this machine")
+    changes = resolve(environment, requirements, allow_source=allow_source)
     require_kept(changes, environment)
     require_pinned(changes, wanted)
+    require_as_named(changes, wanted)
     return InstallPlan(action, environment, changes, tuple(wanted), tuple(notes))
 
 
 def _newer(plugin: Found, catalog: Mapping[str, PluginEntry]) -> Target | str:
     """Where an upgrade of `plugin` comes from, or why there is none."""
     name = canonicalize_name(plugin.distribution)
-    if targets.is_editable(name):
+    if is_editable(name):
         return f"{plugin.id}: installed from a checkout in place, which is as new as the checkout"
     entry = catalog.get(plugin.id)
     if entry and canonicalize_name(entry.distribution) == name:
         return targets.from_catalog([plugin.id], catalog, upgrade=True)[0]
-    source = targets.origin(name)
+    source = origin(name)
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
         return targets.from_path(folder, plugin.id, catalog)
@@ -236,8 +261,13 @@ def _commands(plan: InstallPlan, scratch: Path) -> Iterator[list[str]]:
     if plan.action == "remove":
         names = [change.name for change in plan.changes]
         yield [*plan.environment.installer("uninstall"), *names]
-    else:
-        yield from pinned(plan.environment, plan.changes, scratch / "requirements.txt")
+        return
+    only = []
+    if plan.unpack is not None:
+        plan.unpack(scratch)
+        only = offline.options(scratch)
+    for command in pinned(plan.environment, plan.changes, scratch / "requirements.txt"):
+        yield [*command, *only]
 
 
 def _run(command: Sequence[str], plan: InstallPlan, report: Report) -> None:
@@ -249,6 +279,8 @@ def _run(command: Sequence[str], plan: InstallPlan, report: Report) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
+        env=offline.environ() if plan.unpack is not None else None,
         start_new_session=True,
     ) as process:
         try:
@@ -277,9 +309,7 @@ def _check(plan: InstallPlan) -> None:
         for target in plan.targets:
             name = target.distribution or _built_from(target, plan.changes)
             mine = [row for row in rows if canonicalize_name(row.distribution) == name]
-            faults += [f"{row.id}: {row.fault}" for row in mine if row.fault]
-            if target.id not in (None, *(row.id for row in mine)) or not mine:
-                faults.append(f"{name} brings no plugin {target.id or ''}".rstrip())
+            faults += misfits(target, mine)
     if faults:
         raise _failed(plan, "; ".join(faults))
 

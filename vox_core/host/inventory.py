@@ -1,6 +1,7 @@
 """Every plugin that is installed or that the catalog knows, with what stands in its way here.
 
     installed      nothing does, as far as can be told without its hardware and its code
+    disabled       the user does not want it (blocked.py)
     available      in the catalog, and not installed
     incompatible   another API, system, processor, Python or device, or withdrawn by its catalog
     broken         no valid manifest, or a distribution that it needs is missing
@@ -17,17 +18,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+from packaging.utils import canonicalize_name
+
 from vox_core.catalog import PluginEntry
 from vox_core.catalog.entries import objections
 from vox_core.errors import BackendError
-from vox_core.host.blocked import blocked_plugins
-from vox_core.host.discover import Found, discover
+from vox_core.host.blocked import blocked_plugins, blocking
+from vox_core.host.discover import Found, discover, version_mismatch
 from vox_core.host.judge import on_one_line
 from vox_core.host.known import known_plugins
 from vox_core.host.machine import Machine, this_machine, unmet
 from vox_core.host.probe import accelerators
 
-Status: TypeAlias = Literal["installed", "available", "incompatible", "broken"]
+Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,14 @@ def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str
     }
 
 
+def leaving(distributions: Collection[str]) -> set[str]:
+    """The ids that no plugin will have once these distributions, by canonical name, are removed."""
+    plugins = discover()
+    going = [each for each in plugins if canonicalize_name(each.distribution) in distributions]
+    staying = {each.id for each in plugins if each not in going}
+    return {each.id for each in going} - staying
+
+
 def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
     """The error that says so."""
     near = difflib.get_close_matches(plugin_id, sorted(set(known)), n=1)
@@ -94,7 +105,9 @@ def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
 def _installed(plugin: Found, machine: Machine, blocked_by: str | None) -> Listed:
     status, reason = _standing(plugin, machine)
     if blocked_by and status == "installed":
-        reason = f"blocked by {blocked_by}"
+        status, reason = "disabled", blocking(plugin.id, blocked_by)
+    if mismatch := version_mismatch(plugin):
+        reason = f"{reason}; {mismatch}"
     version = plugin.manifest.version if plugin.manifest else plugin.version
     return Listed(plugin.id, status, reason, version, plugin.distribution)
 
@@ -124,4 +137,5 @@ def _facts(plugin: Found) -> dict[str, Any]:
         "folder": str(plugin.folder) if plugin.folder else None,
         "manifest": asdict(plugin.manifest) if plugin.manifest else None,
         "fault": str(plugin.fault) if plugin.fault else None,
+        "warning": version_mismatch(plugin) or None,
     }

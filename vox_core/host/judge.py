@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 
 from vox_core.errors import BackendError
 from vox_core.host import Candidate, Environment, Request, Status, Verdict
+from vox_core.host.blocked import blocking
 from vox_core.host.discover import Found
 from vox_core.host.machine import unmet
 from vox_core.host.manifest import Capabilities
 from vox_core.host.probe import Device, Hardware, ProbeFault
+
+ABSENT = "no such hardware: "
 
 _BROKEN = ("manifest", "distribution", "probe")
 
@@ -75,7 +78,7 @@ def _judge(request: Request, candidate: Candidate, environment: Environment) -> 
     if isinstance(hardware, ProbeFault):
         return Judged(plugin, Refusal("probe", hardware.reason))
     if absence := _absence(hardware, plugin.manifest.requires.hardware_tag):
-        return Judged(plugin, Refusal("hardware", f"no such hardware: {absence}"))
+        return Judged(plugin, Refusal("hardware", f"{ABSENT}{absence}"))
     judged = Judged(plugin, None, hardware)
     level = 0 if not _has_memory(judged, request.memory_needed) else 2 if judged.accelerates else 1
     rank = (level, plugin.id == request.resumed_from, plugin.manifest.priority)
@@ -90,7 +93,7 @@ def static_refusal(request: Request, plugin: Found, environment: Environment) ->
     if request.explicit not in (None, plugin.id):
         return Refusal("explicit", f"not asked for ({how_asked(request)})")
     if who := environment.blocked.get(plugin.id):
-        return Refusal("blocked", f"blocked by {who}")
+        return Refusal("blocked", blocking(plugin.id, who))
     if requirement := unmet(manifest, environment.machine):
         return Refusal(requirement[0], ": ".join(requirement))
     if lack := lacking(request, manifest.capabilities):

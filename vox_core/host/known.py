@@ -1,4 +1,4 @@
-"""The catalog as this user has it: vox's own, and those that `vox.toml` and `VOX_CATALOG` name."""
+"""The plugins of the catalog as this user has it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ def known_plugins(environ: Mapping[str, str] = os.environ) -> Mapping[str, Plugi
     Raises:
         ConfigError: a catalog or `vox.toml` is wrong.
     """
-    from vox_core.catalog import load_catalog
-    from vox_core.config import PluginSettings, load_settings
+    from vox_core.known import known
 
-    settings = load_settings(PluginSettings, {}, environ=environ)
-    return load_catalog(settings.catalogs, environ=environ).plugins
+    return known(environ).plugins

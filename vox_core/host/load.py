@@ -6,7 +6,7 @@ What a hook raises that is not a `VoxError` is a `PluginError` (the plugin faile
 cause.
 What a plugin prints while it is imported goes to stderr: stdout belongs to the command.
 
-Which plugin to load is settled before (select.py). Observers are called in observers.py.
+Which plugin to load is settled before (select.py). Observers are called in child.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from vox_core.contract import (
 from vox_core.errors import BackendError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
 from vox_core.host import Operation
-from vox_core.host.discover import Found, reinstall
+from vox_core.host.discover import Found
+from vox_core.host.remedies import authors
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
@@ -206,7 +207,7 @@ def broken(found: Found, what_is: str, expected: str | None = None) -> BackendEr
         where=f"{found.distribution} {found.version}, entry point {found.entry_point.value}",
         found=what_is,
         expected=expected,
-        remedy=reinstall(found.id) + ("; or choose another with --backend" if backend else ""),
+        remedy=authors(found) + ("; or choose another with --backend" if backend else ""),
     )
 
 

@@ -24,8 +24,8 @@ from vox_core import files
 from vox_core.errors import InputError
 from vox_core.host.discover import discover
 from vox_core.host.environment import Environment
-from vox_core.host.resolve import archives, local_path
-from vox_core.host.targets import origin
+from vox_core.host.origin import local_path, origin
+from vox_core.host.resolve import archives
 
 FILE_NAME = "pylock.toml"
 

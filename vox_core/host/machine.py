@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from vox_core.contract import API_VERSION
 from vox_core.host.discover import Found, installed_versions
-from vox_core.host.manifest import Manifest, Requires, api_order
+from vox_core.host.manifest import Manifest, Requires, api_order, api_remedy
 
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 _ARCHITECTURES = {"aarch64": "arm64", "amd64": "x86_64"}
@@ -80,7 +80,7 @@ def _unmet_api(manifest: Manifest) -> str:
     theirs, ours = api_order(manifest.api), api_order(API_VERSION)
     if theirs[0] == ours[0] and theirs <= ours:
         return ""
-    remedy = "upgrade vox-ml" if theirs > ours else f"vox plugin upgrade {manifest.id}"
+    remedy = api_remedy(manifest.api, manifest.id)
     return f"written for {manifest.api}, this vox speaks {API_VERSION}; {remedy}"
 
 

@@ -204,6 +204,12 @@ def api_order(api: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def api_remedy(api: str, plugin_id: str) -> str:
+    """What to do where a plugin was written for an `api` that this vox does not serve."""
+    newer = api_order(api) > api_order(API_VERSION)
+    return "upgrade vox-ml" if newer else f"vox plugin upgrade {plugin_id}"
+
+
 @cache
 def _schema() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
@@ -236,14 +242,12 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 
 
 def _invalid(where: object, faults: list[str], api: object = None) -> BackendError:
-    remedy = (
-        "reinstall or upgrade the plugin; if that does not help, its author has to mend the file"
-    )
+    what = "a plugin's manifest is invalid"
+    remedy = "upgrade the plugin; if that does not help, its author has to mend the file"
     if _is_newer(api):  # what looks wrong may be what this vox does not know yet
-        remedy = f"upgrade vox-ml: the plugin speaks API {api}, this vox {API_VERSION}"
-    return BackendError(
-        "B006", "a plugin's manifest is invalid", where=where, faults=faults, remedy=remedy
-    )
+        what = f"a plugin's manifest is written for API {api}, this vox speaks {API_VERSION}"
+        remedy = api_remedy(str(api), "")
+    return BackendError("B006", what, where=where, faults=faults, remedy=remedy)
 
 
 def _is_newer(api: object) -> bool:

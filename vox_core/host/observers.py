@@ -1,36 +1,55 @@
-"""Plugins that watch a run: told of every event, and never able to end it.
+"""Plugins that watch a run: told of every event, and never able to end it or to hold it up.
 
-Each installed plugin with the extension point `Observer` is loaded by itself. One that cannot be
-loaded, or that raises from `vox_event`, is told of once and dropped; what it prints goes to stderr.
-The user's own Ctrl-C passes; whatever else an observer raises does not.
+Each installed plugin with the extension point `Observer` has a process of its own (child.py), which
+imports it while the run goes on, and a thread here, which hands it one event after another as a
+line of JSON. So it does not matter to the run whether an observer raises, crashes, exits or hangs:
+it is told of once and dropped. The run's process imports no observer.
 
-An observer runs in the run's own process: one that blocks or crashes it is beyond this.
+`tell` never waits, but for the end of a run: then every observer may finish what it has heard, in
+`FINISH_S` for all of them together.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import queue
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
-from types import FrameType
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
 
-from vox_core.contract import Event
+from vox_core.contract import Event, RunEnd
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins
 from vox_core.host.discover import Found, discover
-from vox_core.host.load import broken, load_plugin, told
+from vox_core.host.load import broken
 from vox_core.host.machine import Machine, this_machine, unmet
+
+LOAD_S = 60.0
+"""For a plugin's import; a tensor library from a cold disk may take half of it."""
+EVENT_S = 10.0
+"""For one `vox_event`."""
+FINISH_S = 30.0
+"""For all that is left when the run ends, the plugin's own exit included."""
+WAITING = 10_000
+"""Events that may wait for an observer; at a hundred steps a second, what comes in `LOAD_S`."""
+
+_CHILD = (
+    "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
+    "from vox_core.host.child import listen; listen(request)"
+)
 
 
 class Observers:
     """Those of a run."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Load them. What goes wrong with one is kept for the first call of `tell`."""
+        """Start them. What goes wrong with one is kept for a later call of `tell`."""
         self._listening: list[_Observer] = []
         self._faults: list[str] = []
         plugins = discover()
@@ -41,73 +60,142 @@ class Observers:
                 self._admit(plugin, machine)
 
     def tell(self, event: Event) -> list[str]:
-        """Tell them all; gives what has gone wrong since the last call, one line for each that was
-        dropped."""
-        for observer in list(self._listening):
-            if fault := _failure(observer, event):
-                self._listening.remove(observer)
-                self._faults.append(f"observer {observer.id!r} failed and was dropped: {fault}")
+        """Tell them all, and after the end of a run wait until they have heard it.
+
+        Returns:
+            What has gone wrong since the last call, one line for each that was dropped.
+        """
+        for observer in self._listening:
+            observer.tell(event)
+        if isinstance(event, RunEnd):
+            self._finish()
+        for observer in [each for each in self._listening if each.fault]:
+            self._drop(observer)
         faults, self._faults = self._faults, []
         return faults
 
+    def close(self) -> None:
+        """End those that are left, at once. It may be called twice."""
+        for observer in self._listening:
+            observer.end()
+        self._listening.clear()
+
     def _admit(self, plugin: Found, machine: Machine) -> None:
+        assert plugin.manifest is not None, plugin.id
         try:
-            self._listening.append(_load(plugin, machine))
-        except BackendError as fault:
-            self._faults.append(f"observer {plugin.id!r} is left out: {fault.found}")
+            if requirement := unmet(plugin.manifest, machine):
+                raise broken(plugin, ": ".join(requirement))
+            self._listening.append(_Observer(plugin.id))
+        except (BackendError, OSError) as fault:
+            why = fault.found if isinstance(fault, BackendError) else fault
+            self._faults.append(f"observer {plugin.id!r} is left out: {why}")
+
+    def _drop(self, observer: _Observer) -> None:
+        self._listening.remove(observer)
+        self._faults.append(f"observer {observer.id!r} {observer.fault}")
+        observer.end()
+
+    def _finish(self) -> None:
+        until = time.monotonic() + FINISH_S
+        for observer in self._listening:
+            observer.tell(None)
+        for observer in list(self._listening):
+            if not observer.ended(until) and not observer.fault:
+                observer.fault = f"was dropped: it has not finished {FINISH_S:g} s after the run"
+            if observer.fault:
+                self._drop(observer)
+        self.close()
 
 
-@dataclass(frozen=True, slots=True)
 class _Observer:
-    id: str
-    hear: Callable[..., object]
+    """The process of one observer, and the thread that feeds it."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self._fault = ""
+        self._stage = "is left out"
+        self._since, self._limit_s = time.monotonic(), LOAD_S
+        self._waiting: queue.Queue[Event | None] = queue.Queue(WAITING)
+        request = {"id": id, "path": sys.path, "limit_s": 2 * EVENT_S}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CHILD, json.dumps(request)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # the user's Ctrl-C is for the run
+        )
+        self._feeder = threading.Thread(target=self._feed, name=f"observer {id}", daemon=True)
+        self._feeder.start()
+
+    @property
+    def fault(self) -> str:
+        """What has gone wrong, in words; empty if nothing. Once it has, it stays."""
+        if not self._fault and self._limit_s and self._late():
+            self._fault = f"{self._stage}: no answer in {self._limit_s:g} s"
+        return self._fault
+
+    @fault.setter
+    def fault(self, words: str) -> None:
+        self._fault = self._fault or words
+
+    def tell(self, event: Event | None) -> None:
+        """Hand it an event, or with None the end, without waiting."""
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            self.fault = f"fell behind and was dropped: {WAITING} events wait for it"
+
+    def ended(self, until: float) -> bool:
+        """Wait for its end, up to a time of the monotonic clock or to its first fault."""
+        while self._feeder.is_alive() and not self.fault and time.monotonic() < until:
+            self._feeder.join(0.05)
+        return not self._feeder.is_alive()
+
+    def end(self) -> None:
+        """End it at once, with whatever it has started; harmless if it has ended."""
+        if self._feeder.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(None)
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._since >= self._limit_s
+
+    def _feed(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._process:  # which waits for its end
+            self._converse()
+        if not self.fault and (self._limit_s or self._process.returncode):
+            self.fault = f"{self._stage}: {_how_ended(self._process.returncode)}"
+
+    def _converse(self) -> None:
+        if answered := self._hear():
+            self._stage = "failed and was dropped"
+        while answered and not self._fault and (event := self._waiting.get()) is not None:
+            self._since, self._limit_s = time.monotonic(), EVENT_S
+            self._say({"event": event.name, "fields": asdict(event)})
+            answered = self._hear()
+
+    def _say(self, line: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> bool:
+        """Whether it has answered; the answer is how it failed, or nothing."""
+        assert self._process.stdout is not None
+        if not (answer := self._process.stdout.readline()):
+            return False
+        self.fault = f"{self._stage}: {words}" if (words := json.loads(answer)) else ""
+        self._limit_s = 0.0
+        return True
 
 
 def _observes(plugin: Found) -> bool:
     return plugin.manifest is not None and "Observer" in plugin.manifest.extension_points
 
 
-def _load(plugin: Found, machine: Machine) -> _Observer:
-    assert plugin.manifest is not None, plugin.id
-    if requirement := unmet(plugin.manifest, machine):
-        raise broken(plugin, ": ".join(requirement))
-    hook = load_plugin(plugin).hook.vox_event
-    if not hook.get_hookimpls():
-        raise broken(plugin, "no vox_event", "vox_event, marked with @hookimpl")
-    return _Observer(plugin.id, hook)
-
-
-def _failure(observer: _Observer, event: Event) -> str:
-    """What it raised, in words; empty if nothing."""
-    with _interrupts() as interrupted:
-        try:
-            with redirect_stdout(sys.stderr):
-                observer.hear(event=event)
-        except BaseException as error:  # SystemExit and the like must not end a run
-            if isinstance(error, KeyboardInterrupt) and interrupted():
-                raise
-            return told(error)
-    return ""
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT has come meanwhile: a `KeyboardInterrupt` without it is not the user's.
-
-    Signals reach the main thread alone; in any other there is nothing to watch.
-    """
-    came = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield came.is_set
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.set()
-        before(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield came.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _how_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"its process ended with exit {returncode}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"its process was ended by {known.get(-returncode, f'signal {-returncode}')}"

@@ -4,9 +4,14 @@
     for command in pinned(environment, changes, file): …      # installs these, and nothing else
 
 pip tells with `install --dry-run --report`, uv with `pip install --dry-run` and, for hashes and
-sizes, `pip compile --format pylock.toml`. Both keep what is installed if it will do. The commands
-that then install name every package with its version and hash and look for no other, so an index
-that changes in between changes nothing.
+sizes, `pip compile --format pylock.toml`. Both keep what is installed if it will do; of a wheel
+that is named by path, what it holds decides, and not its version. The commands that then install
+name every package with its version and hash and look for no other, so an index that changes in
+between changes nothing.
+
+A dry run builds what has no wheel, which is to run its code before anybody has agreed to anything.
+So an index is asked for wheels alone, unless sources are allowed; a folder or a commit that is
+itself asked for cannot be planned without.
 
 Which changes are acceptable is for install.py. Nothing here changes an environment.
 """
@@ -15,30 +20,38 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urldefrag
 
 from packaging.tags import sys_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    canonicalize_name,
+    canonicalize_version,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
-from vox_core.errors import InputError
+from vox_core.host.ask import ask
+from vox_core.host.contents import digest, is_installed, project_table
 from vox_core.host.discover import UNKNOWN, installed_versions
 from vox_core.host.environment import Environment
+from vox_core.host.origin import file_name, local_path, size_of
 
-LINES_SHOWN = 15
-_HEAD_SECONDS = 5.0
+ONLY_WHEELS = "--only-binary=:all:"
+_GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
 _UV_ROW = re.compile(r" (?P<sign>[+~-]) (?P<name>[\w.-]+)(==(?P<version>\S+)| @ (?P<url>\S+))")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One distribution that comes, goes, or comes in another version.
+    """One distribution that comes, goes, or comes in another version or with other content.
 
     Args:
         name: canonical.
@@ -61,19 +74,43 @@ class Change:
 
     @property
     def pin(self) -> str:
-        """The requirement that this change and no other fulfils."""
-        return f"{self.name} @ {self.source}" if self.direct else f"{self.name}=={self.after}"
+        """The requirement that this change and no other fulfils; an archive with its SHA-256."""
+        if not self.direct:
+            return f"{self.name}=={self.after}"
+        return f"{self.name} @ {_with_digest(self.source, self.sha256)}"
+
+    @property
+    def built(self) -> bool:
+        """Whether it is known to be made from source, which runs its code."""
+        file = file_name(self.source)
+        if self.direct:
+            return self.after is not None and not file.endswith(".whl")
+        with suppress(InvalidSdistFilename):
+            return parse_sdist_filename(file)[0] == self.name
+        return False
 
 
-def resolve(environment: Environment, requirements: Sequence[str]) -> tuple[Change, ...]:
+def resolve(
+    environment: Environment, requirements: Sequence[str], *, allow_source: bool = False
+) -> tuple[Change, ...]:
     """The changes that would fulfil `requirements`, sorted by name.
 
+    Args:
+        allow_source: what an index has no wheel of may be built, also to find out what it needs.
+
     Raises:
-        InputError: I004, there are none; what the installer says about it is shown.
+        InputError: I003, a wheel cannot be read; I004, there are none; what the installer says
+            about it is shown.
     """
     resolver = _pip_changes if environment.has_pip else _uv_changes
-    changes = resolver(environment, requirements)
+    changes = resolver(environment, requirements, [] if allow_source else [ONLY_WHEELS])
+    changes = _by_content(changes, requirements)
     return tuple(sorted(map(_with_size, changes), key=lambda change: change.name))
+
+
+def must_build(requirement: str) -> bool:
+    """Whether it is a folder or a commit: there is no wheel of it before it is built."""
+    return bool(_GIT.match(requirement)) or Path(requirement).is_dir()
 
 
 def pinned(
@@ -81,14 +118,15 @@ def pinned(
 ) -> Iterator[list[str]]:
     """The commands of the installer, one after the other; `requirements_file` is written for each.
 
-    pip wants hashes for all packages of one call or for none, and folders have none.
+    pip wants `--hash` for all packages of one call or for none, and folders have none; the hash of
+    an archive that was asked for by URL stands in the URL.
     """
     hashed = [change for change in changes if change.sha256 and not change.direct]
     others = [change for change in changes if change not in hashed]
     for group in filter(None, (hashed, others)):
-        lines = [f"{each.pin}{_hash_option(each, environment)}\n" for each in group]
+        lines = [f"{each.pin}{_hash_option(each)}\n" for each in group]
         requirements_file.write_text("".join(lines), encoding="utf-8")
-        fresh = _reinstall(environment, [each.name for each in group if each.direct])
+        fresh = _afresh(environment, [each for each in group if each.direct])
         options = ["--no-deps", *fresh, "-r", str(requirements_file)]
         yield [*environment.installer("install"), *options]
 
@@ -102,7 +140,7 @@ def archives(environment: Environment, pins: Sequence[str]) -> dict[str, dict[st
     if not environment.has_pip:
         return _uv_files(environment, pins)
     options = ["--no-deps", "--ignore-installed"]
-    changes = _pip_changes(environment, [*options, *pins]) if pins else []
+    changes = _pip_changes(environment, pins, options) if pins else []
     kept = ((each.name, _with_size(each)) for each in changes)
     return {
         name: {"source": each.source, "sha256": each.sha256, "size": each.size}
@@ -110,39 +148,63 @@ def archives(environment: Environment, pins: Sequence[str]) -> dict[str, dict[st
     }
 
 
-def last_lines(output: str) -> list[str]:
-    """The end of what a program said, without empty lines."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    return lines[-LINES_SHOWN:]
+def _with_size(change: Change) -> Change:
+    if change.size is not None or not change.source:
+        return change
+    return replace(change, size=size_of(change.source))
 
 
-def local_path(url: str) -> Path | None:
-    """The file or folder of a `file:` URL; None for other URLs."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+def _hash_option(change: Change) -> str:
+    return "" if change.direct or change.sha256 is None else f" --hash=sha256:{change.sha256}"
 
 
-def _hash_option(change: Change, environment: Environment) -> str:
-    if change.sha256 is None or (change.direct and environment.has_pip):
-        return ""  # in pip one hash would ask for all; `_examine_archives` has compared this one
-    return f" --hash=sha256:{change.sha256}"
+def _with_digest(url: str, sha256: str | None) -> str:
+    """The address with the digest that installers hold what they get against."""
+    if sha256 is None:
+        return url
+    address, fragment = urldefrag(url)
+    kept = [part for part in fragment.split("&") if part and not part.startswith("sha256=")]
+    return f"{address}#{'&'.join([*kept, f'sha256={sha256}'])}"
 
 
-def _reinstall(environment: Environment, names: Iterable[str]) -> list[str]:
-    """uv takes a folder whose pyproject.toml has not changed for one that has not changed."""
-    if environment.has_pip:
-        return []
-    return [part for name in names for part in ("--reinstall-package", name)]
+def _afresh(environment: Environment, changes: Sequence[Change]) -> list[str]:
+    """What makes an installer install the version that is there already, from somewhere else."""
+    if not environment.has_pip:
+        return _reinstall(change.name for change in changes)
+    again = any(change.before == change.after for change in changes)
+    return ["--force-reinstall"] if again else []
+
+
+def _by_content(changes: Iterable[Change], requirements: Iterable[str]) -> list[Change]:
+    """With the wheels that hold something else than what is there in their version, and no other.
+
+    pip takes the same version for the same content; uv goes by the time that the file was written.
+    """
+    found = {change.name: change for change in changes}
+    for file in (Path(text) for text in requirements if text.endswith(".whl")):
+        if not file.is_file():  # an address
+            continue
+        name, version = parse_wheel_filename(file.name)[:2]
+        before = installed_versions([name]).get(name)
+        if before is None or canonicalize_version(before) != canonicalize_version(version):
+            continue
+        if is_installed(file, name):
+            found.pop(name, None)
+        else:
+            found[name] = Change(name, before, before, file.as_uri(), True, digest(file))
+    return [*found.values()]
 
 
 # --- pip ------------------------------------------------------------------------------------------
 
 
-def _pip_changes(environment: Environment, requirements: Sequence[str]) -> list[Change]:
+def _pip_changes(
+    environment: Environment, requirements: Sequence[str], more: Sequence[str]
+) -> list[Change]:
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        options = ["--quiet", "--dry-run", "--report", str(report)]
-        _ask([*environment.installer("install"), *options, *requirements], environment)
+        report, log = Path(folder, "report.json"), Path(folder, "log")
+        options = ["--quiet", "--dry-run", "--report", str(report), "--log", str(log), *more]
+        ask([*environment.installer("install"), *options, *requirements], environment, log=log)
         rows = json.loads(report.read_text(encoding="utf-8"))["install"]
     before = installed_versions(row["metadata"]["name"] for row in rows)
     return [_pip_change(row, before) for row in rows]
@@ -166,17 +228,39 @@ def _pip_change(row: Mapping[str, Any], before: Mapping[str, str]) -> Change:
 # --- uv -------------------------------------------------------------------------------------------
 
 
-def _uv_changes(environment: Environment, requirements: Sequence[str]) -> list[Change]:
+def _uv_changes(
+    environment: Environment, requirements: Sequence[str], more: Sequence[str]
+) -> list[Change]:
     """uv tells versions, or the URL of what was asked for by URL; hashes have to be asked for."""
-    folders = [project_table(Path(text)).get("name") for text in requirements]
-    options = ["--dry-run", *_reinstall(environment, filter(None, folders))]
-    said = _ask([*environment.installer("install"), *options, *requirements], environment)
+    options = ["--dry-run", *_reinstall(_folder_names(requirements)), *more]
+    if ONLY_WHEELS in more:  # uv means what was asked for by folder or commit as well
+        options += [f"--no-binary={name}" for name in _built_names(requirements)]
+    said = ask([*environment.installer("install"), *options, *requirements], environment)
     rows = [match.groupdict() for match in map(_UV_ROW.match, said.splitlines()) if match]
     rows = [row for row in rows if row["sign"] != "-"]
     before = installed_versions(row["name"] for row in rows)
     changes = [_uv_change(row, before) for row in rows]
-    files = _uv_files(environment, [change.pin for change in changes if not change.direct])
+    hashed = [change.pin for change in changes if not (change.direct and change.built)]
+    files = _uv_files(environment, hashed, more)
     return [replace(change, **files.get(change.name, {})) for change in changes]
+
+
+def _reinstall(names: Iterable[str]) -> list[str]:
+    """uv takes a folder whose pyproject.toml has not changed for one that has not changed."""
+    return [part for name in names for part in ("--reinstall-package", name)]
+
+
+def _folder_names(requirements: Iterable[str]) -> Iterator[str]:
+    """Of the projects in folders, where their metadata tells."""
+    for text in requirements:
+        if name := project_table(Path(text)).get("name"):
+            yield str(name)
+
+
+def _built_names(requirements: Sequence[str]) -> Iterator[str]:
+    """Of what is asked for as a folder or a commit."""
+    yield from _folder_names(requirements)
+    yield from (match["name"] for text in requirements if (match := _GIT.match(text)))
 
 
 def _uv_change(row: Mapping[str, str | None], before: Mapping[str, str]) -> Change:
@@ -187,79 +271,34 @@ def _uv_change(row: Mapping[str, str | None], before: Mapping[str, str]) -> Chan
 
 def _version_at(url: str) -> str:
     """The version that the name of a wheel or the metadata of a folder tells without building."""
-    if url.endswith(".whl"):
-        return str(parse_wheel_filename(Path(urlsplit(url).path).name)[1])
+    if file_name(url).endswith(".whl"):
+        return str(parse_wheel_filename(file_name(url))[1])
     project = project_table(local_path(url) or Path())
     return str(project.get("version", UNKNOWN))
 
 
-def project_table(folder: Path) -> Mapping[str, Any]:
-    """`[project]` of the pyproject.toml in a folder; empty if there is none that can be read."""
-    try:
-        document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    project = document.get("project", {})
-    return project if isinstance(project, dict) else {}
-
-
-def _uv_files(environment: Environment, pins: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _uv_files(
+    environment: Environment, pins: Sequence[str], more: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Name -> source, sha256 and size of the archive that fits this machine."""
     if not pins:
         return {}
-    options = ["--quiet", "--no-deps", "--no-header", "--format", "pylock.toml", "-"]
-    said = _ask([*environment.installer("compile"), *options], environment, "\n".join(pins))
+    options = ["--quiet", "--no-deps", "--no-header", "--format", "pylock.toml", *more, "-"]
+    said = ask([*environment.installer("compile"), *options], environment, "\n".join(pins))
     packages = tomllib.loads(said)["packages"]
     return {package["name"]: _fitting(package) for package in packages}
 
 
 def _fitting(package: Mapping[str, Any]) -> dict[str, Any]:
-    """The first wheel in the order of preference of this interpreter, or the sdist."""
+    """The archive that was asked for by URL, whose source is known; or the first wheel in the order
+    of preference of this interpreter, or the sdist."""
+    if archive := package.get("archive"):
+        return {"sha256": archive.get("hashes", {}).get("sha256"), "size": archive.get("size")}
     ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
     wheels = []
     for wheel in package.get("wheels", ()):
-        tags = parse_wheel_filename(Path(urlsplit(wheel["url"]).path).name)[3]
+        tags = parse_wheel_filename(file_name(wheel["url"]))[3]
         wheels += [(rank, wheel) for tag in tags if (rank := ranks.get(tag)) is not None]
     best = min(wheels, key=lambda pair: pair[0])[1] if wheels else package.get("sdist", {})
     sha256 = best.get("hashes", {}).get("sha256")
     return {"source": best.get("url", ""), "sha256": sha256, "size": best.get("size")}
-
-
-# --- both -----------------------------------------------------------------------------------------
-
-
-def _ask(command: Sequence[str], environment: Environment, given: str = "") -> str:
-    """What the installer answers; a refusal is an error of the user's."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(
-            "I004",
-            "the installer finds no way to install this",
-            where=environment,
-            faults=last_lines(done.stderr or done.stdout),
-            remedy="mend what the installer names: the connection, the index that it is set up "
-            "with, or what the package requires",
-        )
-    return done.stdout or done.stderr
-
-
-def _with_size(change: Change) -> Change:
-    """With the size of its archive; of a remote one the server's word, if it gives it."""
-    if change.size is not None or not change.source:
-        return change
-    if (path := local_path(change.source)) is not None:
-        return replace(change, size=path.stat().st_size) if path.is_file() else change
-    return replace(change, size=_content_length(change.source))
-
-
-def _content_length(url: str) -> int | None:
-    from urllib.request import Request, urlopen
-
-    if urlsplit(url).scheme not in ("http", "https"):
-        return None
-    try:
-        with urlopen(Request(url, method="HEAD"), timeout=_HEAD_SECONDS) as answer:
-            length = answer.headers.get("Content-Length")
-    except (OSError, ValueError):  # a size is a courtesy; the installer has its own connection
-        return None
-    return int(length) if length and length.isdigit() else None

@@ -84,7 +84,7 @@ def _take(environment: Environment, distributions: Iterable[str], folder: Path) 
     stamps = dict(_stamps(roots))
     copies: dict[Path, Path] = {}
     for name in distributions:
-        for file in _files_of(name):
+        for file in _files_of(name, roots):
             if file in stamps and file not in copies:
                 copies[file] = folder / str(file).lstrip(os.sep)
                 copies[file].parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +108,12 @@ def _folders(roots: Sequence[Path]) -> Iterator[Path]:
     return (Path(parent) for root in roots for parent, _, _ in os.walk(root))
 
 
-def _files_of(name: str) -> Iterator[Path]:
-    """What RECORD lists, and the bytecode that Python made of it, which installers remove too."""
-    with suppress(metadata.PackageNotFoundError):
-        distribution = metadata.distribution(name)
+def _files_of(name: str, roots: Sequence[Path]) -> Iterator[Path]:
+    """What RECORD lists, and the bytecode that Python made of it, which installers remove too.
+
+    The environment need not be that of this process, so `sys.path` is not asked.
+    """
+    for distribution in metadata.distributions(name=name, path=[*map(str, roots)]):
         for listed in distribution.files or ():
             file = Path(os.path.normpath(str(distribution.locate_file(listed))))
             yield file

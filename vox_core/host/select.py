@@ -10,7 +10,7 @@ no order of discovery, clock or environment variable changes its answer.
 4. Rank: an accelerator with enough memory, then anything with enough memory; then the backend that
    the run being resumed was on; then the priority that plugins declare. A tie is an error.
 5. Training does not go to the CPU by itself where an accelerator is present whose backend is
-   missing or broken.
+   missing, broken or without its driver (idle.py).
 
 The filters are in judge.py. Nothing here runs a probe (probe.py) or imports a plugin (load.py).
 """
@@ -19,16 +19,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vox_core.errors import BackendError
-from vox_core.host import TELLS_MORE, Candidate, Environment, Request, Selection, Verdict
-from vox_core.host.discover import Found, reinstall
+from vox_core.host import (
+    TELLS_MORE,
+    Candidate,
+    Environment,
+    Request,
+    Selection,
+    Verdict,
+    remedies,
+)
+from vox_core.host.discover import Found
+from vox_core.host.idle import Idle, idle_accelerator
 from vox_core.host.judge import Judged, how_asked, judge_all, lacking, static_refusal
-from vox_core.host.probe import Accelerator
-
-# Why a backend may leave its accelerator idle: the user's will, the task, the hardware itself.
-_MAY_LIE_IDLE = ("blocked", "capability", "hardware")
 
 
 def select(
@@ -40,7 +45,7 @@ def select(
         candidates: probed, as far as `needs_probe` asks for it.
 
     Raises:
-        BackendError: B001 to B005; none can be chosen, or none should be without being asked.
+        BackendError: B001 to B005; none can be chosen. B007; none should be without being asked.
     """
     judged = judge_all(request, candidates, environment)
     if request.explicit is not None:
@@ -49,15 +54,13 @@ def select(
         raise _none_installed(environment)
     usable = [each for each in judged if each.refusal is None]
     if not usable:
-        raise _none_usable(request, judged)
+        raise _none_usable(request, judged, environment)
     ranked = sorted(usable, key=lambda each: each.rank, reverse=True)
     if len(ranked) > 1 and ranked[0].rank == ranked[1].rank:
         raise _tie(ranked[0], ranked[1])
-    idle = None if ranked[0].accelerates else _idle_accelerator(judged, environment)
-    # Where nobody offers a backend for it, there is nothing to ask the user for.
-    mendable = idle and (idle.driver or idle.accelerator.backend in environment.known)
-    if idle and mendable and request.operation == "train" and not request.allow_cpu:
-        raise _would_lie_idle(idle, environment)
+    idle = None if ranked[0].accelerates else idle_accelerator(judged, environment)
+    if idle and idle.asks and request.operation == "train" and not request.allow_cpu:
+        raise _would_lie_idle(idle)
     why = _why(ranked, request) + (f"; {idle.what}" if idle else "")
     return _selection(ranked[0], why, judged)
 
@@ -77,48 +80,14 @@ def needs_probe(request: Request, plugin: Found, environment: Environment) -> bo
 # --- among several --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """An accelerator that no backend drives, and the backend that should, if it is installed."""
-
-    accelerator: Accelerator
-    driver: Judged | None
-
-    @property
-    def what(self) -> str:
-        state = f"its backend {self.accelerator.backend!r} is not installed"
-        if self.driver:
-            verdict = self.driver.verdict
-            state = f"its backend {verdict.id!r} is {verdict.status} ({verdict.reason})"
-        return f"{self.accelerator.name} is here, but {state}"
-
-
-def _idle_accelerator(judged: Sequence[Judged], environment: Environment) -> _Idle | None:
-    for accelerator in environment.accelerators:
-        drivers = [each for each in judged if _may_drive(each, accelerator)]
-        refusals = [each.refusal for each in drivers]
-        if not any(refusal is None or refusal.kind in _MAY_LIE_IDLE for refusal in refusals):
-            return _Idle(accelerator, drivers[0] if drivers else None)
-    return None
-
-
-def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
-    """One that is only to be had by name is nobody's answer to idle hardware."""
-    manifest = judged.found.manifest
-    if manifest is not None and not manifest.automatic:
-        return False
-    tagged = manifest is not None and manifest.requires.hardware_tag == accelerator.tag
-    return tagged or judged.found.id == accelerator.backend
-
-
 def _explicit(request: Request, judged: Sequence[Judged], environment: Environment) -> Selection:
     chosen = next((each for each in judged if each.found.id == request.explicit), None)
     if chosen is None:
         raise _not_installed(request, judged, environment)
     if chosen.verdict.status == "broken":
-        raise _broken(chosen) from chosen.found.fault
+        raise _broken(chosen, environment) from chosen.found.fault
     if chosen.refusal:
-        raise _none_usable(request, [chosen])
+        raise _none_usable(request, [chosen], environment)
     return _selection(chosen, f"asked for ({how_asked(request)})", judged)
 
 
@@ -161,7 +130,9 @@ def _none_installed(environment: Environment) -> BackendError:
     )
 
 
-def _none_usable(request: Request, judged: Sequence[Judged]) -> BackendError:
+def _none_usable(
+    request: Request, judged: Sequence[Judged], environment: Environment
+) -> BackendError:
     """Every candidate with its reason, as a table."""
     told = [each.verdict for each in judged]
     id_width, version_width = (max(map(len, column)) for column in _columns(told))
@@ -173,7 +144,7 @@ def _none_usable(request: Request, judged: Sequence[Judged]) -> BackendError:
             f"{v.id:<{id_width}}  {v.version:<{version_width}}  {v.status:<8}  {v.reason}"
             for v in told
         ],
-        remedy=f"{_concession(request, judged)}{TELLS_MORE}",
+        remedy=f"{_way_out(request, judged, environment)}{TELLS_MORE}",
     )
 
 
@@ -189,6 +160,14 @@ def _wishes(request: Request) -> str:
     }
     told = [f"{what} {value}" for what, value in wishes.items() if value is not None]
     return f" with {', '.join(told)}" if told else ""
+
+
+def _way_out(request: Request, judged: Sequence[Judged], environment: Environment) -> str:
+    """For one asked for by name what would let it in; else what is asked too much of all."""
+    (first, *others) = judged
+    if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
+        return _concession(request, judged)
+    return f"{_repair(first, environment)}, or "
 
 
 def _concession(request: Request, judged: Sequence[Judged]) -> str:
@@ -227,14 +206,14 @@ def _not_installed(
     )
 
 
-def _broken(judged: Judged) -> BackendError:
+def _broken(judged: Judged, environment: Environment) -> BackendError:
     verdict = judged.verdict
     return BackendError(
         "B004",
         f"backend {verdict.id!r} is installed but broken",
         where=f"{verdict.distribution} {judged.found.version}",
         found=verdict.reason,
-        remedy=_repair(judged),
+        remedy=_repair(judged, environment),
     )
 
 
@@ -248,20 +227,19 @@ def _tie(one: Judged, other: Judged) -> BackendError:
     )
 
 
-def _would_lie_idle(idle: _Idle, environment: Environment) -> BackendError:
-    backend = idle.accelerator.backend
-    remedy = _repair(idle.driver) if idle.driver else _install(backend, environment)
+def _would_lie_idle(idle: Idle) -> BackendError:
     return BackendError(
         "B007",
         "training would run on the CPU while an accelerator lies idle",
         found=idle.what,
-        remedy=f"{remedy}; or train on the CPU all the same, with --allow-cpu",
+        remedy=f"{idle.remedy}; or train on the CPU all the same, with --allow-cpu",
     )
 
 
-def _repair(judged: Judged) -> str:
-    fault = judged.found.fault
-    return fault.remedy if fault else reinstall(judged.found.id)
+def _repair(judged: Judged, environment: Environment) -> str:
+    assert judged.refusal is not None, judged.found.id
+    who = environment.blocked.get(judged.found.id, "")
+    return remedies.repair(judged.found, judged.refusal.kind, judged.refusal.reason, who)
 
 
 def _install(backend: str | None, environment: Environment) -> str:

@@ -1,19 +1,16 @@
 """What is to be installed: from an id of the catalog, or from a source that the user names.
 
 Only the catalog turns an id into a package. A source named by the user is taken as it is, but an id
-that the catalog knows keeps its distribution: `cpu` cannot come from somebody else's package.
+that the catalog knows keeps its distribution: `cpu` cannot come from somebody else's package. Nor
+does it get around what the catalog has against a plugin, wherever it comes from.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -21,8 +18,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from vox_core.catalog import PluginEntry, Source
 from vox_core.catalog.entries import objections
 from vox_core.errors import InputError
+from vox_core.host.contents import project_table
 from vox_core.host.discover import installed_versions
-from vox_core.host.resolve import project_table
+from vox_core.host.origin import is_editable
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class Target:
         requirement: what the installer is asked for.
         libraries: requirements of what the plugin is built on and no package index has.
         sha256: file name -> digest in hex, of the artifacts that the catalog pins.
+        specifier: PEP 440, the versions that the catalog takes; empty for any.
     """
 
     id: str | None
@@ -42,6 +41,7 @@ class Target:
     requirement: str
     libraries: tuple[str, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
+    specifier: str = ""
 
 
 def from_catalog(
@@ -50,18 +50,13 @@ def from_catalog(
     """The plugins of these ids.
 
     Raises:
-        InputError: I002, ids that the catalog does not have; I003, plugins that are not for this
-            machine, or whose sources are not there.
+        InputError: I002, ids that the catalog does not have; I003, plugins that are yanked or not
+            for this machine, or whose sources are not there.
     """
-    from vox_core.host.probe import accelerators
-
     if unknown := [id for id in ids if id not in catalog]:
         raise _unknown(unknown, catalog)
     entries = [catalog[id] for id in dict.fromkeys(ids)]
-    tags = {"cpu", *(accelerator.tag for accelerator in accelerators())}
-    if faults := [fault for entry in entries for fault in objections(entry, tags)]:
-        remedy = "leave it out, or choose another one: vox plugin list"
-        raise InputError("I003", "not for this machine", faults=faults, remedy=remedy)
+    _require_no_objection(entries)
     return [_of_entry(entry, entry.source, upgrade) for entry in entries]
 
 
@@ -69,8 +64,10 @@ def from_path(folder: Path, id: str | None, catalog: Mapping[str, PluginEntry]) 
     """The plugin whose source is in `folder`.
 
     Raises:
-        InputError: I003, there is none.
+        InputError: I003, there is none, or the catalog has something against it.
     """
+    if not folder.exists():
+        raise _not_found("folder", folder)
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise _no_source(folder, "a folder with a pyproject.toml", "the path")
     name = project_table(folder).get("name")
@@ -81,8 +78,10 @@ def from_wheel(file: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -
     """The plugin in a wheel.
 
     Raises:
-        InputError: I003, it is none.
+        InputError: I003, it is none, or the catalog has something against it.
     """
+    if not file.exists():
+        raise _not_found("file", file)
     try:
         name = parse_wheel_filename(file.name)[0]
     except InvalidWheelFilename:
@@ -96,7 +95,7 @@ def from_pypi(text: str, id: str | None, catalog: Mapping[str, PluginEntry]) -> 
     """A release on the package index, `NAME==VERSION`.
 
     Raises:
-        InputError: I003, it names no single version.
+        InputError: I003, it names no single version, or the catalog has something against it.
     """
     try:
         requirement = Requirement(text)
@@ -106,20 +105,6 @@ def from_pypi(text: str, id: str | None, catalog: Mapping[str, PluginEntry]) -> 
     if exact != [True] or requirement.url or requirement.marker:
         raise _no_source(text, "NAME==VERSION, one version", "the version")
     return _named(text, requirement.name, id, catalog)
-
-
-def origin(distribution: str) -> dict[str, Any]:
-    """What direct_url.json (PEP 610) says about an installation; empty if it is from an index."""
-    with suppress(metadata.PackageNotFoundError, ValueError):
-        text = metadata.distribution(distribution).read_text("direct_url.json")
-        document = json.loads(text or "{}")
-        return document if isinstance(document, dict) else {}
-    return {}
-
-
-def is_editable(distribution: str) -> bool:
-    """Whether the installation is a link to a checkout."""
-    return bool(origin(distribution).get("dir_info", {}).get("editable"))
 
 
 def _named(
@@ -140,8 +125,22 @@ def _named(
             expected=f"distribution {entry.distribution}, as the catalog has it",
             remedy="leave the id out, if you mean to install this package",
         )
+    _require_no_objection([entry])
     libraries = _libraries(entry, upgrade=False)
-    return Target(entry.id, expected, requirement, libraries, entry.sha256)
+    return Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
+
+
+def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
+    from vox_core.host.probe import accelerators
+
+    tags = {"cpu", *(accelerator.tag for accelerator in accelerators())}
+    if faults := [fault for entry in entries for fault in objections(entry, tags)]:
+        raise InputError(
+            "I003",
+            "the catalog rules this out here",
+            faults=faults,
+            remedy="leave it out, or choose another one: vox plugin list",
+        )
 
 
 def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> PluginEntry | None:
@@ -156,6 +155,7 @@ def _of_entry(entry: PluginEntry, source: Source, upgrade: bool) -> Target:
         _requirement(entry, source, entry.distribution),
         _libraries(entry, upgrade),
         entry.sha256,
+        entry.specifier,
     )
 
 
@@ -206,6 +206,15 @@ def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
         return f" is the package of plugin {entry.id!r}"
     near = difflib.get_close_matches(id, catalog, n=1)
     return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _not_found(kind: str, path: Path) -> InputError:
+    return InputError(
+        "I003",
+        f"{kind} not found: {path}",
+        found=f"nothing at {path.absolute()}",
+        remedy="correct the path",
+    )
 
 
 def _no_source(where: object, expected: str, correct: str) -> InputError:

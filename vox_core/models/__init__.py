@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from vox_core.catalog import ModelEntry, load_catalog
+from vox_core.catalog import ModelEntry
 from vox_core.contract import ModelIdentity
 from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError
+from vox_core.known import known
 from vox_core.models import converted, hub, wheel
 from vox_core.models.folder import check_folder
 
@@ -59,11 +60,12 @@ def resolve(
 
     Raises:
         ModelError: the reference names nothing, or not a model that vox can use.
+        ConfigError: a catalog or `vox.toml` is wrong.
         StorageError: the disk is full, or an I/O error.
     """
     report = progress or _silent
     path = Path(os.path.expanduser(reference))  # noqa: PTH111 (Path's own raises for ~nobody)
-    entry = load_catalog().models.get(reference)
+    entry = known().models.get(reference)
     if revision is not None and (path.exists() or entry or not hub.is_hub_id(reference)):
         raise _no_revision(reference, revision)
     if reference and path.is_dir():
@@ -130,14 +132,14 @@ def _what_is_there(path: Path) -> str:
 
 
 def _unknown(reference: str) -> ModelError:
-    known = list(load_catalog().models)
-    near = difflib.get_close_matches(reference, known, n=3)
+    ids = list(known().models)
+    near = difflib.get_close_matches(reference, ids, n=3)
     did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
     return ModelError(
         "M001",
         "the model reference names nothing that vox can find",
         where=reference or "the empty text",
         found=_what_is_there(Path(reference)),
-        expected=f"one of these, or an id of the catalog: {', '.join(known)}",
+        expected=f"one of these, or an id of the catalog: {', '.join(ids)}",
         remedy=f"{did_you_mean}see `vox model list` for the models that vox knows by name",
     )

@@ -27,6 +27,8 @@ from vox_core.hookspecs import ENTRY_POINTS
 _SUITE = "from vox_core.testing.suite import *  # noqa: F403\n"
 # Without the plugins that happen to be installed: the result is to depend on the backend alone.
 _PYTEST = ("-p", "vox_core.testing.plugin", "-p", "no:cacheprovider", "-q")
+_FINISHED = (0, 1)
+"""What pytest ends with when every test has run, some of them with a failure."""
 _QUIET = ("--no-header", "--no-summary", "--tb=short", "--show-capture=no")
 
 
@@ -37,6 +39,14 @@ class Outcome:
     check: str
     status: Literal["passed", "skipped", "failed"]
     detail: str
+
+
+CORE = {
+    "the loss falls": "training",
+    "merged weights are the formula": "merging",
+    "logits are the references": "loading",
+}
+"""A check of each operation; where all are skipped, nothing has been shown of the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +66,25 @@ def check(reference: str) -> tuple[str, list[Outcome]]:
     Raises:
         BackendError: B003, no such plugin; B011, the folder is not the project of one.
         ConfigError: C009, pytest is not installed.
-        PluginError: X001, the child process ended before the suite did.
+        PluginError: X001, the child process or pytest ended before the suite did.
     """
     _require_pytest()
     with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
         scratch = Path(name)
         target = _find(reference, scratch)
         return target.id, _outcomes(_run(target, scratch))
+
+
+def unshown(outcomes: Sequence[Outcome]) -> str | None:
+    """Why outcomes without a failure are still no pass, in a sentence; None if they are one."""
+    core = [each for each in outcomes if each.check.partition(" [")[0] in CORE]
+    if any(each.status != "skipped" for each in core):
+        return None
+    reasons = list(dict.fromkeys(each.detail for each in core))
+    return (
+        "not passed: neither training, merging nor loading was checked "
+        f"({'; '.join(reasons) or 'no such check ran'})"
+    )
 
 
 def _require_pytest() -> None:
@@ -144,8 +166,8 @@ def _run(target: Target, scratch: Path) -> Path:
         stdout=sys.stderr.fileno(),
         check=False,
     )
-    if not report.is_file():
-        raise _ended_early(target.id, done.returncode)
+    if not report.is_file() or done.returncode not in _FINISHED:
+        raise _ended_early(target.id, done.returncode, report)
     return report
 
 
@@ -161,16 +183,27 @@ def _environment(path: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def _ended_early(id: str, returncode: int) -> PluginError:
+def _ended_early(id: str, returncode: int, report: Path) -> PluginError:
     import signal
 
     how = f"by {signal.Signals(-returncode).name}" if returncode < 0 else f"with exit {returncode}"
     return PluginError(
         "X001",
         f"plugin {id!r} ended the process that the suite ran in",
-        found=f"the process ended {how}",
+        found=f"the process ended {how}{_interrupted(report)}",
         remedy="see above for the last thing that it did; run its own tests with `pytest -v`",
     )
+
+
+def _interrupted(report: Path) -> str:
+    """What pytest said when it stopped half-way, if it did."""
+    from xml.etree import ElementTree
+
+    if not report.is_file():
+        return ""
+    errors = [error.text or "" for error in ElementTree.parse(report).iter("error")]
+    last = [text.strip().rpartition("\n")[2] for text in errors]
+    return f": {last[-1]}" if last else ", which is how pytest says that it was interrupted"
 
 
 def _outcomes(report: Path) -> list[Outcome]:

@@ -1,23 +1,43 @@
-"""A bundle file installed into an environment, with no network."""
+"""A bundle file installed into an environment, with no network.
+
+    plan = plan_apply(file, catalog)
+    print(plan.changes)
+    install.apply(plan)             # the same as for `vox plugin install`
+
+The plan is refused for what stands against any installation, and if the bundle does not fit
+(fit.py). install.py carries it out: alone, with the installer seeing the bundle's wheels and
+nothing else, the plugins looked for afterwards by the environment's own interpreter, and everything
+undone if something fails. The environment may be that of another interpreter.
+"""
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
-import tempfile
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
-from vox_core.errors import BackendError, PluginError
-from vox_core.host.bundle.archive import ANY, Bundle
-from vox_core.host.bundle.pip import QUIET, ask, pip
-from vox_core.host.bundle.read import opened, unpack
+from vox_core.errors import InputError
+from vox_core.host.bundle.archive import Bundle, Wheel
+from vox_core.host.bundle.fit import allows, needs_of, notes, require_fit
+from vox_core.host.bundle.interpreter import Interpreter, ask
+from vox_core.host.bundle.members import Unreadable
+from vox_core.host.bundle.read import invalid, opened, unpack
 from vox_core.host.bundle.verify import verified
+from vox_core.host.environment import Environment
+from vox_core.host.guards import require_kept, require_no_intruder
+from vox_core.host.install import InstallPlan
+from vox_core.host.resolve import Change
+from vox_core.host.targets import Target
 
 
-def apply(file: Path, catalog: Catalog, python: str = sys.executable) -> Bundle:
-    """Verify a bundle file and install its wheels, and nothing else, with no network.
+def plan_apply(file: Path, catalog: Catalog, python: str = sys.executable) -> InstallPlan:
+    """Verify a bundle file and plan to install its wheels, and nothing else.
 
     What is installed in the same version already stays as it is.
 
@@ -25,64 +45,74 @@ def apply(file: Path, catalog: Catalog, python: str = sys.executable) -> Bundle:
         python: the interpreter of the environment to install into.
 
     Raises:
-        BackendError: B008, the bundle is not sound; B009, it is not for that environment.
-        PluginError: X004, pip failed; it puts back what it had taken out.
-        StorageError: an I/O error.
+        BackendError: B008, the bundle is not sound; B009, it is not for that environment; B012,
+            there is no such file.
+        InputError: I001, I005 or I006, what stands against it.
     """
     with opened(file) as archive:
         bundle = verified(file, archive, catalog)
-        _require_fit(bundle, catalog, python)
-        with tempfile.TemporaryDirectory(prefix="vox-bundle-") as scratch:
-            for wheel in bundle.wheels:
-                unpack(archive, wheel, Path(scratch))
-            _install(bundle, Path(scratch), python)
-    return bundle
-
-
-def _require_fit(bundle: Bundle, catalog: Catalog, python: str) -> None:
-    from vox_core.host.probe import accelerators
-
-    version, platform = ask(python)
-    about, tags = bundle.about, {"cpu", *(each.tag for each in accelerators())}
-    faults = []
-    if about.python not in (ANY, version):
-        faults.append(f"made for Python {about.python}, this is {version}")
-    if about.platform not in (ANY, platform):
-        faults.append(f"made for {about.platform}, this is {platform}")
-    environment = {"python_version": version}
-    for plugin in catalog.resolve(about.id):
-        faults += objections(plugin, tags, environment)
-    if faults:
-        raise BackendError(
-            "B009",
-            "the bundle is not for this environment",
-            where=python,
-            faults=faults,
-            remedy="make one for it: vox bundle build; or name another one: --target-python",
-        )
-
-
-def _install(bundle: Bundle, folder: Path, python: str) -> None:
-    """pip sees the unpacked wheels and no other, and holds them against the lock once more."""
-    pins = folder / "requirements.txt"
-    pins.write_text(
-        "".join(
-            f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in bundle.wheels
-        )
+        needs = needs_of(archive, bundle, catalog)
+    place = ask(python)
+    require_fit(bundle, catalog, needs, place)
+    changes = _changes(bundle, place)
+    _require_allowed(bundle, changes, place.environment)
+    return InstallPlan(
+        "install",
+        place.environment,
+        changes,
+        _targets(bundle, catalog),
+        tuple(notes(bundle, needs, place)),
+        partial(_unpack, bundle, {change.name for change in changes}),
     )
-    only = ["--no-index", "--no-deps", "--require-hashes", "--find-links", str(folder)]
-    said = pip(python, ["install", *QUIET, *only, "--requirement", str(pins)], _unconfigured())
-    if said is not None:
-        raise PluginError(
-            "X004",
-            "pip could not install the bundle",
-            where=python,
-            faults=said,
-            remedy="mend what pip reports, or name another environment: --target-python",
-        )
 
 
-def _unconfigured() -> dict[str, str]:
-    """An environment in which pip's own settings add no index and no folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    return {**kept, "PIP_CONFIG_FILE": os.devnull}
+def _changes(bundle: Bundle, place: Interpreter) -> tuple[Change, ...]:
+    found = ((wheel, place.installed.get(wheel.name)) for wheel in bundle.wheels)
+    return tuple(_change(bundle, wheel, was) for wheel, was in found if not _is(wheel, was))
+
+
+def _is(wheel: Wheel, installed: str | None) -> bool:
+    """Whether the installer would leave it; `2.5+cpu` is a 2.5 to it."""
+    return installed is not None and allows(SpecifierSet(f"=={wheel.version}"), installed)
+
+
+def _change(bundle: Bundle, wheel: Wheel, before: str | None) -> Change:
+    source = f"{bundle.file.absolute().as_uri()}/{wheel.member}"
+    return Change(wheel.name, before, wheel.version, source, sha256=wheel.sha256, size=wheel.size)
+
+
+def _require_allowed(bundle: Bundle, changes: Sequence[Change], environment: Environment) -> None:
+    """As for `vox plugin install`; who calls itself vox elsewhere is found out afterwards."""
+    files = {wheel.name: wheel.member for wheel in bundle.wheels}
+    try:
+        environment.require_changeable(add=[files[change.name] for change in changes])
+    except InputError as error:
+        command = shlex.join([sys.executable, "-m", "zipfile", "-e", str(bundle.file), "."])
+        error.remedy = f"unpack the bundle: {command}; then {error.remedy}"
+        raise
+    environment.installer("install")
+    if environment.prefix == Path(sys.prefix):
+        require_no_intruder(environment)
+    require_kept(changes, environment)
+
+
+def _targets(bundle: Bundle, catalog: Catalog) -> tuple[Target, ...]:
+    """The plugins that are to be there afterwards; a skill is none that a host could find."""
+    versions = {wheel.name: wheel.version for wheel in bundle.wheels}
+    names = {
+        plugin.id: canonicalize_name(plugin.distribution)
+        for plugin in catalog.resolve(bundle.about.id)
+        if plugin.payload_kind != "skill"
+    }
+    return tuple(Target(id, name, f"{name}=={versions[name]}") for id, name in names.items())
+
+
+def _unpack(bundle: Bundle, names: Collection[str], folder: Path) -> None:
+    """The wheels of these distributions; the installer holds them against the lock once more."""
+    with opened(bundle.file) as archive:
+        for wheel in bundle.wheels:
+            if wheel.name in names:
+                try:
+                    unpack(archive, wheel, folder)
+                except Unreadable as error:
+                    raise invalid(bundle.file, [f"{wheel.member}: {error}"]) from error

@@ -16,8 +16,9 @@ from vox_core.catalog import Catalog
 from vox_core.catalog.entries import objections
 from vox_core.errors import BackendError, PluginError
 from vox_core.host.bundle.archive import ANY, About, Bundle, Wheel, write
+from vox_core.host.bundle.interpreter import ask
 from vox_core.host.bundle.parts import Part, parts_of
-from vox_core.host.bundle.pip import QUIET, ask, pip
+from vox_core.host.bundle.pip import QUIET, pip
 
 # Wheels of setuptools carry times; this is the earliest that zip can tell.
 _REPRODUCIBLE = {"SOURCE_DATE_EPOCH": "315532800"}
@@ -167,7 +168,7 @@ def _describe(
 ) -> About:
     from importlib.metadata import version
 
-    python, platform = ask(sys.executable)
+    here = ask(sys.executable)
     tags = [tag for wheel in wheels for tag in _least_bound(wheel.tags)]
     any_python = all(tag.abi in ("none", "abi3") for tag in tags)
     bundle = catalog.bundle(bundle_id)
@@ -176,8 +177,8 @@ def _describe(
         description=bundle.description,
         plugins=[plugin.id for plugin in catalog.resolve(bundle_id)],
         vox=version("vox-ml"),
-        python=ANY if any_python else python,
-        platform=ANY if all(tag.platform == "any" for tag in tags) else platform,
+        python=ANY if any_python else here.version,
+        platform=ANY if all(tag.platform == "any" for tag in tags) else here.platform,
         catalog=catalog.digest,
         dependencies=with_dependencies,
     )

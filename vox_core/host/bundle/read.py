@@ -24,11 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from vox_core import files
 from vox_core.errors import BackendError
 from vox_core.host.bundle.archive import ABOUT, LOCK, WHEELS, About, Wheel
+from vox_core.host.bundle.members import Unreadable, member, text
 
 _WHEEL_MEMBER = re.compile(rf"{WHEELS}[A-Za-z0-9._+!-]+\.whl")
-_LONGEST_TEXT = 1 << 22
-"""Bytes; a lock of thousands of wheels is far below it."""
-_UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +44,16 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """The archive at `path`.
 
     Raises:
-        BackendError: B008, it is no zip archive.
-        StorageError: it cannot be read.
+        BackendError: B008, it is no zip archive; B012, there is no such file to read.
     """
-    with files.storage_errors(path):
+    try:
         file = path.open("rb")
+    except OSError as error:
+        raise _missing(path, error) from error
     with file:
         try:
             archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
             raise invalid(path, [f"not a zip archive: {error}"]) from error
         with archive:
             yield archive
@@ -86,9 +85,30 @@ def inspect(archive: zipfile.ZipFile) -> Contents:
 
 
 def unpack(archive: zipfile.ZipFile, wheel: Wheel, folder: Path) -> None:
-    """Write a sound wheel into `folder`."""
-    with archive.open(wheel.member) as member, (folder / wheel.file).open("xb") as out:
-        shutil.copyfileobj(member, out)
+    """Write a sound wheel into `folder`.
+
+    Raises:
+        Unreadable: it is not what it was.
+        StorageError: it cannot be written.
+    """
+    path = folder / wheel.file
+    with (
+        member(archive, wheel.member) as content,
+        files.storage_errors(path),
+        path.open("xb") as out,
+    ):
+        shutil.copyfileobj(content, out)
+
+
+def _missing(path: Path, error: OSError) -> BackendError:
+    return BackendError(
+        "B012",
+        "the bundle file cannot be opened",
+        where=path,
+        found=error.strerror or error,
+        expected="a file that `vox bundle build` has made",
+        remedy="correct the path, or make the file: vox bundle build ID --out FILE",
+    )
 
 
 def _member_faults(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
@@ -157,15 +177,12 @@ def _wheel_of(package: Package) -> Wheel | str:
 
 
 def _document(archive: zipfile.ZipFile, name: str, faults: list[str]) -> dict[str, Any] | None:
-    try:
-        info = archive.getinfo(name)
-        if info.file_size > _LONGEST_TEXT:
-            raise ValueError(f"{info.file_size} bytes long")
-        with archive.open(info) as member:
-            return tomllib.loads(member.read().decode())
-    except KeyError:
+    if name not in archive.NameToInfo:
         faults.append(f"{name}: missing")
-    except (*_UNREADABLE, ValueError) as error:
+        return None
+    try:
+        return tomllib.loads(text(archive, name))
+    except (Unreadable, ValueError, RecursionError) as error:
         faults.append(f"{name}: cannot be read: {error}")
     return None
 
@@ -180,6 +197,8 @@ def _is_sound(
         faults.append(f"{wheel.member}: missing")
     elif info.file_size != wheel.size:  # before reading: a size can be a lie of any length
         faults.append(f"{wheel.member}: {info.file_size} bytes, the lock has {wheel.size}")
+    elif info.compress_type != zipfile.ZIP_STORED:
+        pass  # told already; what it unpacks to may have no end
     elif (found := _digest(archive, info)) != wheel.sha256:
         faults.append(f"{wheel.member}: SHA-256 {found}, the lock has {wheel.sha256}")
     else:
@@ -189,9 +208,9 @@ def _is_sound(
 
 def _digest(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
     try:
-        with archive.open(info) as member:
-            return _sha256(member)
-    except _UNREADABLE as error:
+        with member(archive, info.filename) as content:
+            return _sha256(content)
+    except Unreadable as error:
         return f"cannot be had ({error})"
 
 

@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from vox_core.catalog import Catalog, PluginEntry
 from vox_core.errors import BackendError
 from vox_core.host.bundle.archive import About, Bundle, Wheel
+from vox_core.host.bundle.members import Unreadable, archive_in, text
 from vox_core.host.bundle.parts import parts_of
 from vox_core.host.bundle.read import Contents, inspect, invalid, opened
 from vox_core.host.manifest import FILE_NAME, parse_manifest
@@ -68,11 +69,12 @@ def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry
         return []
     member = f"{plugin.import_package}/{FILE_NAME}"
     try:
-        with archive.open(wheel.member) as file, zipfile.ZipFile(file) as unpacked:
-            manifest = parse_manifest(unpacked.read(member).decode(), f"{wheel.file}: {member}")
+        with archive_in(archive, wheel.member) as unpacked:
+            said = text(unpacked, member)
+        manifest = parse_manifest(said, f"{wheel.file}: {member}")
     except BackendError as error:
         return [f"{wheel.file}: {member}: {fault}" for fault in error.faults]
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (Unreadable, RecursionError) as error:  # TOML may nest without end
         return [f"{wheel.file}: {member} cannot be read: {error}"]
     pairs = {
         "id": (manifest.id, plugin.id),

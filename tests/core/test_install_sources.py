@@ -1,0 +1,191 @@
+"""What may be installed, from an index, a wheel or a folder: the file that the catalog pins, wheels
+and not strangers' sources, the plugin and the version that were meant, and what was looked at."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin, sdist
+from vox_core.host.environment import Environment
+from vox_core.host.resolve import Change, pinned
+
+BY_UV = pytest.param(
+    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
+)
+
+
+@pytest.fixture(scope="module", params=["pip", BY_UV])
+def environment(request, tmp_path_factory) -> World:
+    return World(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
+def world(environment: World) -> Iterator[World]:
+    yield environment
+    environment.clear()
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# --- the file that the catalog pins ---------------------------------------------------------------
+
+
+def test_a_file_that_is_not_pinned_is_refused_by_name(world: World) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    pins = f'sha256 = {{ "{file.name}" = "{digest(file)}" }}\n'
+    world.enter("good", "pypi:vox-t-good==1.0", pins)
+    other = file.rename(file.with_name("vox_t_good-1.0-7-py3-none-any.whl"))
+    for source in ([], ["--from-wheel", other]):
+        said = world.refused("I007", "install", "good", *source, "--yes")
+        assert f"{other.name}: not one of the files that the catalog pins: {file.name}" in said
+    other.unlink()
+    made = sdist(world.wheels, plugin("good", "1.0"), world.folder / "mark")
+    said = world.refused("I007", "install", "good", "--allow-source", "--yes")
+    assert f"{made.name}: not one of the files that the catalog pins: {file.name}" in said
+
+
+def test_the_pinned_wheel_by_path(world: World) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    pins = f'sha256 = {{ "{file.name}" = "{digest(file)}" }}\n'
+    world.enter("good", "pypi:vox-t-good==1.0", pins)
+    (change,) = world.done("install", "--from-wheel", file, "--yes")["changes"]
+    assert (change["sha256"], change["direct"]) == (digest(file), True)
+    assert digest(file) in next(world.site.glob("vox_t_good-*/direct_url.json")).read_text()
+    world.wheel(plugin("good", "1.0", files={"vox_t_good/more.py": ""}))
+    assert "found" in world.refused("I007", "install", "--from-wheel", file, "--yes")
+
+
+def test_a_wheel_that_changes_after_the_plan_is_not_installed(world: World) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    site, by_pip = world.site, world.installer == "pip"
+    here = Environment(world.python, world.venv, Path("/usr"), (site,), Path("/usr"), by_pip, UV)
+    change = Change("vox-t-good", None, "1.0", file.as_uri(), True, digest(file))
+    world.wheel(plugin("good", "1.0", files={"vox_t_good/more.py": ""}))
+    (command,) = pinned(here, [change], world.folder / "requirements.txt")
+    done = subprocess.run(command, env=world.environ(), capture_output=True, check=False)
+    assert done.returncode != 0 and change.sha256 is not None
+    assert change.sha256.encode() in done.stdout + done.stderr
+    assert world.versions() == {}
+
+
+# --- a wheel, and not somebody's source -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("needs", [[], ["vox-t-lib"]])
+def test_a_source_of_an_index_is_not_built_unasked(world: World, needs: list[str]) -> None:
+    mark = world.folder / "mark"
+    mark.unlink(missing_ok=True)
+    if needs:
+        world.wheel(plugin("good", "1.0", needs))
+    source = {"name": "vox-t-lib", "version": "1.0", "files": {"vox_t_lib/__init__.py": ""}}
+    sdist(world.wheels, source if needs else plugin("good", "1.0"), mark)
+    install = ("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    said = world.refused("I004", *install)
+    assert f"there is no wheel for this machine of {needs[0] if needs else 'vox-t-good'}" in said
+    assert "--allow-source" in said
+    assert not mark.exists()
+    done = world.vox(*install, "--allow-source")
+    built = needs[0] if needs else "vox-t-good"
+    assert done.returncode == 0, done.stderr
+    assert f"built on this machine, which runs its code: {built}" in done.stdout
+    assert mark.exists() and "vox_t_good" in world.versions()
+
+
+def test_what_is_nowhere_is_not_said_to_have_a_source(world: World) -> None:
+    sdist(world.wheels, plugin("good", "1.0"), world.folder / "mark")
+    said = world.refused("I004", "install", "--from-pypi", "vox-t-good==2.0", "--yes")
+    assert "--allow-source" not in said
+
+
+def test_it_is_said_before_a_folder_is_built(world: World, tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "good", plugin("good", "1.0"))
+    done = world.vox("install", "--from-path", folder, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder} is built as far as need be: its code runs on this machine" in done.stderr
+    assert "built on this machine, which runs its code: vox-t-good" in done.stdout
+
+
+# --- what the catalog has against it --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ('status = "yanked"\nadvisory = "it is broken"', "good: yanked: it is broken"),
+        ('requires-tag = "abacus"', "good: needs a device with tag abacus"),
+        ("platforms = \"sys_platform == 'win64'\"", "good: not for this platform"),
+        ('specifier = ">=2,<3"', "vox-t-good 1.0: the catalog wants"),
+    ],
+)
+def test_a_source_does_not_get_around_the_catalog(
+    world: World, tmp_path: Path, key: str, said: str
+) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    folder = checkout(tmp_path / "good", plugin("good", "1.0"))
+    world.enter("good", "pypi:vox-t-good==1.0", f"{key}\n")
+    sources = [["--from-wheel", file], ["--from-pypi", "vox-t-good==1.0"], ["--from-path", folder]]
+    for source in sources:
+        assert said in world.refused("I003", "install", *source, "--yes")
+
+
+# --- the content, and not the version -------------------------------------------------------------
+
+
+def test_a_rebuilt_wheel_is_installed_again_and_the_same_is_not(world: World) -> None:
+    more = plugin("good", "1.0", files={"vox_t_good/more.py": "1"})
+    file = world.wheel(more)
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert world.done("install", "--from-wheel", file, "--yes")["changes"] == []
+    world.wheel(plugin("good", "1.0", files={"vox_t_good/more.py": "2"}))
+    done = world.vox("install", "--from-wheel", file, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "vox-t-good  1.0 again (its content differs)" in done.stdout
+    assert (world.site / "vox_t_good/more.py").read_text() == "2"
+    assert world.done("install", "--from-wheel", file, "--yes")["changes"] == []
+    world.wheel(plugin("good", "1.0"))
+    world.done("install", "--from-wheel", file, "--yes")
+    assert not (world.site / "vox_t_good/more.py").exists()
+
+
+# --- the plugin that was meant --------------------------------------------------------------------
+
+
+def test_a_package_of_another_id_is_refused_before(world: World, tmp_path: Path) -> None:
+    file = world.wheel(plugin("good", "1.0"))
+    folder = checkout(tmp_path / "good", plugin("good", "1.0"))
+    (folder / "vox_t_good").mkdir()
+    (folder / "vox_t_good/vox_plugin.toml").write_text(MANIFEST.format(id="good", version="1.0"))
+    sources = [["--from-wheel", file], ["--from-pypi", "vox-t-good==1.0"], ["--from-path", folder]]
+    for source in sources:
+        said = world.refused("I003", "install", "evil", *source, "--dry-run")
+        assert "vox-t-good brings plugin 'good', not 'evil'" in said
+    world.done("install", "--from-wheel", file, "--yes")
+    said = world.refused("I003", "install", "evil", "--from-pypi", "vox-t-good==1.0", "--yes")
+    assert "vox-t-good brings plugin 'good', not 'evil'" in said
+
+
+def test_what_only_a_build_tells_is_undone(world: World, tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "good", plugin("good", "1.0"))
+    before = world.state()
+    done = world.vox("install", "evil", "--from-path", folder, "--yes")
+    assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
+    assert "vox-t-good brings plugin 'good', not 'evil'" in done.stderr
+    assert world.state() == before
+
+
+# --- a source that is not there -------------------------------------------------------------------
+
+
+def test_paths_that_lead_nowhere(world: World) -> None:
+    missing = world.folder / "none-1.0-py3-none-any.whl"
+    said = world.refused("I003", "install", "--from-wheel", missing, "--yes")
+    assert f"file not found: {missing}" in said
+    said = world.refused("I003", "install", "--from-path", world.folder / "none", "--yes")
+    assert f"folder not found: {world.folder / 'none'}" in said
