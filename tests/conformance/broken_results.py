@@ -51,6 +51,10 @@ def loading(change: Callable[[AdapterState], AdapterState | None]) -> Any:
     return load
 
 
+def loads_in_float32(right: Load, job: LoadJob) -> LoadedModel:
+    return right(replace(job, dtype="fp32"))
+
+
 def foreign_errors(right: Load, job: LoadJob) -> LoadedModel:
     try:
         return right(job)

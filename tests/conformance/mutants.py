@@ -27,6 +27,7 @@ from tests.conformance.broken_results import (
     foreign_errors,
     in_float32,
     loading,
+    loads_in_float32,
     merging,
     one_too_many,
     out_of_order,
@@ -63,6 +64,7 @@ from tests.conformance.broken_training import (
     without_magnitude,
     without_moments,
 )
+from tests.conformance.quantising import as_quantisation
 from vox_core.contract import (
     LoadedModel,
     LoadJob,
@@ -84,6 +86,7 @@ class Mutant:
     Args:
         train, merge, load: called with the right hook and its arguments.
         patch: name inside the engine, and what stands there instead.
+        quantises: the right backend is `Quantising`, and declares every quantisation.
     """
 
     caught_by: str
@@ -91,6 +94,7 @@ class Mutant:
     merge: Callable[[Merge, MergeJob], MergeResult] | None = None
     load: Callable[[Load, LoadJob], LoadedModel] | None = None
     patch: tuple[str, object] | None = None
+    quantises: bool = False
 
 
 class Mutated:
@@ -145,6 +149,26 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "float32 is quietly bfloat16": Mutant(
         "test_the_first_loss_is_the_base_models", by_plan("plan", dtype="bf16")
+    ),
+    "bfloat16 is quietly float32": Mutant(
+        "test_training_is_in_the_dtype_asked_for", by_plan("plan", dtype="fp32")
+    ),
+    "bfloat16 is loaded as float32": Mutant(
+        "test_loading_is_in_the_dtype_asked_for", load=loads_in_float32
+    ),
+    # quantisation
+    "the quantisation is ignored": Mutant(
+        "test_training_is_on_the_quantisation_asked_for", as_quantisation("none"), quantises=True
+    ),
+    "every quantisation is affine8": Mutant(
+        "test_training_is_on_the_quantisation_asked_for", as_quantisation("affine8"), quantises=True
+    ),
+    "every quantisation is affine4": Mutant(
+        "test_training_is_on_the_quantisation_asked_for", as_quantisation("affine4"), quantises=True
+    ),
+    "the dtype that auto becomes is not declared": Mutant(
+        "test_the_dtype_that_auto_becomes_is_declared",
+        patch=("vox_core.plan.resolve_dtype", lambda choice, hardware: "fp16"),
     ),
     # adapter
     "training is unscaled": Mutant(

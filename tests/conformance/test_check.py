@@ -10,7 +10,9 @@ import pytest
 
 from vox_core.cli import errors, root
 from vox_core.errors import BackendError, ConfigError, PluginError
-from vox_core.testing.check import Outcome, check
+from vox_core.testing import check as testing_check
+from vox_core.testing import suite
+from vox_core.testing.check import CORE, Outcome, check
 
 PYPROJECT = """
 [project]
@@ -107,6 +109,44 @@ def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert failed.split("  ")[1].strip() == "importing the package does nothing"
     assert "importing vox_x_noisy wrote to stdout" in failed
     assert out.splitlines()[-1].startswith("noisy: 3 passed")
+
+
+def test_a_plugin_of_which_nothing_was_checked_has_not_passed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = errors.run(root, ["plugin", "check", str(project(tmp_path, "idle")), "--json"])
+    out, progress = capfd.readouterr()
+    assert (code, json.loads(out)["ok"]) == (1, False)
+    assert (
+        "idle: not passed: neither training, merging nor loading was checked "
+        "(not declared: any dtypes, families; not declared: any methods"
+    ) in progress
+
+
+def test_what_stands_for_an_operation_is_a_check_of_the_suite() -> None:
+    assert {f"test_{name.replace(' ', '_')}" for name in CORE} <= set(suite.__all__)
+
+
+def test_a_plugin_that_has_the_user_stop_pytest_is_told(tmp_path: Path) -> None:
+    """pytest leaves a report then too, of the checks that it had come to."""
+    code = HOOKS.replace('raise NotImplementedError("to be written")', "raise KeyboardInterrupt")
+    with pytest.raises(PluginError) as caught:
+        check(str(project(tmp_path, "stopping", code, DECLARED)))
+    assert caught.value.found == (
+        "the process ended with exit 2, which is how pytest says that it was interrupted"
+    )
+
+
+def test_a_suite_that_cannot_be_collected_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a report has a case without a name."""
+    monkeypatch.setattr(testing_check, "_SUITE", "import vox_x_nothing")
+    with pytest.raises(PluginError) as caught:
+        check(str(project(tmp_path, "unheard")))
+    assert caught.value.found == (
+        "the process ended with exit 2: E   ModuleNotFoundError: No module named 'vox_x_nothing'"
+    )
 
 
 def test_a_plugin_that_ends_the_process_is_told(tmp_path: Path) -> None:

@@ -6,13 +6,29 @@ runs in this process, so that torch is imported once and the fault can be put wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import vox_core.testing.plugin  # noqa: F401 - before the suite, whose asserts it has rewritten
 import vox_cpu
 from tests.conformance.mutants import MUTANTS, Mutant, Mutated
+from tests.conformance.quantising import Quantising
+from vox_core.contract import Quant
+from vox_core.host.discover import Found, discover
+
+IN_BFLOAT16 = (
+    "weights are taken for a mask",
+    "training is unscaled",
+    "A is not the one that was given",
+    "no bias correction",
+    "no clipping",
+    "a load is unscaled",
+    "bfloat16 is quietly float32",
+    "the quantisation is ignored",
+)
 
 
 class Failures:
@@ -49,14 +65,34 @@ def run(project: Path, names: set[str], monkeypatch: pytest.MonkeyPatch) -> Fail
     return failures
 
 
+def declare(monkeypatch: pytest.MonkeyPatch, **capabilities: object) -> None:
+    """Have the manifest of the CPU backend say something else."""
+
+    def changed(found: Found) -> Found:
+        if found.id != "cpu" or found.manifest is None:
+            return found
+        declared = replace(found.manifest.capabilities, **capabilities)
+        return replace(found, manifest=replace(found.manifest, capabilities=declared))
+
+    plugins = tuple(changed(found) for found in discover())
+    monkeypatch.setattr("vox_core.host.discover.discover", lambda: plugins)
+
+
 def test_there_are_at_least_twenty() -> None:
     assert len(MUTANTS) >= 20
 
 
-def test_the_right_backend_is_not_caught(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtypes", [("bf16", "fp32"), ("fp16",), ("bf16",)])
+def test_the_right_backend_is_not_caught(
+    dtypes: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wrapped as the mutants are, so that it is not the wrapping that is caught."""
     expected = {mutant.caught_by for mutant in MUTANTS.values()}
-    monkeypatch.setattr(vox_cpu, "backend", Mutated(vox_cpu.backend, Mutant("")))
+    if "fp32" not in dtypes:  # which the probe of the CPU backend may call best
+        expected.remove("test_the_dtype_that_auto_becomes_is_declared")
+    declare(monkeypatch, dtypes=dtypes, quantisations=get_args(Quant))
+    backend = Quantising(vox_cpu.backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, Mutant("")))
     failures = run(project, expected, monkeypatch)
     assert (failures.ran, failures.failed) == (expected, set())
 
@@ -64,7 +100,23 @@ def test_the_right_backend_is_not_caught(project: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
-    monkeypatch.setattr(vox_cpu, "backend", Mutated(vox_cpu.backend, mutant))
+    backend = vox_cpu.backend
+    if mutant.quantises:
+        declare(monkeypatch, quantisations=get_args(Quant))
+        backend = Quantising(backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, mutant))
     if mutant.patch:
         monkeypatch.setattr(*mutant.patch)
     assert run(project, {mutant.caught_by}, monkeypatch).failed == {mutant.caught_by}
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_a_mutant_is_caught_in_bfloat16_alone(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are held against float64 in whatever dtype there is."""
+    declare(monkeypatch, dtypes=("bf16",), quantisations=get_args(Quant))
+    backend = Quantising(vox_cpu.backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, MUTANTS[name]))
+    caught_by = MUTANTS[name].caught_by
+    assert run(project, {caught_by}, monkeypatch).failed == {caught_by}

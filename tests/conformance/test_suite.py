@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import vox_core.testing.plugin
+from vox_core.contract import Quant
 from vox_core.testing import reference, suite
 from vox_core.testing.jobs import curve, plan, start, stirred
 from vox_core.testing.llama import write_llama
+from vox_core.testing.quantised import round_trip
 from vox_core.testing.reference import Reference
+from vox_core.weights import CODECS
 
 THEIRS = """
 import json, pathlib, sys
@@ -118,3 +122,22 @@ def test_without_a_backend_the_author_is_told_how_to_name_one(tmp_path: Path) ->
     )
     assert done.returncode != 0
     assert "no backend to test: set vox_backend" in done.stdout
+
+
+@pytest.mark.parametrize("quant", CODECS)
+def test_the_reference_of_a_quantisation_is_the_codecs(quant: Quant) -> None:
+    """Which computes in float32."""
+    weight_OI = 0.2 * np.random.default_rng(0).standard_normal((128, 64))
+    expected = CODECS[quant].round_trip(weight_OI.astype(np.float32)).astype(np.float64)
+    found = round_trip(quant, weight_OI)
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-6
+
+
+def test_every_quantisation_has_a_reference() -> None:
+    weight_OI = np.random.default_rng(0).standard_normal((4, 64))
+    weight_OI[1] = 0
+    for quant in get_args(Quant):
+        if quant != "none":
+            found = round_trip(quant, weight_OI)
+            assert 1e-3 < np.linalg.norm(found - weight_OI) / np.linalg.norm(weight_OI) < 0.2
+            assert not found[1].any()

@@ -29,6 +29,7 @@ from vox_core.contract import (
 )
 from vox_core.errors import BackendError
 from vox_core.testing import jobs
+from vox_core.testing.tolerance import Tolerance, tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,6 +46,8 @@ _NEEDED = {
     "merge": ("methods",),
     "load": ("dtypes", "families"),
 }
+LONGEST_FIRST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
+"""By significant bits: 24, 11 and 8."""
 _LISTED_IN = {"method": "methods", "dtype": "dtypes", "quant": "quantisations"}
 
 
@@ -186,14 +189,24 @@ class Subject:
         return self.declared.manifest.capabilities.devices == ("cpu",)
 
     @property
-    def loss_tolerance(self) -> float:
-        """Relative, in float32, against the right value: DESIGN.md, "The seam"."""
-        return 1e-5 if self.on_cpu else 1e-4
+    def dtype(self) -> DType:
+        """What numbers are held against float64 in: the longest that is declared."""
+        has = self.declared.manifest.capabilities.dtypes
+        return next(dtype for dtype in LONGEST_FIRST if dtype in has)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How near to the right value is right, in `dtype`."""
+        return tolerance(self.dtype, on_cpu=self.on_cpu)
 
     def plan(self, model: Path | None = None, **options: Any) -> ExecutionPlan:
-        """A plan for this backend; `options` are those of `jobs.plan`."""
-        device = self.declared.manifest.capabilities.devices[0]
-        return jobs.plan(model or self.model, backend=self.backend.id, device=device, **options)
+        """A plan for this backend in `dtype`; `options` are those of `jobs.plan`."""
+        given = {
+            "backend": self.backend.id,
+            "device": self.declared.manifest.capabilities.devices[0],
+            "dtype": self.dtype,
+        }
+        return jobs.plan(model or self.model, **{**given, **options})
 
     def start(self, plan: ExecutionPlan) -> TrainState:
         """Where a run of `plan` begins."""
@@ -226,11 +239,11 @@ class Subject:
         adapter: AdapterState | None = None,
         *,
         model: Path | None = None,
-        dtype: DType = "fp32",
+        dtype: DType | None = None,
         streamed: bool = False,
     ) -> LoadedModel:
-        """Load a model."""
-        job = LoadJob(model or self.model, dtype, adapter, streamed=streamed)
+        """Load a model, in `dtype` or in the one of this subject."""
+        job = LoadJob(model or self.model, dtype or self.dtype, adapter, streamed=streamed)
         return self.backend.load(job, Recorder(0, self.scratch))
 
     def merge(

@@ -53,6 +53,10 @@ _LINEAR_ATTENTION = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+_ALTERNATING = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _COMMON),
@@ -60,7 +64,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {**_COMMON, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", _COMMON),
     "qwen3_5": ("qwen3_5_text", {**_COMMON, **_LINEAR_ATTENTION}),
-    "gemma3": ("gemma3_text", {**_COMMON, "sliding_window": 16, "query_pre_attn_scalar": 8}),
+    "gemma3": ("gemma3_text", {**_COMMON, **_ALTERNATING, "query_pre_attn_scalar": 8}),
     "gpt2": ("gpt2", _GPT2),
     "phi3": ("phi3", _COMMON),
 }
@@ -68,18 +72,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(
-    family: str, folder: Path, *, dtype: str = "float32", seed: int = 0, shard: str = "1GB"
+    family: str,
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    shard: str = "1GB",
+    spread: float | None = None,
 ) -> Path:
     """Make a tiny model of `family` in `folder`, and return the folder.
 
     Args:
         dtype: torch's name of the dtype the weights are stored in.
         shard: largest size of a safetensors file, as transformers writes sizes.
+        spread: standard deviation of the weights, instead of the family's own here.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     model_type, settings = FAMILIES[family]
+    if spread is not None:
+        settings = {**settings, "initializer_range": spread}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings))  # type: ignore[no-untyped-call]

@@ -5,7 +5,8 @@ A backend's test file is one line; `vox_core.testing.plugin` says how the backen
     from vox_core.testing.suite import *  # noqa: F403
 
     package.py      manifest, import, probe, hooks, refusal of what is not declared
-    loss.py         loss and gradient against float64; accumulation, isolation, weights, dtypes
+    loss.py         loss and gradient against float64; accumulation, isolation, weights
+    precision.py    dtypes and quantisations: near enough, and really those asked for
     optimizer.py    AdamW, clipping and learning rate, recomputed from states
     randomness.py   seeds, dropout
     state.py        resuming, stopping, checkpoints, validation, events
@@ -27,6 +28,7 @@ from vox_core.testing.suite.loss import *
 from vox_core.testing.suite.merge import *
 from vox_core.testing.suite.optimizer import *
 from vox_core.testing.suite.package import *
+from vox_core.testing.suite.precision import *
 from vox_core.testing.suite.randomness import *
 from vox_core.testing.suite.state import *
 

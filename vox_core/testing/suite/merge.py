@@ -13,7 +13,7 @@ from vox_core.contract import AdapterState, MergeTarget, Method
 from vox_core.testing.jobs import stirred
 from vox_core.testing.reference import merged_weight
 from vox_core.testing.subject import Subject
-from vox_core.testing.suite.load import LOGITS, TOKENS, relative
+from vox_core.testing.suite.load import EFFECT, TOKENS, relative
 from vox_core.testing.suite.requirements import each_method, loads, merges
 from vox_core.weights import WEIGHTS, WeightFolder, numpy_dtype, write_safetensors
 
@@ -77,8 +77,8 @@ def test_a_merged_model_answers_like_base_and_adapter(
     _write_model(vox_subject.model, tmp_path, changed)
     apart = vox_subject.load(adapter).logits(TOKENS)
     merged = vox_subject.load(model=tmp_path).logits(TOKENS)
-    assert relative(merged, apart) < LOGITS
-    assert relative(merged, vox_subject.load().logits(TOKENS)) > 100 * LOGITS
+    assert relative(merged, apart) < vox_subject.tolerance.logits
+    assert relative(merged, vox_subject.load().logits(TOKENS)) > EFFECT
 
 
 def material(

@@ -80,10 +80,24 @@ def test_every_hook_is_there(vox_declared: Declared) -> None:
 
 
 @needs(operation="train")
+def test_the_dtype_that_auto_becomes_is_declared(vox_declared: Declared) -> None:
+    """What the probe calls best, or fp32 where it says nothing."""
+    from vox_core.host.probe import Hardware
+    from vox_core.plan import resolve_dtype
+
+    assert isinstance(vox_declared.hardware, Hardware)
+    assert resolve_dtype("auto", vox_declared.hardware) in vox_declared.manifest.capabilities.dtypes
+
+
+@needs(operation="train")
 def test_undeclared_capabilities_are_refused(
     vox_declared: Declared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the manifest does not list is refused before the backend is asked."""
+    """Whatever the manifest does not list is refused by vox, at plan time.
+
+    So a backend is never handed such a job, and need not look for one: what it declares is what
+    the other tests ask of it.
+    """
     from vox_core.host import Request, survey
     from vox_core.host.select import select
 

@@ -49,7 +49,7 @@ def test_dropout_does_not_depend_on_what_came_before(vox_subject: Subject) -> No
     """Step 3 of a run is step 3 of one that was resumed there."""
     steps = curve(3, groups=2, lr=0.0)
     whole, tail = _dropped(vox_subject, steps), _dropped(vox_subject, steps[2:])
-    assert tail.losses == pytest.approx(whole.losses[2:], rel=vox_subject.loss_tolerance)
+    assert tail.losses == pytest.approx(whole.losses[2:], rel=vox_subject.tolerance.loss)
 
 
 def _dropped(subject: Subject, steps: list[Step]) -> Run:
@@ -60,7 +60,7 @@ def _dropped(subject: Subject, steps: list[Step]) -> Run:
 
 
 def _require_same(subject: Subject, run: Run, expected: Run) -> None:
-    assert run.losses == pytest.approx(expected.losses, rel=subject.loss_tolerance)
+    assert run.losses == pytest.approx(expected.losses, rel=subject.tolerance.loss)
     if subject.on_cpu:
         assert run.losses == expected.losses
         values = expected.state.adapter.tensors()

@@ -14,10 +14,10 @@ from vox_core.contract import DType, Method, Quant
 
 needs = pytest.mark.vox_needs
 
-# The numbers of training are held against float64, which only float32 comes near.
-trains = needs(operation="train", dtype="fp32")
+# In the longest dtype that is declared; how near numbers come to float64 in it: tolerance.py.
+trains = needs(operation="train")
 merges = needs(operation="merge")
-loads = needs(operation="load", dtype="fp32")
+loads = needs(operation="load")
 
 each_method = pytest.mark.parametrize(
     "method", [pytest.param(name, marks=needs(method=name)) for name in get_args(Method)]
