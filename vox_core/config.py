@@ -13,7 +13,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "vox.toml"
 DEFAULT_MODEL = "smollm2-135m"
+
+_stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
 
 
 def _one_or_many(value: Any) -> Any:
@@ -41,6 +45,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
+QuantChoice = Literal["none", "nf4", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
 
 
 def _kebab(name: str) -> str:
@@ -76,6 +81,9 @@ class TrainSettings(Section):
     out: Path | None = Field(None, description="Run folder to make.  [default: runs/MODEL-TIME]")
     backend: str | None = Field(None, description="Backend to use, and no other.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
+    quant: QuantChoice = Field(
+        "none", description="Quantisation of the base's linear layers; none: as its files are."
+    )
     method: Literal["lora", "rslora", "dora"] = Field("lora", description="Kind of adapter.")
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="Scale is alpha / rank.")
@@ -91,6 +99,9 @@ class TrainSettings(Section):
     batch_size: PositiveInt = Field(8, description="Conversations per optimizer step.")
     micro_batch_tokens: PositiveInt = Field(
         2048, description="Tokens computed at once; bounds memory, not a matter of the loss."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations for the gradients: less memory, more time."
     )
     seq_len: Annotated[int, Field(gt=1)] = Field(2048, description="Longest document, in tokens.")
     lr: Annotated[float, Field(gt=0)] = Field(2e-4, description="Peak learning rate.")
@@ -124,6 +135,9 @@ class SamplingSettings(ModelUse):
         None, description="Another adapter folder, or `none` to hear the base model."
     )
     dtype: DTypeChoice = Field("auto", description="Compute dtype.")
+    quant: QuantChoice | None = Field(
+        None, description="Quantisation of the base, by default the one the run was trained with."
+    )
     max_tokens: PositiveInt = Field(512, description="Longest answer, in tokens.")
     temperature: Temperature = Field(0.0, description="0 is greedy; higher is more varied.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling.")
@@ -156,6 +170,24 @@ class MergeSettings(ModelUse):
     dtype: DTypeChoice = Field(
         "auto", description="Dtype to store, the base's by default; fp32 rounds nothing away."
     )
+    onto: Literal["base", "trained-base"] = Field(
+        "base",
+        description="What the adapter is added to: the base's own weights, or those that a "
+        "quantised run was trained on.",
+    )
+    quant: Literal["none", "affine4", "affine8", "mxfp4", "nvfp4"] = Field(
+        "none", description="Write the linear layers quantised, in MLX's format."
+    )
+
+
+class ConvertSettings(Section):
+    """`vox convert`."""
+
+    section: ClassVar[str] = "convert"
+
+    to: Literal["peft", "mlx"] | None = Field(None, description="Format to write.")
+    model: str | None = Field(None, description="Base model, if not the one the adapter names.")
+    out: Path | None = Field(None, description="Folder to make.  [default: RUN-FORMAT]")
 
 
 class PluginSettings(Section):
@@ -174,6 +206,7 @@ class VoxToml(Section):
     generate: GenerateSettings = GenerateSettings()
     chat: ChatSettings = ChatSettings()
     merge: MergeSettings = MergeSettings()
+    convert: ConvertSettings = ConvertSettings()
     plugin: PluginSettings = PluginSettings()
 
 
@@ -182,9 +215,29 @@ SECTIONS: tuple[type[Section], ...] = (
     GenerateSettings,
     ChatSettings,
     MergeSettings,
+    ConvertSettings,
     PluginSettings,
 )
 S = TypeVar("S", bound=Section)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Within it `file` stands in for the `vox.toml` of the current folder, in every section.
+
+    A command enters it for its `--config`, so that the catalogs and the blocked plugins, which are
+    looked up deep below, come from the same file as the settings that it was given.
+    """
+    before = _stand_in.set(file)
+    try:
+        yield
+    finally:
+        _stand_in.reset(before)
+
+
+def settings_file() -> Path:
+    """The settings file of this command, which need not exist."""
+    return _stand_in.get() or Path(CONFIG_FILE)
 
 
 def load_settings(
@@ -199,17 +252,18 @@ def load_settings(
     Args:
         kind: the section's model.
         flags: what was given on the command line, by field name; nothing that was not given.
-        file: the `vox.toml` to read; without it the one in the current folder, if there is one.
+        file: the `vox.toml` to read; without it the one of the command (`reading`), or else the
+            one in the current folder, if there is one.
 
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
     """
     section = read_toml(file).get(kind.section, {})
-    written = _fields(kind, section, (file or Path(CONFIG_FILE)).parent)
+    written = _fields(kind, section, (file or settings_file()).parent)
     variables = _from_environment(kind, environ)
     values = {name: variable.value for name, variable in variables.items()}
     origins = {
-        **dict.fromkeys(written, str(file or CONFIG_FILE)),
+        **dict.fromkeys(written, str(file or settings_file())),
         **{name: variable.name for name, variable in variables.items()},
         **dict.fromkeys(flags, "the command line"),
     }
@@ -222,8 +276,8 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: C001, C003.
     """
-    path = file or Path(CONFIG_FILE)
-    if file is None and not path.exists():
+    path = file or settings_file()
+    if file is None and _stand_in.get() is None and not path.exists():
         return {}
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -6,10 +6,16 @@ loaded, nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vox_core.adapter.targets import HasShape, linear_modules, parameter_names, select_targets
+from vox_core.adapter.targets import (
+    HasShape,
+    linear_modules,
+    parameter_names,
+    quantised_modules,
+    select_targets,
+)
 from vox_core.contract import (
     AdapterSpec,
     DataIdentity,
@@ -17,10 +23,13 @@ from vox_core.contract import (
     ExecutionPlan,
     FineTuneContract,
     ModelIdentity,
+    ModuleShape,
     OptimizerSpec,
+    Quant,
 )
 from vox_core.data.order import steps_for
 from vox_core.errors import PlanError
+from vox_core.weights import CODECS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -39,14 +48,34 @@ def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
     return min(settings.seq_len, longest)
 
 
+def settled_quant(asked: Quant, stored: Quant) -> Quant:
+    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are.
+
+    Raises:
+        PlanError: P001, they would have to be quantised once more.
+    """
+    if asked in ("none", stored):
+        return stored
+    if stored == "none":
+        return asked
+    raise PlanError(
+        "P001",
+        "the model's weights are quantised already",
+        where=f"--quant {asked}",
+        found=stored,
+        remedy="leave out --quant, or name the full-precision model",
+    )
+
+
 def make_contract(
     settings: TrainSettings,
     model: ModelIdentity,
     train: Dataset,
     valid: Dataset | None,
     seq_len: int,
+    quant: Quant,
 ) -> FineTuneContract:
-    """What was asked for, free of paths, clock and machine."""
+    """What was asked for, free of paths, clock and machine; `quant` as `settled_quant` gives it."""
     documents = len(train.documents)
     return FineTuneContract(
         model=model,
@@ -65,7 +94,7 @@ def make_contract(
             targets=settings.targets,
             modules_to_save=settings.modules_to_save,
         ),
-        quant="none",
+        quant=quant,
         optimizer=OptimizerSpec(
             lr=settings.lr,
             schedule=settings.schedule,
@@ -87,25 +116,32 @@ def make_plan(
     selection: Selection,
     tensors: Mapping[str, HasShape],
     config: Mapping[str, Any],
+    stored: Collection[str] = (),
 ) -> ExecutionPlan:
     """How the chosen backend will carry out the contract.
 
     Args:
         tensors: of the base's files, by name.
         config: the base's `config.json`.
+        stored: names of the tensors that the files hold quantised.
 
     Raises:
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
     """
-    modules = select_targets(
-        linear_modules(tensors, contract.model.model_type), contract.adapter.targets
-    )
+    linear = linear_modules(tensors, contract.model.model_type)
+    modules = select_targets(linear, contract.adapter.targets)
     saved = {
         name: tensor
         for name, tensor in parameter_names(tensors, contract.model.model_type).items()
         if _owner_in(name, contract.adapter.modules_to_save)
     }
-    if faults := list(_reasons_why_not(contract, saved, config)):
+    quantised = {} if contract.quant == "none" or stored else quantised_modules(linear)
+    faults = [
+        *_reasons_why_not(contract, saved, config),
+        *_width_faults(contract.quant, quantised),
+        *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
+    ]
+    if faults:
         raise PlanError(
             "P001",
             "the contract cannot be carried out",
@@ -124,6 +160,7 @@ def make_plan(
         eval_every=settings.eval_every,
         save_every=settings.save_every,
         saved=saved,
+        gradient_checkpointing=settings.gradient_checkpointing,
     )
 
 
@@ -158,6 +195,22 @@ def _reasons_why_not(
                 f"--modules-to-save {module}: the model ties its embedding and its output head, "
                 "and training one whole would untie them"
             )
+
+
+def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+    codec = CODECS.get(quant)
+    for path, module in modules.items():
+        if codec and (fault := codec.fault(module.in_features)):
+            yield f"--quant {quant}: {path}: {fault}"
+
+
+def _whole_faults(
+    quant: Quant, saved: Mapping[str, str], quantised: Collection[str]
+) -> Iterator[str]:
+    for name, tensor in saved.items():
+        if tensor in quantised:
+            module = name.rpartition(".")[0]
+            yield f"--modules-to-save {module}: quantised weights ({quant}) cannot be trained"
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

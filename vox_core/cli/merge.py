@@ -14,7 +14,7 @@ from vox_core.cli.progress import display
 from vox_core.config import MergeSettings
 
 if TYPE_CHECKING:
-    from vox_core.run.merge import MergeReport
+    from vox_core.run.merge import MergeReport, Requantised
 
 
 @click.command(
@@ -44,7 +44,7 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
 
 
 def _show(report: MergeReport) -> None:
-    proof = report.proof
+    proof, quantised = report.proof, report.requantised
     print_table(
         {
             "merged": str(report.out),
@@ -53,6 +53,20 @@ def _show(report: MergeReport) -> None:
             f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
             "adapter": f"changes the logits by {proof.adapter_effect:.1e}; "
             f"{proof.carried:.1%} of that is in the merged model",
+            **({} if proof.from_trained is None else {"trained": _trained(proof.from_trained)}),
+            **({} if quantised is None else {"quantised": _quantised(quantised)}),
         }
     )
     click.echo(f"next: vox chat {report.out}")
+
+
+def _trained(distance: float) -> str:
+    return (
+        f"logits differ by {distance:.1e} from the adapter on the quantised base it was trained on"
+    )
+
+
+def _quantised(done: Requantised) -> str:
+    if done.distance is None:
+        return f"{done.quant}; no installed backend loads it, so its logits were not looked at"
+    return f"{done.quant}; logits differ by {done.distance:.1e} from the merged model's"

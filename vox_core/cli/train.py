@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vox_core.run.train import TrainReport
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "revision", "backend", "dtype", "allow_cpu"),
+    "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
     "Data": ("data", "valid", "seq_len"),
     "Adapter": ("method", "rank", "alpha", "dropout", "targets", "modules_to_save"),
     "Optimisation": (
@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_steps",
         "batch_size",
         "micro_batch_tokens",
+        "gradient_checkpointing",
         "lr",
         "schedule",
         "warmup",

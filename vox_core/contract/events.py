@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vox_core.contract.spec import DType
+from vox_core.contract.spec import DType, Quant
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunStart(Event):
-    """A run begins, or goes on, with `first_step`; `rows` and `tokens` are those of one epoch."""
+    """A run begins, or goes on, with `first_step`; `rows` and `tokens` are those of one epoch, and
+    `quant` is what the base is quantised to."""
 
     name: ClassVar[str] = "run_start"
     run: str
@@ -31,6 +32,7 @@ class RunStart(Event):
     rows: int
     tokens: int
     trained_tokens: int
+    quant: Quant = "none"
 
 
 @dataclass(frozen=True, slots=True)

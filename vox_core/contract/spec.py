@@ -14,7 +14,7 @@ API_VERSION = "1.0"
 Method: TypeAlias = Literal["lora", "rslora", "dora"]
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
-Quant: TypeAlias = Literal["none", "nf4", "int8", "affine4", "affine8"]
+Quant: TypeAlias = Literal["none", "nf4", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,8 @@ class ExecutionPlan:
     Args:
         modules: path -> shape of every linear module that gets an adapter.
         saved: parameter name -> tensor name of what `modules_to_save` trains whole.
+        gradient_checkpointing: keep no activations inside a layer, compute them again for the
+            gradients (Chen et al., arXiv:1604.06174). Changes memory and time, and no number.
     """
 
     contract: FineTuneContract
@@ -131,6 +133,7 @@ class ExecutionPlan:
     eval_every: int
     save_every: int
     saved: Mapping[str, str] = field(default_factory=dict)
+    gradient_checkpointing: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""

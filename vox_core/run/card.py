@@ -19,6 +19,7 @@ def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any
         "format": "vox-adapter/1",
         "contract": contract.digest,
         "step": step,
+        "quant": contract.quant,
         "base": {
             "id": model.id,
             "path": str(model.path.resolve()),
@@ -60,6 +61,7 @@ def card(
         "optimizer": f"AdamW, peak rate {optimizer.lr:g}, {optimizer.schedule}",
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
+        "quantisation of the base": contract.quant,
         "held-out loss": _losses(before, after),
         "contract": f"`{contract.digest}`",
     }

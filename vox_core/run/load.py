@@ -15,8 +15,9 @@ from vox_core.config import SamplingSettings
 from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import DataError
-from vox_core.host import Origin, Request, choose
-from vox_core.plan import positions, resolve_dtype
+from vox_core.host import Origin, Request
+from vox_core.plan import positions, resolve_dtype, settled_quant
+from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.locate import Source, locate
 
@@ -134,20 +135,25 @@ def open_model(
     """
     source = locate(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.path)
+    quant = source.quant
+    if settings.quant is not None:
+        quant = settled_quant(settings.quant, source.weights.quant)
     request = Request(
         operation="load",
+        quant=quant,
         method=source.adapter.method if source.adapter else None,
         model_type=source.base.model_type,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         explicit=settings.backend,
         explicit_origin=(backend_origin or "--backend") if settings.backend else None,
     )
-    backend, selection = choose(request)
+    backend, selection = choose_for(request, source.weights)
     observe(Notice(selection.why))
     job = LoadJob(
         model=source.base.path,
         dtype=resolve_dtype(settings.dtype, selection.hardware),
         adapter=source.adapter,
+        quant=quant,
     )
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         model = backend.load(job, Context(settings.seed, Path(scratch), observe))

@@ -1,8 +1,8 @@
 """What a reference on the command line stands for: a base model, or an adapter and its base.
 
-A reference is a run folder, a folder saved by PEFT, or anything that `models.resolve` knows
-(merged folders included). The base of an adapter is found by what the adapter's manifest says and
-held against it: another base is refused, not tried.
+A reference is a run folder, a folder saved by PEFT or mlx-lm, or anything that `models.resolve`
+knows (merged folders included). The base of an adapter is found by what the adapter's manifest says
+and held against it: another base is refused, not tried.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vox_core import models
 from vox_core.adapter.fit import require_fit
+from vox_core.adapter.mlx import MlxBase
+from vox_core.adapter.mlx_read import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names
-from vox_core.contract import AdapterState, ModuleShape
+from vox_core.contract import AdapterState, DType, ModuleShape, Quant
 from vox_core.digests import folder_digest
 from vox_core.errors import AdapterError
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
-from vox_core.weights import WeightFolder
+from vox_core.weights import Weights, open_weights
 
 NO_ADAPTER = "none"
 
@@ -32,15 +34,41 @@ class Source:
     Args:
         modules: every linear module of the base.
         parameters: parameter name -> tensor name, of the base.
-        manifest: the adapter's `vox_adapter.json`; empty if PEFT saved it.
+        manifest: the `vox_adapter.json` of the adapter, or of the run whose adapter was left out;
+            empty if vox did not save it.
     """
 
     base: models.LocalModel
-    weights: WeightFolder
+    weights: Weights
     modules: dict[str, ModuleShape]
     parameters: dict[str, str]
     adapter: AdapterState | None
     manifest: dict[str, Any]
+
+    @property
+    def quant(self) -> Quant:
+        """What the base is quantised to: by its files, or else by the run that trained on it."""
+        if self.weights.quant != "none":
+            return self.weights.quant
+        said = self.manifest.get("quant")
+        return next((quant for quant in get_args(Quant) if quant == said), "none")
+
+    @property
+    def trained_in(self) -> DType | None:
+        """The dtype that the run computed in; None where no manifest says it."""
+        backend = self.manifest.get("backend")
+        said = backend.get("dtype") if isinstance(backend, dict) else None
+        return next((dtype for dtype in get_args(DType) if dtype == said), None)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape as stored, of the base."""
+        return {name: self.weights.tensors[t].shape for name, t in self.parameters.items()}
+
+    @property
+    def mlx_base(self) -> MlxBase:
+        """The base, as far as mlx-lm's adapter files depend on it."""
+        return MlxBase(self.base.model_type, self.modules, self.shapes)
 
 
 def locate(
@@ -67,18 +95,29 @@ def locate(
         else models.resolve(reference, progress=progress)
     )
     chosen = {None: named, NO_ADAPTER: None}.get(adapter, Path(adapter or ""))
-    weights = WeightFolder(model.path)
+    weights = open_weights(model.path)
     source = Source(
         base=model,
         weights=weights,
         modules=linear_modules(weights.tensors, model.model_type),
         parameters=parameter_names(weights.tensors, model.model_type),
-        adapter=read_adapter(chosen) if chosen else None,
-        manifest=_manifest(chosen) if chosen else {},
+        adapter=None,
+        manifest=_manifest(told) if (told := chosen or named) else {},
     )
-    if chosen:
-        _require_belonging(source, chosen)
-    return source
+    if not chosen:
+        return source
+    found = replace(source, adapter=read_any(chosen, source.mlx_base))
+    _require_belonging(found, chosen)
+    return found
+
+
+def read_any(folder: Path, base: MlxBase) -> AdapterState:
+    """The adapter in `folder`, whichever of the two formats it is in.
+
+    Raises:
+        AdapterError: A001 or A003.
+    """
+    return read_mlx_adapter(folder, base) if is_mlx_folder(folder) else read_adapter(folder)
 
 
 def _adapter_folder(folder: Path) -> Path | None:
@@ -109,21 +148,23 @@ def _base_model(
     if (path := described.get("path")) and Path(path).is_dir():
         found = models.resolve(path, progress=progress)
         return replace(found, id=described["id"], licence=described.get("licence"))
-    reference = described.get("id") or _peft_said(folder, "base_model_name_or_path")
+    reference = described.get("id") or _config_said(
+        folder, "model" if is_mlx_folder(folder) else "base_model_name_or_path"
+    )
     if not reference:
         raise AdapterError(
             "A001",
             "the adapter does not say what its base model is",
             where=folder / CONFIG,
-            expected="base_model_name_or_path",
+            expected="base_model_name_or_path (PEFT) or model (mlx-lm)",
             remedy="name the base with --model",
         )
-    revision = described.get("revision") or _peft_said(folder, "revision")
+    revision = described.get("revision") or _config_said(folder, "revision")
     revision = revision if "/" in reference else None
     return models.resolve(reference, revision=revision, progress=progress)
 
 
-def _peft_said(folder: Path, key: str) -> str | None:
+def _config_said(folder: Path, key: str) -> str | None:
     try:
         value = json.loads((folder / CONFIG).read_bytes()).get(key)
     except (ValueError, AttributeError):
@@ -132,7 +173,7 @@ def _peft_said(folder: Path, key: str) -> str | None:
 
 
 def _base_described(folder: Path) -> dict[str, Any]:
-    """The `base` of vox's manifest; empty for an adapter that PEFT saved.
+    """The `base` of vox's manifest; empty for one that vox did not save.
 
     Raises:
         AdapterError: A001, it does not say what vox writes there.
@@ -151,15 +192,13 @@ def _base_described(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """What vox wrote of the adapter; empty for one that PEFT saved."""
+    """What vox wrote of the adapter; empty for one that vox did not save."""
     return RunFolder(folder).read(MANIFEST) if (folder / MANIFEST).is_file() else {}
 
 
 def _require_belonging(source: Source, folder: Path) -> None:
     assert source.adapter is not None
-    stored = source.weights.tensors
-    shapes = {name: stored[tensor].shape for name, tensor in source.parameters.items()}
-    require_fit(source.adapter, source.modules, shapes, folder)
+    require_fit(source.adapter, source.modules, source.shapes, folder)
     trained_on = _base_described(folder).get("weights_digest")
     if trained_on and trained_on != (found := folder_digest(source.base.path)):
         raise AdapterError(

@@ -12,7 +12,7 @@ from vox_core.adapter.targets import linear_modules
 from vox_core.contract import TrainState, Validation
 from vox_core.digests import TOKENIZER_FILES
 from vox_core.models import LocalModel
-from vox_core.run import card, folder, telemetry
+from vox_core.run import card, folder, resume, telemetry
 from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared
 
@@ -23,11 +23,12 @@ def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
     write_adapter(
         run.path,
         state.adapter,
-        base=_base_name(model),
+        base=base_name(model),
         modules=linear_modules(prepared.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
-    files.write_json(run.path / folder.MANIFEST, card.manifest(plan, model, state.step))
+    manifest = card.manifest(plan, model, state.step)
+    files.write_json(run.path / folder.MANIFEST, {**manifest, "backends": resume.backends(run)})
     for name in TOKENIZER_FILES:
         if (source := model.path / name).is_file():
             files.write_bytes(run.path / name, source.read_bytes())
@@ -44,6 +45,7 @@ def held_out(run: RunFolder) -> tuple[float | None, float | None]:
     return (losses[0], losses[-1]) if len(losses) > 1 else (None, None)
 
 
-def _base_name(model: LocalModel) -> str:
+def base_name(model: LocalModel) -> str:
+    """What an adapter's configuration says of its base."""
     # PEFT resolves this as a hub id or a path; a catalog id means nothing to it.
     return model.id if "/" in model.id else str(model.path.resolve())

@@ -17,15 +17,16 @@ from typing import Any
 from vox_core import models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
-from vox_core.contract import ExecutionPlan, Notice
+from vox_core.contract import ExecutionPlan, Notice, Quant
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.records import Record, find_split, load_records
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
+from vox_core.run.backend import choose_for
 from vox_core.run.checkpoint import KEPT
-from vox_core.weights import WeightFolder
+from vox_core.weights import Weights, open_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Prepared:
     """All that a run needs, checked."""
 
     model: models.LocalModel
-    weights: WeightFolder
+    weights: Weights
     train: Dataset
     valid: Dataset | None
     backend: Backend
@@ -83,18 +84,20 @@ def prepare(
     """
     train_records, valid_records = _records(settings)
     # Once before a model is fetched, so that a missing backend is told in a second.
-    choose(_request(settings, None, origin, resumed_from))
+    choose(_request(settings, None, origin, resumed_from, settings.quant))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
-    backend, selection = choose(_request(settings, model.model_type, origin, resumed_from))
-    weights = WeightFolder(model.path)
+    weights = open_weights(model.path)
+    quant = plan.settled_quant(settings.quant, weights.quant)
+    request = _request(settings, model.model_type, origin, resumed_from, quant)
+    backend, selection = choose_for(request, weights)
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = json.loads((model.path / "config.json").read_bytes())
     seq_len = plan.sequence_length(settings, config)
     tokenizer = load_tokenizer(model.path)
     train = build_dataset(train_records, tokenizer, seq_len)
     valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
-    contract = plan.make_contract(settings, models.identity(model), train, valid, seq_len)
-    made = plan.make_plan(contract, settings, selection, weights.tensors, config)
+    contract = plan.make_contract(settings, models.identity(model), train, valid, seq_len, quant)
+    made = plan.make_plan(contract, settings, selection, weights.tensors, config, weights.quantised)
     unused = Counter(name for record in train_records + valid_records for name in record.unused)
     return Prepared(model, weights, train, valid, backend, selection, made, unused)
 
@@ -157,10 +160,11 @@ def _request(
     model_type: str | None,
     origin: Origin | None,
     resumed_from: str | None,
+    quant: Quant,
 ) -> Request:
     return Request(
         operation="train",
-        quant="none",
+        quant=quant,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         method=settings.method,
         model_type=model_type,

@@ -10,6 +10,10 @@ of merged weights to the base's dtype. Three figures decide:
 
 `carried` catches a lost adapter even where its effect is smaller than the tolerance.
 
+The base is the one that the adapter was added to. Where the run was trained on a quantised one,
+what was trained is something else again: `from_trained` says how far the merged model is from that.
+It is a figure and decides nothing, for the noise of a quantisation is no fault of the merge.
+
 Shape legend: T probe tokens, V vocabulary.
 """
 
@@ -46,7 +50,8 @@ MIN_CARRIED, MAX_CARRIED = 0.9, 1.1
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The measured figures; see the module. `max_difference` is that of a single logit."""
+    """The measured figures; see the module. `max_difference` is that of a single logit;
+    `from_trained` is None where the base was not quantised, or where that has no reference."""
 
     relative: float
     tolerance: float
@@ -54,6 +59,7 @@ class Proof:
     carried: float
     max_difference: float
     positions: int
+    from_trained: float | None = None
 
 
 def probe_tokens(tokenizer: PreTrainedTokenizerBase) -> Ints:
@@ -61,6 +67,13 @@ def probe_tokens(tokenizer: PreTrainedTokenizerBase) -> Ints:
     import numpy as np
 
     return np.asarray(tokenizer(PROBE)["input_ids"][:MAX_PROBE_TOKENS], np.int64)
+
+
+def distance(merged_TV: Floats, other_TV: Floats) -> float:
+    """||merged - other|| / ||other||."""
+    import numpy as np
+
+    return float(np.linalg.norm(merged_TV - other_TV) / np.linalg.norm(other_TV))
 
 
 def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, layers: int) -> Proof:
@@ -85,7 +98,7 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
             remedy="train longer, or look at the losses in telemetry.jsonl; nothing was written",
         )
     proof = Proof(
-        relative=float(np.linalg.norm(merged_TV - adapted_TV)) / scale,
+        relative=distance(merged_TV, adapted_TV),
         tolerance=TOLERANCE[dtype] * layers**0.5,
         adapter_effect=effect / scale,
         carried=float(np.vdot(merged_effect_TV, effect_TV)) / effect**2,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.config import TrainSettings, validate
-from vox_core.contract import ExecutionPlan
+from vox_core.contract import ExecutionPlan, Notice, RunStart
 from vox_core.errors import ConfigError, PlanError
+from vox_core.run import telemetry
 from vox_core.run.folder import MANIFEST, PLAN, RunFolder
 
 # What changed, in the words in which it can be changed back.
@@ -59,7 +60,30 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
             remedy="leave out --out",
         )
     given = settings.model_dump(include=settings.model_fields_set)
-    return validate(TrainSettings, {**plan["settings"], **given}), plan
+    # Another backend may call another dtype the best; the run's is the one it began with.
+    kept = {**plan["settings"], "dtype": plan["dtype"]}
+    return validate(TrainSettings, {**kept, **given}), plan
+
+
+def backends(run: RunFolder) -> list[dict[str, Any]]:
+    """The backends that worked on a run, in order: each with the first step it was to take."""
+    starts = [line for line in telemetry.read(run.telemetry) if line["event"] == RunStart.name]
+    fields = ("first_step", "backend", "device", "dtype")
+    worked = [{field: line[field] for field in fields} for line in starts]
+    return [
+        each
+        for index, each in enumerate(worked)
+        if index == 0 or each["backend"] != worked[index - 1]["backend"]
+    ]
+
+
+def moved(run: RunFolder, backend: str, step: int) -> Notice | None:
+    """What to say where a run goes on with another backend than before."""
+    before = backends(run)
+    if not before or before[-1]["backend"] == backend:
+        return None
+    was = before[-1]["backend"]
+    return Notice(f"going on with {backend} after step {step}; until there it was {was}")
 
 
 def require_unfinished(run: RunFolder, plan: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ PEFT's layout, its manifest, the tokenizer, the model card.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from vox_core import files, models
 from vox_core.adapter.initial import initial_adapter
+from vox_core.adapter.targets import linear_modules
 from vox_core.config import TrainSettings
 from vox_core.contract import (
     AdapterState,
@@ -40,6 +42,8 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared, preflight, prepare, require_space
 from vox_core.run.schedule import learning_rate
 from vox_core.run.telemetry import Telemetry
+from vox_core.run.trained import as_trained
+from vox_core.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ def train(
         files.require_absent(run.path)
     else:
         resume.require_unfinished(run, recorded)
-    resumed_from = recorded["backend"] if recorded else None
+    worked = resume.backends(run) if recorded else []
+    resumed_from = worked[-1]["backend"] if worked else None
     prepared = prepare(settings, backend_origin, resumed_from, progress)
     if recorded is not None:
         resume.require_same(prepared.plan, recorded)
@@ -102,19 +107,20 @@ class _Run:
         self._loss: float | None = None
 
     def execute(self, fresh: bool) -> TrainReport:
-        if fresh:
-            folder.claim(self._run)
-        with folder.locked(self._run):
-            try:
-                return self._report(self._go(self._start(fresh)))
-            except WorkError:
-                self._observe(RunEnd(self._last, "failed", self._elapsed()))
-                raise
-            except InputError:
-                # Found by the backend before its first step: as if the run had not been begun.
-                if fresh and not self._last:
-                    shutil.rmtree(self._run.path)
-                raise
+        with contextlib.closing(self._observers):
+            if fresh:
+                folder.claim(self._run)
+            with folder.locked(self._run):
+                try:
+                    return self._report(self._go(self._start(fresh)))
+                except WorkError:
+                    self._observe(RunEnd(self._last, "failed", self._elapsed()))
+                    raise
+                except InputError:
+                    # Found by the backend before its first step: as if the run had not been begun.
+                    if fresh and not self._last:
+                        shutil.rmtree(self._run.path)
+                    raise
 
     def _go(self, start: TrainState) -> TrainResult:
         self._announce(start)
@@ -156,12 +162,21 @@ class _Run:
             made.modules,
             self._contract.adapter,
             self._contract.seed,
-            self._prepared.weights.read,
+            self._weights_to_train_on().read,
             made.saved,
         )
 
+    def _weights_to_train_on(self) -> Weights:
+        """The base as the backend will see it: DoRA's magnitudes are the norms of those weights."""
+        made, prepared = self._prepared.plan, self._prepared
+        modules = linear_modules(prepared.weights.tensors, self._contract.model.model_type)
+        seen = as_trained(prepared.weights, self._contract.quant, modules, made.dtype)
+        return seen or prepared.weights
+
     def _announce(self, start: TrainState) -> None:
         self._observe(Notice(self._prepared.selection.why))
+        if moved := resume.moved(self._run, self._prepared.plan.backend, start.step):
+            self._observe(moved)
         for notice in self._prepared.notices():
             self._observe(notice)
         made, data = self._prepared.plan, self._contract.data
@@ -178,6 +193,7 @@ class _Run:
                 rows=data.rows,
                 tokens=data.tokens,
                 trained_tokens=data.trained_tokens,
+                quant=self._contract.quant,
             )
         )
 

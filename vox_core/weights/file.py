@@ -152,6 +152,8 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
+    if value is None:  # as MLX writes a file without metadata
+        return {}
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return value
     faults.append(f"__metadata__: found {value!r:.80}, expected an object of strings")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from vox_core import files
+from vox_core.contract import Quant
 from vox_core.errors import ModelError
 from vox_core.weights.file import SafetensorsFile, TensorInfo
 
@@ -25,6 +26,45 @@ INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
+class Weights(Protocol):
+    """The weights of a model, whatever they lie in: tensors with the numbers they stand for.
+
+    Attributes:
+        folder: where the files are.
+        files: names of the files in which a plain copy of it would lie.
+        tensors: every tensor of the model, file after file.
+        index: the index of such a copy; None for a single file.
+        quant: what the stored numbers are quantised to.
+        quantised: names of the tensors that are.
+    """
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    @property
+    def index(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def quant(self) -> Quant: ...
+
+    @property
+    def quantised(self) -> frozenset[str]: ...
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds the tensor, or would hold it."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """The tensor, read-only, in its dtype and shape."""
+        ...
+
+
 class WeightFolder:
     """The weights of a model folder: `model.safetensors`, or the shards that an index names.
 
@@ -36,6 +76,9 @@ class WeightFolder:
     Raises:
         ModelError: M005 without safetensors; M002 for a faulty index; M003 for a faulty file.
     """
+
+    quant: Quant = "none"
+    quantised: frozenset[str] = frozenset()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

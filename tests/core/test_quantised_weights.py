@@ -1,0 +1,161 @@
+"""Folders in MLX's format: what is seen of them, and every fault named."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vox_core.errors import ModelError
+from vox_core.weights import (
+    INDEX,
+    MLX_FORMATS,
+    MlxFormat,
+    WeightFolder,
+    open_weights,
+    write_safetensors,
+)
+from vox_core.weights.quantised import plain_config
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+NAMES = {"uint32": "U32", "uint8": "U8", "bfloat16": "BF16", "float32": "F32"}
+UP, NORM = "model.layers.0.mlp.up_proj", "model.norm.weight"
+
+
+def weight(rows: int = 8, width: int = 128) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((rows, width)).astype(BF16)
+
+
+def packed(path: str, form: MlxFormat, W: np.ndarray) -> dict[str, np.ndarray]:
+    parts = zip(("weight", "scales", "biases"), form.quantise(W), strict=True)
+    return {f"{path}.{part}": array for part, array in parts if array is not None}
+
+
+def write(folder, tensors, quantization, model_type="llama", files=("model.safetensors",)):
+    """A folder with its tensors dealt out to `files`."""
+    folder.mkdir()
+    where = {name: files[i % len(files)] for i, name in enumerate(tensors)}
+    for file in files:
+        own = {name: array for name, array in tensors.items() if where[name] == file}
+        specs = {name: (NAMES[a.dtype.name], a.shape) for name, a in own.items()}
+        write_safetensors(folder / file, specs, own.items())
+    if len(files) > 1:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    config = {"model_type": model_type, "quantization": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def affine(bits: int = 4, group: int = 64) -> dict[str, object]:
+    return {"group_size": group, "bits": bits}
+
+
+@pytest.mark.parametrize("quant", MLX_FORMATS)
+def test_tensors_are_seen_as_what_they_stand_for(tmp_path, quant):
+    form, W, norm = MLX_FORMATS[quant], weight(), np.ones(128, BF16)
+    tensors = {**packed(UP, form, W), NORM: norm}
+    seen = open_weights(write(tmp_path / "m", tensors, form.describe()))
+    assert seen.quant == quant
+    assert seen.quantised == {f"{UP}.weight"}
+    assert list(seen.tensors) == [f"{UP}.weight", NORM]
+    info = seen.tensors[f"{UP}.weight"]
+    assert (info.dtype, info.shape, info.nbytes) == ("BF16", (8, 128), 8 * 128 * 2)
+    assert seen.read(f"{UP}.weight").tobytes() == form.round_trip(W).tobytes()
+    assert seen.read(NORM).tobytes() == norm.tobytes()
+
+
+def test_a_module_may_have_a_format_of_its_own(tmp_path):
+    own, rest, W = MlxFormat("affine", 8, 32), MLX_FORMATS["affine4"], weight()
+    down = UP.replace("up", "down")
+    tensors = {**packed(UP, own, W), **packed(down, rest, W)}
+    seen = open_weights(write(tmp_path / "m", tensors, {**affine(), UP: affine(8, 32)}))
+    assert seen.quant == "affine4"
+    assert seen.read(f"{UP}.weight").tobytes() == own.round_trip(W).tobytes()
+    assert seen.read(f"{down}.weight").tobytes() == rest.round_trip(W).tobytes()
+
+
+def test_shards_and_index_are_those_of_the_plain_copy(tmp_path):
+    tensors = {**packed(UP, MLX_FORMATS["affine4"], weight()), NORM: np.ones(128, BF16)}
+    shards = ("model-1.safetensors", "model-2.safetensors", "model-3.safetensors")
+    seen = open_weights(write(tmp_path / "m", tensors, affine(), files=shards))
+    assert seen.index["weight_map"] == {f"{UP}.weight": shards[0], NORM: shards[0]}
+    assert seen.index["metadata"] == {"total_size": 8 * 128 * 2 + 128 * 2}
+    assert seen.files == shards[:1]
+
+
+def test_a_plain_folder_is_what_it_was(tmp_path):
+    write(tmp_path / "m", {NORM: np.ones(128, BF16)}, None)
+    assert isinstance(open_weights(tmp_path / "m"), WeightFolder)
+
+
+def without(part: str):
+    tensors = packed(UP, MLX_FORMATS["affine4"], weight())
+    return {name: array for name, array in tensors.items() if not name.endswith(part)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "fault"),
+    [
+        (without("biases"), affine(), f"{UP}: it has no biases"),
+        (without("scales"), affine(), f"{UP}.weight: it is packed, and has no scales"),
+        (without("weight"), affine(), f"{UP}: it has no weight"),
+        (
+            without("nothing"),
+            affine(8),
+            f"{UP}.scales: found BF16 [8, 2], expected F32 or F16 or BF16 [8, 1]",
+        ),
+        (without("nothing"), affine(3), f"{UP}: found mode None, bits 3, group_size 64"),
+        (without("nothing"), affine(4, 48), f"{UP}: found mode None, bits 4, group_size 48"),
+        (
+            {**without("nothing"), f"{UP}.weight": weight()},
+            affine(),
+            f"{UP}.weight: found BF16 [8, 128], expected U32, two axes",
+        ),
+        (
+            without("biases"),
+            MLX_FORMATS["mxfp4"].describe(),
+            f"{UP}.scales: found BF16 [8, 2], expected U8 [8, 4]",
+        ),
+    ],
+)
+def test_every_fault_of_a_quantised_folder_is_named(tmp_path, tensors, said, fault):
+    with pytest.raises(ModelError) as caught:
+        open_weights(write(tmp_path / "m", tensors, said))
+    assert caught.value.code == "VOX-M002"
+    assert caught.value.faults == (fault,)
+    assert "--quant affine4" in caught.value.remedy
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5", "gpt_neox"])
+def test_a_family_that_mlx_changes_is_refused_by_name(tmp_path, model_type):
+    tensors = packed(UP, MLX_FORMATS["affine4"], weight())
+    with pytest.raises(ModelError, match="this family") as caught:
+        open_weights(write(tmp_path / "m", tensors, affine(), model_type))
+    assert model_type in caught.value.found
+
+
+def test_the_plain_configuration_keeps_what_others_say_of_their_formats():
+    mine = {"model_type": "llama", "quantization": affine(), "quantization_config": affine()}
+    assert plain_config(mine) == {"model_type": "llama"}
+    other = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    assert plain_config(other) == other
+
+
+def test_weights_larger_than_a_chunk_are_quantised_as_one(monkeypatch):
+    form, W = MLX_FORMATS["affine4"], weight(33)
+    whole = form.quantise(W)
+    monkeypatch.setattr("vox_core.weights.codec._CHUNK", 4 * 128)
+    for one, other in zip(form.quantise(W), whole, strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert form.round_trip(W).tobytes() == form.dequantise(whole, BF16).tobytes()
+
+
+@pytest.mark.parametrize("quant", MLX_FORMATS)
+def test_what_is_left_of_a_weight_is_near_it(quant):
+    W = weight().astype(np.float32)
+    left = MLX_FORMATS[quant].round_trip(W)
+    off = np.linalg.norm(left - W) / np.linalg.norm(W)
+    # For normal weights, seen: affine4 0.08, affine8 0.005, mxfp4 0.15, nvfp4 0.1.
+    assert off < {"affine4": 0.12, "affine8": 0.008, "mxfp4": 0.2, "nvfp4": 0.15}[quant]

@@ -1,0 +1,347 @@
+"""Quantised bases: what a run records of them, what is refused, and what a merge makes of them.
+
+The CPU backend quantises nothing. Where a run must have been quantised, it is let train as if it
+did, or its manifest is made to say so: what is tested here is what the core does with that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import metadata
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from vox_core import host
+from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
+from vox_core.contract import Notice
+from vox_core.errors import BackendError, ModelError, PlanError, ProofError
+from vox_core.run import backend as run_backend
+from vox_core.run import load, prepare, requantise, telemetry
+from vox_core.run.load import open_model
+from vox_core.run.locate import locate
+from vox_core.run.merge import merge
+from vox_core.run.merger import Merger
+from vox_core.run.train import train
+from vox_core.run.trained import trained_weights
+from vox_core.testing.llama import write_llama
+from vox_core.weights import MLX_FORMATS, MlxFormat, WeightFolder, open_weights
+
+PROJECTION = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(autouse=True)
+def _the_cpu_alone(monkeypatch):
+    """Another backend that is installed here may have the quantisations."""
+    others = {entry.name for entry in metadata.entry_points(group="vox_core.plugins")} - {"cpu"}
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", ",".join(sorted(others)))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny Llama whose widths are multiples of 64, in bfloat16."""
+    return write_llama(tmp_path_factory.mktemp("llama") / "base", dtype="BF16")
+
+
+@pytest.fixture
+def lenient(monkeypatch):
+    """Let the CPU backend pass for one that has every quantisation; gives what was asked of it."""
+    asked = []
+
+    def choose(request):
+        asked.append(request)
+        return host.choose(replace(request, quant=None))
+
+    for module in (prepare, run_backend):
+        monkeypatch.setattr(module, "choose", choose)
+    return asked
+
+
+@pytest.fixture
+def quantised(base, tmp_path):
+    """The base as a folder in MLX's format."""
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    modules = linear_modules(WeightFolder(base).tensors, "llama")
+    requantise.requantise(base, folder, modules, "affine4")
+    return folder
+
+
+def trained_on(report, **said):
+    """The run, as a backend with the quantisation would have left it."""
+    manifest = report.run / "vox_adapter.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **said}))
+    return str(report.run)
+
+
+def test_a_run_says_what_its_base_is_quantised_to(base, settings, lenient):
+    report = train(settings(base, quant="affine4", dtype="bf16", max_steps=2))
+    assert {request.quant for request in lenient} == {"affine4"}
+    plan = json.loads((report.run / "plan.json").read_text())
+    manifest = json.loads((report.run / "vox_adapter.json").read_text())
+    assert plan["contract"]["quant"] == manifest["quant"] == "affine4"
+    (start,) = [
+        line
+        for line in telemetry.read(report.run / "telemetry.jsonl")
+        if line["event"] == "run_start"
+    ]
+    assert start["quant"] == "affine4"
+    assert "| quantisation of the base | affine4 |" in (report.run / "README.md").read_text()
+    assert locate(str(report.run)).quant == "affine4"
+
+
+def test_a_resumed_run_keeps_its_quantisation(base, settings, lenient):
+    report = train(settings(base, quant="affine8", max_steps=2))
+    for name in ("vox_adapter.json", "adapter_config.json", "adapter_model.safetensors"):
+        (report.run / name).unlink()
+    with pytest.raises(PlanError) as caught:
+        train(validate(TrainSettings, {"resume": report.run, "quant": "affine4"}))
+    assert caught.value.faults == ("--quant: 'affine8' when it began, 'affine4' now",)
+    train(validate(TrainSettings, {"resume": report.run}))
+    assert locate(str(report.run)).quant == "affine8"
+
+
+def test_a_backend_without_the_quantisation_is_refused_by_name(base, settings):
+    with pytest.raises(BackendError) as caught:
+        train(settings(base, quant="affine4"))
+    assert any("quantisation affine4 (has: none)" in fault for fault in caught.value.faults)
+
+
+def test_widths_that_the_groups_do_not_divide_are_refused_with_their_modules(
+    tiny, settings, lenient
+):
+    with pytest.raises(PlanError) as caught:
+        train(settings(tiny("llama"), quant="affine4"))
+    assert caught.value.faults[0] == (
+        "--quant affine4: model.layers.0.mlp.gate_proj: "
+        "32 input features are not divisible by its group of 64"
+    )
+    assert not any("lm_head" in fault or "down_proj" in fault for fault in caught.value.faults)
+
+
+def test_a_quantised_module_cannot_be_trained_whole_but_the_head_can(base, settings, lenient):
+    with pytest.raises(PlanError) as caught:
+        train(settings(base, quant="nvfp4", modules_to_save=["layers.0.self_attn.q_proj"]))
+    assert caught.value.faults == (
+        "--modules-to-save model.layers.0.self_attn.q_proj: "
+        "quantised weights (nvfp4) cannot be trained",
+    )
+    train(settings(base, quant="nvfp4", modules_to_save=["lm_head"], max_steps=1))
+
+
+def test_doras_magnitudes_are_the_norms_of_the_quantised_weights(base, settings, lenient):
+    report = train(settings(base, quant="affine4", method="dora", max_steps=1, lr=1e-30))
+    found = locate(str(report.run)).adapter.modules[PROJECTION.removesuffix(".weight")]
+    W_OI = WeightFolder(base).read(PROJECTION)
+    left_OI = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
+    assert np.allclose(found.magnitude_O, np.linalg.norm(left_OI, axis=1), rtol=1e-6)
+    plain_O = np.linalg.norm(W_OI.astype(np.float32), axis=1)
+    assert not np.allclose(found.magnitude_O, plain_O, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("asked", "loaded"), [(None, "affine4"), ("none", "none")])
+def test_a_run_speaks_as_it_was_trained_unless_told_otherwise(
+    base, settings, monkeypatch, asked, loaded
+):
+    run = trained_on(train(settings(base, max_steps=1)), quant="affine4")
+    jobs = []
+    real, selection = host.choose(host.Request("load"))
+
+    class Backend:
+        def load(self, job, context):
+            jobs.append(job)
+            return real.load(replace(job, quant="none"), context)
+
+    monkeypatch.setattr(load, "choose_for", lambda request, weights: (Backend(), selection))
+    for adapter in (None, "none"):
+        with open_model(run, GenerateSettings(quant=asked, adapter=adapter)):
+            assert jobs[-1].quant == loaded
+
+
+class TestMerging:
+    @pytest.fixture
+    def run(self, base, settings):
+        report = train(settings(base, dtype="bf16"))
+        return trained_on(report, quant="affine4")
+
+    def test_onto_the_base_is_the_plain_merge_and_tells_the_noise(
+        self, base, run, settings, tmp_path
+    ):
+        proof = merge(run, MergeSettings(out=tmp_path / "merged")).proof
+        assert proof.relative <= proof.tolerance
+        assert proof.from_trained > 2 * proof.relative
+        trained_on_report = json.loads((tmp_path / "merged" / "vox_merge.json").read_text())
+        assert trained_on_report["proof"]["from_trained"] == proof.from_trained
+        manifest = tmp_path / "run" / "vox_adapter.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "quant": "none"}))
+        plain = merge(run, MergeSettings(out=tmp_path / "plain"))
+        assert plain.proof.from_trained is None
+        ours, theirs = WeightFolder(tmp_path / "merged"), WeightFolder(tmp_path / "plain")
+        for name in theirs.tensors:
+            assert ours.read(name).tobytes() == theirs.read(name).tobytes()
+
+    def test_onto_the_trained_base_is_what_was_trained(self, base, run, tmp_path):
+        out = tmp_path / "merged"
+        proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
+        assert proof.from_trained == proof.relative <= proof.tolerance
+        update = locate(run).adapter.modules[PROJECTION.removesuffix(".weight")]
+        W_OI = MLX_FORMATS["affine4"].round_trip(WeightFolder(base).read(PROJECTION))
+        expected = W_OI.astype(np.float32) + 2 * update.B_OR @ update.A_RI
+        merged = WeightFolder(out).read(PROJECTION).astype(np.float32)
+        assert np.allclose(merged, expected, rtol=2**-8, atol=1e-6)
+        untouched = ("lm_head.weight", "model.embed_tokens.weight")
+        for name in untouched:
+            assert WeightFolder(out).read(name).tobytes() == WeightFolder(base).read(name).tobytes()
+        left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")]
+        assert not left
+
+    def test_a_run_in_a_finer_dtype_than_the_files_is_held_against_what_it_saw(
+        self, base, settings, tmp_path
+    ):
+        run = trained_on(train(settings(base, dtype="fp32")), quant="affine4")
+        out = tmp_path / "merged"
+        proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
+        assert {info.dtype for info in WeightFolder(out).tensors.values()} == {"BF16"}
+        assert 0 < proof.from_trained <= proof.tolerance
+        assert proof.from_trained != proof.relative
+        seen = trained_weights(locate(run)).read(PROJECTION)
+        W_OI = WeightFolder(base).read(PROJECTION)
+        assert seen.dtype == np.float32
+        expected = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
+        assert seen.tobytes() == expected.tobytes()
+
+    def test_with_no_reference_for_the_quantisation_the_base_is_all_there_is(self, run, tmp_path):
+        manifest = tmp_path / "run" / "vox_adapter.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "quant": "nf4"}))
+        with pytest.raises(PlanError, match="cannot be computed outside its backend"):
+            merge(run, MergeSettings(out=tmp_path / "merged", onto="trained-base"))
+        events = []
+        report = merge(run, MergeSettings(out=tmp_path / "merged"), observe=events.append)
+        assert report.proof.from_trained is None
+        warnings = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
+        assert ["nf4" in message for message in warnings] == [True]
+
+    @pytest.mark.parametrize("quant", ["affine4", "affine8", "mxfp4", "nvfp4"])
+    def test_a_merged_model_is_written_quantised_on_request(self, base, run, tmp_path, quant):
+        merge(run, MergeSettings(out=tmp_path / "plain"))
+        out = tmp_path / "merged"
+        report = merge(run, MergeSettings(out=out, quant=quant))
+        assert report.requantised.quant == quant
+        assert report.requantised.distance is None  # nothing installed here loads it
+        config = json.loads((out / "config.json").read_text())
+        assert config["quantization"] == MLX_FORMATS[quant].describe()
+        plain, written = WeightFolder(tmp_path / "plain"), open_weights(out)
+        assert written.quant == quant
+        assert written.tensors.keys() == plain.tensors.keys()
+        reached = {
+            m.tensor for m in quantised_modules(linear_modules(plain.tensors, "llama")).values()
+        }
+        assert written.quantised == reached
+        assert "lm_head.weight" not in reached
+        for name in plain.tensors:
+            W = plain.read(name)
+            expected = MLX_FORMATS[quant].round_trip(W) if name in reached else W
+            assert written.read(name).tobytes() == expected.tobytes()
+
+    def test_its_distance_is_told_where_a_backend_loads_it(self, run, tmp_path, monkeypatch):
+        jobs = []
+
+        def logits_of(merger, backend, job):
+            jobs.append(job)
+            if job.quant != "none":
+                job = replace(job, model=plain, quant="none", streamed=True)
+            return real(merger, backend, job)
+
+        plain, real = tmp_path / "plain", Merger.logits_of
+        merge(run, MergeSettings(out=plain))
+        cpu, _ = host.choose(host.Request("load"))
+        monkeypatch.setattr("vox_core.run.merge._reader", lambda *_: cpu)
+        monkeypatch.setattr(Merger, "logits_of", logits_of)
+        report = merge(run, MergeSettings(out=tmp_path / "merged", quant="affine8"))
+        assert "affine8" in [job.quant for job in jobs]
+        assert report.requantised.distance == 0  # it was shown the plain model
+
+    def test_a_tensor_that_was_written_wrong_fails_the_proof(self, run, tmp_path, monkeypatch):
+        real = MlxFormat.quantise
+
+        def wrong(form, W_OI):
+            packed = real(form, W_OI)
+            packed.weight[0, 0] ^= 1
+            return packed
+
+        tensors = requantise._Writer._tensors
+
+        def writing(writer, names):
+            with monkeypatch.context() as patched:
+                patched.setattr(MlxFormat, "quantise", wrong)
+                yield from list(tensors(writer, names))
+
+        monkeypatch.setattr(requantise._Writer, "_tensors", writing)
+        with pytest.raises(ProofError, match="not the quantisation of the merged one"):
+            merge(run, MergeSettings(out=tmp_path / "merged", quant="affine4"))
+        assert not (tmp_path / "merged").exists()
+
+    def test_what_could_not_be_written_is_refused_before_any_work(self, tiny, settings, tmp_path):
+        gpt2 = train(settings(tiny("gpt2"), max_steps=1, out=tmp_path / "gpt2"))
+        with pytest.raises(ModelError, match="cannot be read or written in MLX") as caught:
+            merge(str(gpt2.run), MergeSettings(out=tmp_path / "merged", quant="affine4"))
+        assert "gpt2" in caught.value.found
+        narrow = train(settings(tiny("llama"), max_steps=1, out=tmp_path / "narrow"))
+        with pytest.raises(PlanError) as refused:
+            merge(str(narrow.run), MergeSettings(out=tmp_path / "merged", quant="affine4"))
+        assert refused.value.faults[0].startswith("model.layers.0.mlp.gate_proj: 32 input features")
+
+
+class TestQuantisedFolders:
+    def test_it_trains_as_it_is_and_merges_to_a_plain_checkpoint(
+        self, base, quantised, settings, lenient, monkeypatch, tmp_path
+    ):
+        # The CPU backend is shown the dequantised copy, as one with the format would compute.
+        real = host.load.Backend.train
+
+        def as_if(backend, job, context):
+            plain = tmp_path / "dequantised"
+            if not plain.exists():
+                from vox_core.run.plain import plain_copy
+
+                with plain_copy(open_weights(job.model), plain) as copy:
+                    return real(backend, replace(job, model=copy), context)
+            return real(backend, job, context)
+
+        monkeypatch.setattr(host.load.Backend, "train", as_if)
+        report = train(settings(quantised, method="dora"))
+        assert {request.quant for request in lenient} == {"none", "affine4"}
+        run, out = str(report.run), tmp_path / "merged"
+        assert locate(run).quant == "affine4"
+        proof = merge(run, MergeSettings(out=out)).proof
+        assert proof.from_trained == proof.relative <= proof.tolerance
+        config = json.loads((out / "config.json").read_text())
+        assert not {"quantization", "quantization_config"} & config.keys()
+        merged = WeightFolder(out)
+        assert {info.dtype for info in merged.tensors.values()} == {"BF16"}
+        assert merged.tensors.keys() == WeightFolder(base).tensors.keys()
+        assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+
+    def test_asking_for_another_quantisation_is_an_error(self, quantised, settings, lenient):
+        with pytest.raises(PlanError, match="quantised already"):
+            train(settings(quantised, quant="mxfp4"))
+        with pytest.raises(PlanError, match="can"):
+            train(settings(quantised, quant="affine4", modules_to_save=["gate_proj"]))
+
+    def test_a_backend_that_cannot_read_it_is_refused_with_the_plain_model_as_remedy(
+        self, quantised, settings
+    ):
+        with pytest.raises(BackendError) as caught:
+            train(settings(quantised))
+        assert "affine4" in caught.value.where
+        assert "name the full-precision model" in caught.value.remedy
+        assert "--quant none" not in caught.value.remedy
+        with (
+            pytest.raises(BackendError, match="full-precision"),
+            open_model(str(quantised), GenerateSettings()),
+        ):
+            pass

@@ -1,0 +1,34 @@
+"""The backend for a model whose files may be quantised, which not every backend reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vox_core.errors import BackendError
+from vox_core.host import Request, Selection, choose, explain
+from vox_core.host.load import Backend
+from vox_core.weights import Weights
+from vox_core.weights.quantised import FULL_PRECISION
+
+
+def choose_for(request: Request, weights: Weights) -> tuple[Backend, Selection]:
+    """`choose`, with another remedy where the folder's own quantisation is all that is in the way.
+
+    Raises:
+        BackendError: no installed backend can do it.
+    """
+    try:
+        return choose(request)
+    except BackendError as error:
+        if weights.quant == "none" or not explain(replace(request, quant=None)).selection:
+            raise
+        raise BackendError(
+            error.code.removeprefix("VOX-"),
+            error.what,
+            where=f"{weights.folder}, whose weights are quantised ({weights.quant})",
+            faults=error.faults,
+            remedy=f"install a backend that has {weights.quant}, or {_PLAIN}",
+        ) from error
+
+
+_PLAIN = FULL_PRECISION.partition(",")[0]

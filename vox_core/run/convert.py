@@ -1,0 +1,202 @@
+"""`vox convert`: an adapter of one format -> the same adapter in another.
+
+What was written is read back twice before the folder appears: as vox reads it, which must be the
+source bit for bit, and as the format's own tool reads it, whose updates must be the source's as far
+as one rounding to float32 allows. Where backends of both formats are installed, their logits are
+compared as well. Weights of the base are read for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from vox_core import files, models
+from vox_core.adapter.mlx import write_mlx_adapter
+from vox_core.adapter.mlx_read import is_mlx_folder, mlx_dropout, read_mlx_adapter
+from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
+from vox_core.config import ConvertSettings
+from vox_core.contract import AdapterState, Notice
+from vox_core.digests import TOKENIZER_FILES
+from vox_core.errors import AdapterError, ConfigError, InputError, PluginError
+from vox_core.run.context import Observe, ignore
+from vox_core.run.equal import (
+    SameLogits,
+    compare_logits,
+    require_same_state,
+    require_same_update,
+    usable_backend,
+)
+from vox_core.run.folder import MANIFEST
+from vox_core.run.locate import Source, locate, read_any
+from vox_core.run.outputs import base_name
+
+Format: TypeAlias = Literal["peft", "mlx"]
+
+# Backends that compute with the library of a format, the preferred one first.
+BACKENDS: dict[Format, tuple[str, ...]] = {"peft": ("cuda", "cpu"), "mlx": ("mlx",)}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What was written, and how it was checked.
+
+    Args:
+        update_error: the largest error of a module's update; see equal.py.
+        logits: None if they were not compared; `why_no_logits` then says why.
+        notes: what the user should know of the result.
+    """
+
+    out: Path
+    source_format: Format
+    format: Format
+    base: str
+    modules: int
+    saved: int
+    update_error: float
+    logits: SameLogits | None
+    why_no_logits: str | None
+    notes: tuple[str, ...]
+
+
+def convert(
+    reference: str,
+    settings: ConvertSettings,
+    *,
+    observe: Observe = ignore,
+    progress: models.Progress | None = None,
+) -> ConvertReport:
+    """Write the adapter that `reference` names in another format.
+
+    Raises:
+        InputError: anything wrong that could be found before any work.
+        ProofError: V003, the result is not the source's adapter; nothing is left of it.
+        StorageError: the disk; nothing is left of it either.
+    """
+    if settings.to is None:
+        raise _no_format(reference)
+    to: Format = settings.to
+    out = settings.out or Path(f"{reference.rstrip('/')}-{to}")
+    files.require_absent(out)
+    source = locate(reference, base=settings.model, progress=progress)
+    if source.adapter is None:
+        raise _nothing_to_convert(reference)
+    origin = Path(reference)
+    source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
+    with files.atomic_folder(out) as folder:
+        _WRITE[to](folder, source.adapter, source, _dropout(origin))
+        _copy_companions(origin, folder)
+        require_same_state(source.adapter, read_any(folder, source.mlx_base))
+        written = _READ[to](folder, source)
+        update_error = require_same_update(source.adapter, written)
+        logits = _logits(source, source.adapter, written, (source_format, to), observe)
+    return ConvertReport(
+        out=out,
+        source_format=source_format,
+        format=to,
+        base=source.base.id,
+        modules=len(source.adapter.modules),
+        saved=len(source.adapter.saved),
+        update_error=update_error,
+        logits=logits if isinstance(logits, SameLogits) else None,
+        why_no_logits=logits if isinstance(logits, str) else None,
+        notes=_notes(source.adapter, to),
+    )
+
+
+def _write_peft(folder: Path, adapter: AdapterState, source: Source, dropout: float) -> None:
+    name = base_name(source.base)
+    write_adapter(folder, adapter, base=name, modules=source.modules, dropout=dropout)
+
+
+def _write_mlx(folder: Path, adapter: AdapterState, source: Source, dropout: float) -> None:
+    name = base_name(source.base)
+    write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
+
+
+# Format -> its writer, and how its own tool reads what was written.
+_WRITE: dict[Format, Callable[[Path, AdapterState, Source, float], None]] = {
+    "peft": _write_peft,
+    "mlx": _write_mlx,
+}
+_READ: dict[Format, Callable[[Path, Source], AdapterState]] = {
+    "peft": lambda folder, _: read_adapter(folder),
+    "mlx": lambda folder, source: read_mlx_adapter(folder, source.mlx_base, literal=True),
+}
+
+
+def _logits(
+    source: Source,
+    adapter: AdapterState,
+    written: AdapterState,
+    formats: tuple[Format, Format],
+    observe: Observe,
+) -> SameLogits | str:
+    """The comparison, or why there was none."""
+    if formats[0] == formats[1]:
+        return "both are of one format, and there is one way to compute them"
+    found = [usable_backend(BACKENDS[one], source.base, adapter.method) for one in formats]
+    missing = [
+        f"no usable backend for {one} ({reason})"
+        for one, reason in zip(formats, found, strict=True)
+        if isinstance(reason, str)
+    ]
+    first, second = found
+    if isinstance(first, str) or isinstance(second, str):
+        return "; ".join(missing)
+    observe(Notice(f"comparing the logits of {first.id} and {second.id}"))
+    sides = (adapter, first), (written, second)
+    try:
+        with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
+            return compare_logits(source.base, *sides, Path(scratch), observe)
+    except (InputError, PluginError) as error:  # a backend that cannot load this model
+        return f"{error.what} ({error.where}: {error.found})"
+
+
+def _dropout(folder: Path) -> float:
+    """What the source says; it matters to those who train the adapter further."""
+    if is_mlx_folder(folder):
+        return mlx_dropout(folder)
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+    return float(config.get("lora_dropout") or 0.0)
+
+
+def _copy_companions(origin: Path, folder: Path) -> None:
+    """Manifest and tokenizer, where the source has them."""
+    for name in (MANIFEST, *TOKENIZER_FILES):
+        if (file := origin / name).is_file():
+            files.write_bytes(folder / name, file.read_bytes())
+
+
+def _notes(adapter: AdapterState, to: Format) -> tuple[str, ...]:
+    if to == "mlx" and adapter.modules and adapter.saved:
+        return (
+            f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "
+            "and says so; vox does",
+        )
+    return ()
+
+
+def _no_format(reference: str) -> ConfigError:
+    return ConfigError(
+        "C004",
+        "the format to write is missing",
+        where="--to",
+        expected="peft or mlx",
+        remedy=f"vox convert {reference} --to mlx",
+    )
+
+
+def _nothing_to_convert(reference: str) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "there is no adapter to convert",
+        where=reference,
+        found="a base model",
+        expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
+        remedy="vox convert RUN --to mlx",
+    )

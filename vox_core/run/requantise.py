@@ -1,0 +1,131 @@
+"""`vox merge --quant`: a merged checkpoint with its linear layers in MLX's format.
+
+A plain checkpoint is read, a quantised one is written, file by file; embeddings, norms and the
+output head stay as they are, which is what `--quant` does in training as well. Afterwards every
+tensor is read back from the disk and must be the plain one's quantisation, to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core import files
+from vox_core.adapter.targets import quantised_modules
+from vox_core.contract import ModuleShape, Quant
+from vox_core.errors import PlanError, ProofError
+from vox_core.run.locate import Source
+from vox_core.run.plain import copy_companions, spec_of, write_shards
+from vox_core.weights import INDEX, MLX_FORMATS, MlxFormat, Spec, WeightFolder, open_weights
+from vox_core.weights.quantised import quantised_config, require_same_in_mlx
+
+if TYPE_CHECKING:
+    from vox_core.run.plain import Tensors
+
+
+def require_quantisable(source: Source, quant: Quant) -> None:
+    """Refuse before any work what could not be written.
+
+    Raises:
+        ModelError: M002, the family is stored otherwise in MLX.
+        PlanError: P001, naming the modules that the format does not fit.
+    """
+    require_same_in_mlx(source.base.model_type, source.base.path)
+    form = MLX_FORMATS[quant]
+    faults = [
+        f"{path}: {fault}"
+        for path, module in quantised_modules(source.modules).items()
+        if (fault := form.fault(module.in_features))
+    ]
+    if faults:
+        raise PlanError(
+            "P001",
+            "the merged model cannot be quantised so",
+            where=f"--quant {quant}",
+            faults=faults,
+            remedy="choose a quantisation with smaller groups, or leave out --quant",
+        )
+
+
+def requantise(plain: Path, folder: Path, modules: Mapping[str, ModuleShape], quant: Quant) -> None:
+    """Write the checkpoint of `plain` into `folder`, quantised, and read it back.
+
+    Args:
+        modules: every linear module of the model.
+
+    Raises:
+        ProofError: V001, what is on the disk is not the quantisation of `plain`.
+    """
+    writer = _Writer(WeightFolder(plain), modules, MLX_FORMATS[quant])
+    writer.write(folder)
+    writer.check(folder)
+
+
+class _Writer:
+    """One checkpoint on its way from plain to quantised."""
+
+    def __init__(
+        self, weights: WeightFolder, modules: Mapping[str, ModuleShape], form: MlxFormat
+    ) -> None:
+        self._weights, self._form = weights, form
+        self._quantised = {module.tensor for module in quantised_modules(modules).values()}
+
+    def write(self, folder: Path) -> None:
+        weights = self._weights
+        write_shards(folder, weights, self._specs, self._tensors)
+        if weights.index is not None:
+            files.write_json(folder / INDEX, self._index(weights.index))
+        copy_companions(weights.folder, folder)
+        config = json.loads((folder / "config.json").read_bytes())
+        files.write_json(folder / "config.json", quantised_config(config, self._form))
+
+    def check(self, folder: Path) -> None:
+        """Hold each tensor of the disk against the quantisation of the plain one."""
+        written, weights = open_weights(folder), self._weights
+        for name in weights.tensors:
+            expected = weights.read(name)
+            if name in self._quantised:
+                expected = self._form.round_trip(expected)
+            same_kind = name in written.tensors and spec_of(written, name) == spec_of(weights, name)
+            if not same_kind or written.read(name).tobytes() != expected.tobytes():
+                raise ProofError(
+                    "V001",
+                    "a written tensor is not the quantisation of the merged one",
+                    where=name,
+                    remedy="nothing was written; please report this with `vox merge --debug`",
+                )
+
+    def _specs(self, name: str) -> dict[str, Spec]:
+        """What stands in the place of a tensor: itself, or weight, scales and biases."""
+        dtype, shape = spec_of(self._weights, name)
+        if name not in self._quantised:
+            return {name: (dtype, shape)}
+        path, groups = name.removesuffix(".weight"), (shape[0], shape[1] // self._form.group_size)
+        affine = self._form.mode == "affine"
+        parts: dict[str, Spec] = {
+            name: ("U32", (shape[0], shape[1] * self._form.bits // 32)),
+            f"{path}.scales": (dtype if affine else "U8", groups),
+        }
+        return {**parts, f"{path}.biases": (dtype, groups)} if affine else parts
+
+    def _tensors(self, names: list[str]) -> Tensors:
+        for name in names:
+            W = self._weights.read(name)
+            if name not in self._quantised:
+                yield name, W
+                continue
+            path, packed = name.removesuffix(".weight"), self._form.quantise(W)
+            yield name, packed.weight
+            yield f"{path}.scales", packed.scales
+            if packed.biases is not None:
+                yield f"{path}.biases", packed.biases
+
+    def _index(self, index: Mapping[str, Any]) -> dict[str, Any]:
+        where = {
+            part: self._weights.file_of(name)
+            for name in self._weights.tensors
+            for part in self._specs(name)
+        }
+        return {**index, "metadata": {}, "weight_map": where}

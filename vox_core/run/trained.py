@@ -1,0 +1,103 @@
+"""The base as training saw it: each weight as its quantisation left it.
+
+A backend quantises the linear layers when it loads a model, from the weights as the files have
+them. Here the same is computed by the reference in `vox_core.weights.codec`, so that any backend
+can merge onto those weights, or be held against them, without knowing of the format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core.adapter.targets import quantised_modules
+from vox_core.contract import DType, ModuleShape, Quant
+from vox_core.run.locate import Source
+from vox_core.weights import CODECS, STORED_AS, Codec, TensorInfo, Weights, numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class TrainedWeights:
+    """`weights` after a quantisation, as `Weights`.
+
+    Args:
+        modules: the modules that are quantised.
+        computed_in: the dtype that the run computed in; without it each tensor's own.
+        exact: show a quantised weight in a dtype that holds it; else in that of its file.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        codec: Codec,
+        modules: Mapping[str, ModuleShape],
+        computed_in: np.dtype[Any] | None,
+        exact: bool = True,
+    ) -> None:
+        self._weights, self._codec, self._computed_in = weights, codec, computed_in
+        self._modules = modules
+        self._shapes = {module.tensor: module for module in modules.values()}
+        self.folder: Path = weights.folder
+        self.files = weights.files
+        self.tensors: Mapping[str, TensorInfo] = weights.tensors
+        if exact and computed_in is not None:
+            self.tensors = {n: self._holding(n, info) for n, info in weights.tensors.items()}
+        self.index = weights.index
+        self.quant: Quant = "none"
+        self.quantised: frozenset[str] = frozenset()
+
+    def file_of(self, name: str) -> str:
+        return self._weights.file_of(name)
+
+    def read(self, name: str) -> NDArray[Any]:
+        W = self._weights.read(name)
+        shape = self._shapes.get(name)
+        if shape is None:
+            return W
+        left = self._codec.round_trip(W.T if shape.transposed else W, self._computed_in)
+        dtype = numpy_dtype(self.tensors[name].dtype)
+        return (left.T if shape.transposed else left).astype(dtype, copy=False)
+
+    def rounded(self) -> TrainedWeights:
+        """The same in the dtypes of the files, for a merged model to be stored in."""
+        if self.tensors == self._weights.tensors:
+            return self
+        weights, modules = self._weights, self._modules
+        return TrainedWeights(weights, self._codec, modules, self._computed_in, exact=False)
+
+    def _holding(self, name: str, info: TensorInfo) -> TensorInfo:
+        """The tensor in a dtype that loses nothing: the file's, or float32."""
+        import numpy as np
+
+        own, computed_in = numpy_dtype(info.dtype), self._computed_in
+        if name not in self._shapes or np.promote_types(own, computed_in or own) == own:
+            return info
+        return TensorInfo("F32", info.shape, 0, 4 * math.prod(info.shape))
+
+
+def trained_weights(source: Source) -> Weights | None:
+    """What the adapter of `source` was trained on; None where its quantisation has no reference."""
+    return as_trained(source.weights, source.quant, source.modules, source.trained_in)
+
+
+def as_trained(
+    weights: Weights, quant: Quant, modules: Mapping[str, ModuleShape], dtype: DType | None
+) -> Weights | None:
+    """`weights` as a run sees them; None where the quantisation has no reference.
+
+    Args:
+        modules: every linear module of the base.
+        dtype: what the run computes in; None if that is not known.
+    """
+    if weights.quant != "none" or quant == "none":
+        return weights
+    codec = CODECS.get(quant)
+    if codec is None:
+        return None
+    computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
+    return TrainedWeights(weights, codec, quantised_modules(modules), computed_in)

@@ -1,0 +1,217 @@
+"""A model folder whose weights MLX has quantised, seen as the plain one it stands for.
+
+`mlx_lm.convert -q` writes `X.weight` as packed uint32, with `X.scales` and `X.biases` beside it,
+and says in `config.json` how: `quantization` has the group size, bits and mode, and entries by
+module for those that differ. `QuantisedFolder` shows each such tensor with the shape and the dtype
+it has when dequantised, and dequantises it when it is read.
+
+Only families whose tensors mlx-lm leaves as Hugging Face names and stores them are read: of the
+others (moved axes, norms stored as 1 + w, other prefixes) the way back is not a matter of names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vox_core.contract import Quant
+from vox_core.errors import ModelError
+from vox_core.weights.codec import MLX_FORMATS, MlxFormat, Packed
+from vox_core.weights.file import TensorInfo, numpy_dtype
+from vox_core.weights.folder import WeightFolder, Weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+SAME_IN_MLX = frozenset(
+    {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+)
+"""Families whose tensors mlx-lm neither renames nor changes (tests/parity/test_mlx_folders.py)."""
+
+FULL_PRECISION = "name the full-precision model, and quantise it with --quant affine4"
+_KEY = "quantization"
+_PARTS = (".scales", ".biases")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def open_weights(folder: Path) -> Weights:
+    """The weights of a model folder, dequantised where MLX has quantised them.
+
+    Raises:
+        ModelError: as `WeightFolder`; M002 for a quantised folder that cannot be read.
+    """
+    stored, config = WeightFolder(folder), json.loads((folder / "config.json").read_bytes())
+    return QuantisedFolder(stored, config) if isinstance(config.get(_KEY), dict) else stored
+
+
+class QuantisedFolder:
+    """A folder in MLX's format, as `Weights`.
+
+    Args:
+        stored: the tensors as they lie in the files.
+        config: the folder's `config.json`.
+
+    Raises:
+        ModelError: M002, the family is not one that can be read so, or with every fault of the
+            quantisation.
+    """
+
+    def __init__(self, stored: WeightFolder, config: Mapping[str, Any]) -> None:
+        require_same_in_mlx(str(config.get("model_type")), stored.folder)
+        self._stored, self.folder = stored, stored.folder
+        said = config[_KEY]
+        self._formats = _formats(said, stored)
+        self.quantised: frozenset[str] = frozenset(self._formats)
+        self.quant = _name(said)
+        parts = {name.removesuffix(".weight") + part for name in self._formats for part in _PARTS}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: self._logical(name, info)
+            for name, info in stored.tensors.items()
+            if name not in parts
+        }
+        files = {stored.file_of(name) for name in self.tensors}
+        self.files = tuple(file for file in stored.files if file in files)
+        self.index = stored.index and self._index(stored.index)
+
+    def file_of(self, name: str) -> str:
+        return self._stored.file_of(name)
+
+    def read(self, name: str) -> Array:
+        if name not in self._formats:
+            return self._stored.read(name)
+        path = name.removesuffix(".weight")
+        biases = f"{path}.biases"
+        packed = Packed(
+            self._stored.read(name),
+            self._stored.read(f"{path}.scales"),
+            self._stored.read(biases) if biases in self._stored.tensors else None,
+        )
+        return self._formats[name].dequantise(packed, numpy_dtype(self.tensors[name].dtype))
+
+    def _logical(self, name: str, info: TensorInfo) -> TensorInfo:
+        if name not in self._formats:
+            return info
+        shape = (info.shape[0], info.shape[1] * 32 // self._formats[name].bits)
+        scales = self._stored.tensors[f"{name.removesuffix('.weight')}.scales"].dtype
+        dtype = scales if scales in _FLOATS else self._computed_in()
+        return TensorInfo(dtype, shape, 0, math.prod(shape) * numpy_dtype(dtype).itemsize)
+
+    def _computed_in(self) -> str:
+        """The dtype of what is not quantised; the scales of the fp4 formats do not say it."""
+        plain = (info.dtype for info in self._stored.tensors.values() if info.dtype in _FLOATS)
+        return next(plain, "BF16")
+
+    def _index(self, index: Mapping[str, Any]) -> Mapping[str, Any]:
+        total = sum(info.nbytes for info in self.tensors.values())
+        where = {name: self.file_of(name) for name in self.tensors}
+        return {**index, "metadata": {"total_size": total}, "weight_map": where}
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the folder's dequantised copy: without what MLX says of its format."""
+    if not isinstance(config.get(_KEY), dict):
+        return dict(config)
+    return {key: v for key, v in config.items() if key not in (_KEY, "quantization_config")}
+
+
+def quantised_config(config: Mapping[str, Any], form: MlxFormat) -> dict[str, Any]:
+    """The configuration with what `mlx_lm.load` wants to know."""
+    return {**config, _KEY: form.describe()}
+
+
+def require_same_in_mlx(model_type: str, folder: Path) -> None:
+    """Refuse a family whose tensors are other ones in MLX.
+
+    Raises:
+        ModelError: M002.
+    """
+    if model_type in SAME_IN_MLX:
+        return
+    raise ModelError(
+        "M002",
+        "weights of this family cannot be read or written in MLX's quantised format",
+        where=folder,
+        found=f"model_type {model_type}, whose tensors mlx-lm renames or changes",
+        expected=f"one of {', '.join(sorted(SAME_IN_MLX))}",
+        remedy=FULL_PRECISION,
+    )
+
+
+def _formats(said: Mapping[str, Any], stored: WeightFolder) -> dict[str, MlxFormat]:
+    """Tensor name -> format, of every tensor that has scales."""
+    faults: list[str] = []
+    found: dict[str, MlxFormat] = {}
+    for scales in (name for name in stored.tensors if name.endswith(".scales")):
+        path = scales.removesuffix(".scales")
+        own = said.get(path)
+        form = _format(own if isinstance(own, dict) else said)
+        if form is None:
+            faults.append(f"{path}: found {_words(own if isinstance(own, dict) else said)}")
+        elif wrong := _shape_fault(path, form, stored.tensors):
+            faults.append(wrong)
+        else:
+            found[f"{path}.weight"] = form
+    packed = {name for name, info in stored.tensors.items() if info.dtype == "U32"}
+    if not faults:
+        faults = [
+            f"{name}: it is packed, and has no scales" for name in sorted(packed - set(found))
+        ]
+    if faults or _name(said) == "none":
+        raise ModelError(
+            "M002",
+            "the weights are quantised in a way that vox does not read",
+            where=stored.folder,
+            found=None if faults else _words(said),
+            expected="MLX's affine with 4 or 8 bits, mxfp4 or nvfp4",
+            faults=faults,
+            remedy=FULL_PRECISION,
+        )
+    return found
+
+
+def _format(said: Mapping[str, Any]) -> MlxFormat | None:
+    mode, bits, group = (said.get("mode", "affine"), said.get("bits"), said.get("group_size"))
+    for form in MLX_FORMATS.values():
+        if (form.mode, form.bits) != (mode, bits):
+            continue
+        if group == form.group_size or (mode == "affine" and group in (32, 64, 128)):
+            return MlxFormat(form.mode, form.bits, int(str(group)))
+    return None
+
+
+def _name(said: Mapping[str, Any]) -> Quant:
+    form = _format(said)
+    matching: Iterator[Quant] = (
+        name
+        for name, known in MLX_FORMATS.items()
+        if form and (known.mode, known.bits) == (form.mode, form.bits)
+    )
+    return next(matching, "none")
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {said.get(key)}" for key in ("mode", "bits", "group_size"))
+
+
+def _shape_fault(path: str, form: MlxFormat, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """What does not fit together in the tensors of one module."""
+    parts = [".weight", *(_PARTS if form.mode == "affine" else _PARTS[:1])]
+    if missing := [part for part in parts if f"{path}{part}" not in tensors]:
+        return f"{path}: it has no {', '.join(part[1:] for part in missing)}"
+    weight, *rest = (tensors[f"{path}{part}"] for part in parts)
+    if weight.dtype != "U32" or len(weight.shape) != 2:
+        return f"{path}.weight: found {weight.dtype} {list(weight.shape)}, expected U32, two axes"
+    shape = (weight.shape[0], weight.shape[1] * 32 // form.bits // form.group_size)
+    dtypes = _FLOATS if form.mode == "affine" else ("U8",)
+    for part, info in zip(parts[1:], rest, strict=True):
+        if info.shape != shape or info.dtype not in dtypes:
+            return (
+                f"{path}{part}: found {info.dtype} {list(info.shape)}, "
+                f"expected {' or '.join(dtypes)} {list(shape)}"
+            )
+    return None
