@@ -58,6 +58,7 @@ _QWEN3_5 = Family(
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(renames=((r"^(?=(h|wte|wpe|ln_f)\.)", "transformer."),), transposed=True),
+    "gpt_neox": Family(renames=((r"^embed_out\.", "lm_head."),)),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "gemma3": Family(
@@ -123,6 +124,16 @@ def select_targets(
         for path, module in modules.items()
         if any(_named(path, target) for target in targets)
         or (ALL_LINEAR in targets and not _HEAD.match(path) and not _BESIDE.match(path))
+    }
+
+
+def quantised_modules(modules: Mapping[str, ModuleShape]) -> dict[str, ModuleShape]:
+    """The modules that `--quant` reaches: all but the output head and what is beside the language
+    model."""
+    return {
+        path: module
+        for path, module in modules.items()
+        if not _HEAD.match(path) and not _BESIDE.match(path)
     }
 
 
