@@ -1,0 +1,57 @@
+"""The BLAS that is loaded before MLX, and what the doctor says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="MLX brings no BLAS on macOS")
+LOOK = """
+from vox_mlx import backend
+from vox_core.errors import VoxError
+try:
+    for check in backend.vox_doctor():
+        print(check.name, check.ok, check.detail)
+except VoxError as error:
+    print(error.code, error.found)
+"""
+
+
+def look(monkeypatch, blas: str | None) -> str:
+    if blas is None:
+        monkeypatch.delenv("VOX_MLX_BLAS", raising=False)
+    else:
+        monkeypatch.setenv("VOX_MLX_BLAS", blas)
+    return subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_doctor_names_the_device(monkeypatch):
+    said = look(monkeypatch, None)
+    assert said.startswith("device True MLX ")
+    assert "CPU" in said or "GPU" in said
+
+
+@linux
+def test_without_one_the_doctor_says_how_slow_it_is(monkeypatch):
+    assert "about 70 times slower" in look(monkeypatch, "none")
+
+
+@linux
+def test_one_that_cannot_be_loaded_is_told(monkeypatch):
+    assert look(monkeypatch, "/nowhere/lib.so").startswith("VOX-C002 /nowhere/lib.so")
+
+
+@linux
+def test_the_one_that_is_named_is_used(monkeypatch, tmp_path):
+    import shutil
+
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "the tests need a C compiler"
+    source, library = tmp_path / "own.c", tmp_path / "libown.so"
+    source.write_text("void cblas_sgemm(void) {}")
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    assert f"matrix products by {library}" in look(monkeypatch, str(library))

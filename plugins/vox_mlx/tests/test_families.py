@@ -1,0 +1,88 @@
+"""`config.json` in mlx-lm's words, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from vox_core.errors import ModelError
+from vox_mlx.families import mlx_config, require_window, window
+
+
+def test_rope_parameters_are_what_mlx_lm_calls_rope_theta_and_rope_scaling():
+    plain = mlx_config(
+        {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    )
+    assert plain["rope_theta"] == 10000.0
+    assert plain.get("rope_scaling") is None
+    scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
+    llama = mlx_config({"model_type": "llama", "rope_parameters": scaled})
+    assert llama["rope_theta"] == 5e5
+    assert llama["rope_scaling"] == {"rope_type": "llama3", "type": "llama3", "factor": 8.0}
+
+
+def test_the_old_words_pass():
+    config = {"model_type": "llama", "rope_theta": 1e6, "rope_scaling": None}
+    assert mlx_config(config) == config
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "su"])
+def test_a_rope_that_would_be_another_is_refused(key, kind):
+    with pytest.raises(ModelError) as caught:
+        mlx_config({"model_type": "phi3", key: {"rope_type": kind, "rope_theta": 1e4}})
+    assert caught.value.code == "VOX-M002"
+    assert kind in str(caught.value)
+
+
+def test_gemma3s_two_ropes_and_the_step_of_its_full_layers():
+    config = mlx_config(
+        {
+            "model_type": "gemma3_text",
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        }
+    )
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
+    assert config["sliding_window_pattern"] == 3
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [["sliding_attention"] * 2, ["full_attention", "sliding_attention", "full_attention"]],
+    ids=["none", "irregular"],
+)
+def test_layers_that_mlx_lm_cannot_place_are_refused(kinds):
+    with pytest.raises(ModelError):
+        mlx_config({"model_type": "gemma3_text", "layer_types": kinds})
+
+
+def test_multimodal_configurations_are_translated_inside():
+    rope = {"rope_type": "default", "rope_theta": 3.0}
+    config = mlx_config({"model_type": "gemma3", "text_config": {"rope_parameters": rope}})
+    assert config["text_config"]["rope_theta"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "phi3", "sliding_window": 2047}, 2047),
+        ({"model_type": "phi3", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True}, 64),
+        ({"model_type": "mistral", "sliding_window": 64}, None),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, None),
+    ],
+)
+def test_windows_that_mlx_lm_leaves_out(config, expected):
+    assert window(config) == expected
+
+
+def test_documents_beyond_such_a_window_are_refused():
+    config = {"model_type": "phi3", "sliding_window": 8}
+    require_window(config, 8)
+    with pytest.raises(ModelError) as caught:
+        require_window(config, 9)
+    assert "--seq-len 8" in str(caught.value)

@@ -1,0 +1,71 @@
+"""What MLX's training does beside the numbers: recomputation, compilation, quantised bases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vox_core.contract import LoadJob, StepDone, TrainJob
+from vox_core.testing import jobs
+from vox_core.testing.llama import write_llama
+from vox_core.testing.subject import Recorder
+from vox_mlx import backend, train
+from vox_mlx.base import FORMATS
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "model")
+
+
+def losses(model: Path, *, recompute: bool = False, count: int = 4, **plan: object) -> list[float]:
+    made = replace(jobs.plan(model, **plan), gradient_checkpointing=recompute)
+    context = Recorder(made.contract.seed, model)
+    job = TrainJob(made, model, jobs.curve(count, groups=2), jobs.start(model, made))
+    backend.vox_train(job, context)
+    return [event.loss for event in context.events if isinstance(event, StepDone)]
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_recomputed_activations_change_no_number(model, method):
+    kept = losses(model, method=method, dropout=0.1)
+    assert losses(model, recompute=True, method=method, dropout=0.1) == kept
+
+
+def test_recomputed_activations_are_not_kept(model, monkeypatch):
+    """Each layer goes through `mx.checkpoint`, once per micro-batch."""
+    seen = []
+    right = mx.checkpoint
+    monkeypatch.setattr(mx, "checkpoint", lambda f: seen.append(f) or right(f))
+    losses(model, recompute=True, count=1)
+    layers = len({path.split(".")[2] for path in jobs.plan(model).modules})
+    assert len(seen) == 2 * layers
+
+
+def test_a_compiled_step_is_the_same(model, monkeypatch):
+    plain = losses(model, count=2, dropout=0.1)
+    monkeypatch.setattr(train, "_compiled", mx.compile)
+    assert losses(model, count=2, dropout=0.1) == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("quant", sorted(FORMATS))
+def test_a_quantised_base_trains_and_answers(model, quant):
+    mine, plain = losses(model, quant=quant), losses(model)
+    assert mine != pytest.approx(plain, rel=1e-4)
+    assert mine == pytest.approx(plain, rel=0.2)
+    loaded = backend.vox_load(LoadJob(model, "fp32", quant=quant), None)
+    assert np.isfinite(loaded.logits(np.arange(8))).all()
+
+
+def test_the_head_and_the_embedding_are_never_quantised(model):
+    from mlx import nn
+
+    from vox_mlx.base import load_base
+
+    loaded = load_base(model, "fp32", "affine4")
+    packed = {p for p, m in loaded.named_modules() if isinstance(m, nn.QuantizedLinear)}
+    assert packed == set(jobs.plan(model).modules)

@@ -1,0 +1,70 @@
+"""The MLX backend of vox: the GPU of a Mac; on Linux, the processor.
+
+Model definitions and quantisation are mlx-lm's; the adapter's modules, the loss, the optimizer and
+the loop are here, because mlx-lm's own train pad tokens, average micro-batches without weights and
+leave Adam's bias correction out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vox_core.hookspecs import hookimpl
+from vox_mlx.blas import load_blas
+
+if TYPE_CHECKING:
+    from vox_core.contract import (
+        Check,
+        LoadedModel,
+        LoadJob,
+        MergeJob,
+        MergeResult,
+        RunContext,
+        TrainJob,
+        TrainResult,
+    )
+
+
+class MlxBackend:
+    """vox's hooks on MLX."""
+
+    @hookimpl
+    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+        before_mlx()
+        from vox_mlx.train import Trainer
+
+        return Trainer(job, context).run()
+
+    @hookimpl
+    def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:
+        before_mlx()
+        from vox_mlx.merge import merge
+
+        return merge(job)
+
+    @hookimpl
+    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+        before_mlx()
+        from vox_mlx.load import load
+
+        return load(job)
+
+    @hookimpl
+    def vox_doctor(self) -> Iterator[Check]:
+        before_mlx()
+        from vox_mlx.doctor import checks
+
+        return checks()
+
+
+def before_mlx() -> None:
+    """What has to be settled before the first import of MLX."""
+    # Where the hardware multiplies float32 in fewer bits, MLX does so unless it is told not to; a
+    # run that asks for float32 gets float32.
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    load_blas()
+
+
+backend = MlxBackend()

@@ -1,0 +1,119 @@
+"""Loading a base model into mlx-lm's definition of its family: frozen, in one dtype, quantised if
+asked for.
+
+A folder that is quantised already is loaded as it is. Otherwise `--quant` quantises each linear
+layer but the output head, from the weights as the files have them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core.contract import DType, Quant
+from vox_core.errors import ModelError
+from vox_mlx.families import mlx_config
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    from mlx import nn
+
+DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+# MLX's own settings of each: group size, bits, mode.
+FORMATS: dict[Quant, tuple[int, int, str]] = {
+    "affine4": (64, 4, "affine"),
+    "affine8": (64, 8, "affine"),
+    "mxfp4": (32, 4, "mxfp4"),
+    "nvfp4": (16, 4, "nvfp4"),
+}
+HEADS = ("lm_head", "embed_out")
+
+
+def mlx_dtype(name: DType) -> mx.Dtype:
+    """The MLX dtype of a contract's dtype name."""
+    import mlx.core as mx
+
+    dtype: mx.Dtype = getattr(mx, DTYPES[name])
+    return dtype
+
+
+def load_base(
+    folder: Path, dtype: DType, quant: Quant = "none", *, lazy: bool = False
+) -> nn.Module:
+    """Load the model of `folder`, frozen and in evaluation mode.
+
+    Args:
+        lazy: leave the weights in the files until something needs them.
+
+    Raises:
+        ModelError: M002, mlx-lm cannot build this model or its weights do not fit.
+    """
+    import mlx.core as mx
+
+    config = mlx_config(read_config(folder))
+    with model_errors(folder):
+        model = _build(folder, config)
+    if quant != "none" and "quantization" not in config:
+        _quantise(model, quant)
+    model.set_dtype(mlx_dtype(dtype))
+    model.freeze()
+    if not lazy:
+        mx.eval(model.parameters())
+    return model
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`.
+
+    Raises:
+        ModelError: M002, there is none, or it is not a JSON object.
+    """
+    with model_errors(folder):
+        config = json.loads((folder / "config.json").read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("config.json is not a JSON object")
+    return config
+
+
+@contextmanager
+def model_errors(folder: Path) -> Iterator[None]:
+    """Map what mlx-lm raises for a model it cannot build to a `ModelError`."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, AttributeError) as error:
+        raise ModelError(
+            "M002",
+            "mlx-lm cannot load this model",
+            where=folder,
+            found=f"{type(error).__name__}: {error}",
+            remedy="check that the folder is whole; a family that mlx-lm does not know can be "
+            "trained with --backend cpu or cuda",
+        ) from error
+
+
+def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
+    from mlx_lm.utils import load_model
+
+    from vox_mlx.definitions import model_classes
+
+    model, _ = load_model(folder, lazy=True, model_config=config, get_model_classes=model_classes)
+    return model
+
+
+def _quantise(model: nn.Module, quant: Quant) -> None:
+    from mlx import nn
+
+    group_size, bits, mode = FORMATS[quant]
+    nn.quantize(
+        model,
+        group_size=group_size,
+        bits=bits,
+        mode=mode,
+        class_predicate=lambda path, module: (
+            isinstance(module, nn.Linear) and path.rpartition(".")[2] not in HEADS
+        ),
+    )

@@ -1,0 +1,91 @@
+"""The adapter's modules: LoRA, rsLoRA and DoRA beside a linear layer, plain or quantised.
+
+    LoRA:  y = W x + b + s B A drop(x)
+    DoRA:  y = W x + b + (g - 1) W drop(x) + g s B A drop(x),   g = m / ||W + s B A||_row
+
+A is (R, I) and B is (O, R), as in `AdapterState`, so nothing is transposed on the way; mlx-lm's
+own layers hold both the other way round. DoRA's row norm is a constant to the gradient (Liu et al.,
+arXiv:2402.09353, section 4.3).
+
+Shape legend: R rank, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+
+class Dropout:
+    """Dropout of an adapter's inputs, keyed: the same key gives the same mask.
+
+    One object is shared by all modules of a model; `key` is set for a micro-batch, and None means
+    that nothing is dropped.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.key: mx.array | None = None
+
+    def __call__(self, x: mx.array, index: int) -> mx.array:
+        """`x` with some features dropped, for the module numbered `index`."""
+        if self.key is None or not self.rate:
+            return x
+        key = mx.random.split(self.key, index + 1)[index]
+        kept = mx.random.bernoulli(1 - self.rate, x.shape, key=key)
+        return mx.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+class Adapted(nn.Module):
+    """A linear layer and its low-rank update. `lora_A`, `lora_B` and `magnitude` are set from
+    outside, for every evaluation."""
+
+    def __init__(self, linear: nn.Module, scale: float, dropout: Dropout, index: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self._scale, self._dropout, self._index = scale, dropout, index
+        self.lora_A: mx.array | None = None
+        self.lora_B: mx.array | None = None
+        self.magnitude: mx.array | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        dropped = self._dropout(x, self._index)
+        update = self._scale * ((dropped @ self.lora_A.T) @ self.lora_B.T)
+        y = self.linear(x)
+        if self.magnitude is None:
+            return y + update.astype(y.dtype)
+        without_bias = self.linear(dropped) - self.linear.get("bias", 0)
+        gain_O = self._gain().astype(y.dtype)
+        return y + (gain_O - 1) * without_bias + gain_O * update
+
+    def _gain(self) -> mx.array:
+        W_OI = weight_of(self.linear).astype(mx.float32)
+        A_RI, B_OR = self.lora_A.astype(mx.float32), self.lora_B.astype(mx.float32)
+        norm_O = mx.linalg.norm(W_OI + self._scale * (B_OR @ A_RI), axis=1)
+        return self.magnitude / mx.stop_gradient(norm_O)
+
+
+def weight_of(linear: nn.Module) -> mx.array:
+    """The weight (O, I) of a linear layer, dequantised if need be."""
+    if not isinstance(linear, nn.QuantizedLinear):
+        weight: mx.array = linear.weight
+        return weight
+    return mx.dequantize(
+        linear.weight,
+        linear.scales,
+        linear.get("biases"),
+        group_size=linear.group_size,
+        bits=linear.bits,
+        mode=linear.mode,
+    )
+
+
+def features(linear: Any) -> tuple[int, int] | None:
+    """(O, I) of a linear layer; None for any other module."""
+    if isinstance(linear, nn.QuantizedLinear):
+        return linear.weight.shape[0], linear.weight.shape[1] * 32 // linear.bits
+    if isinstance(linear, nn.Linear):
+        return linear.weight.shape[0], linear.weight.shape[1]
+    return None

@@ -1,0 +1,93 @@
+"""AdamW with bias correction on float32 values, and global norm clipping.
+
+MLX's own AdamW leaves bias correction off unless asked, and computes it from float32 powers, which
+at step 1 is wrong in the fifth digit; here the two factors are computed in float64 on the host.
+
+Loshchilov & Hutter, arXiv:1711.05101.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from vox_core.contract import AdapterState, OptimizerSpec, TrainState
+from vox_core.errors import TrainingError
+from vox_mlx.arrays import float32
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats
+
+Values = dict[str, mx.array]
+
+
+class AdamW:
+    """The trained values by canonical name, and their moments."""
+
+    def __init__(self, state: TrainState, spec: OptimizerSpec) -> None:
+        tensors = state.adapter.tensors()
+        self.values: Values = {name: float32(value) for name, value in tensors.items()}
+        moments = {name: state.moments.get(name) for name in tensors}
+        self._first = {n: _or_zero(m and m[0], self.values[n]) for n, m in moments.items()}
+        self._second = {n: _or_zero(m and m[1], self.values[n]) for n, m in moments.items()}
+        self._spec, self._step = spec, state.step
+
+    def update(self, gradients: Mapping[str, mx.array], lr: float) -> float:
+        """Clip and step.
+
+        Returns:
+            The global gradient norm before clipping.
+
+        Raises:
+            TrainingError: T001, the norm is not finite; nothing was changed.
+        """
+        # Row by row first: MLX's sum of a long row loses digits (see loss.logsumexp).
+        norm = mx.sqrt(sum(mx.square(g).sum(-1).sum() for g in gradients.values()))
+        if not math.isfinite(total := norm.item()):
+            raise not_finite("gradient norm", total)
+        spec = self._spec
+        # As torch clips: the rate is clamped at 1, and 1e-6 keeps it finite.
+        factor = min(1.0, spec.clip / (total + 1e-6)) if spec.clip else 1.0
+        step = self._step + 1
+        rate = lr / (1 - spec.beta1**step)
+        root = math.sqrt(1 - spec.beta2**step)
+        for name, raw in gradients.items():
+            gradient = raw * factor if factor < 1 else raw
+            first = spec.beta1 * self._first[name] + (1 - spec.beta1) * gradient
+            second = spec.beta2 * self._second[name] + (1 - spec.beta2) * mx.square(gradient)
+            value = self.values[name] * (1 - lr * spec.weight_decay)
+            self.values[name] = value - rate * first / (mx.sqrt(second) / root + spec.eps)
+            self._first[name], self._second[name] = first, second
+        self._step = step
+        mx.eval(self.values, self._first, self._second)
+        return total
+
+    def state(self, structure: AdapterState) -> TrainState:
+        """Values and moments as numpy, under canonical names."""
+        adapter = structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
+        moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
+        return TrainState(self._step, adapter, moments if self._step else {})
+
+
+def not_finite(what: str, value: float) -> TrainingError:
+    """The error for a number that is NaN or infinite."""
+    return TrainingError(
+        "T001",
+        f"the {what} is not finite",
+        found=value,
+        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
+    )
+
+
+def _or_zero(moment: Floats | None, like: mx.array) -> mx.array:
+    return mx.zeros_like(like) if moment is None else float32(moment)
+
+
+def _numpy(array: mx.array) -> Floats:
+    import numpy as np
+
+    copy: Floats = np.array(array)
+    return copy

@@ -1,0 +1,122 @@
+"""The training loop.
+
+loss of a step = sum(weight * nll) / total_weight, over the step; each micro-batch contributes its
+share, so the result does not depend on how the step was cut. Randomness (dropout) is keyed per (run
+seed, step, micro-batch).
+
+MLX builds a graph and computes when asked. Here it is asked once per micro-batch, for the loss and
+the sum of the gradients together, and once per step, for values and moments: a longer graph would
+hold every micro-batch's activations at once, a shorter one would wait for the device more often.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, Validation
+from vox_mlx.base import load_base, mlx_dtype, read_config
+from vox_mlx.families import require_window
+from vox_mlx.head import choose_at_head
+from vox_mlx.inject import inject
+from vox_mlx.loss import Arrays, rows, weighted_nll
+from vox_mlx.optimizer import AdamW, Values, not_finite
+from vox_mlx.recompute import recompute_layers
+
+if TYPE_CHECKING:
+    from vox_core.contract import Batch
+
+
+class Trainer:
+    """One run: the model with room for the adapter, the optimizer, the way from step to step."""
+
+    def __init__(self, job: TrainJob, context: RunContext) -> None:
+        contract, plan = job.plan.contract, job.plan
+        require_window(read_config(job.model), contract.seq_len)
+        model = load_base(job.model, plan.dtype, contract.quant)
+        model.train()  # families with a kernel for inference alone choose by this flag
+        self._injected = inject(
+            model, contract.model.model_type, job.start.adapter, contract.adapter.dropout
+        )
+        self._chosen = choose_at_head(model)
+        if plan.gradient_checkpointing:
+            recompute_layers(self._injected)
+        self._dtype = mlx_dtype(plan.dtype)
+        self._optimizer = AdamW(job.start, contract.optimizer)
+        self._value_and_grad = _compiled(mx.value_and_grad(self._share))
+        self._job, self._context = job, context
+
+    def run(self) -> TrainResult:
+        """Take every step of the job, or stop when asked to."""
+        last, stopped = self._job.start.step, False
+        if last == 0 and self._job.validation:
+            self._validate(last)
+        for step in self._job.steps:
+            self._context.emit(self._step(step))
+            last = step.number
+            if step.evaluate:
+                self._validate(last)
+            if self._context.checkpoint_due(last):
+                self._context.checkpoint(self._optimizer.state(self._job.start.adapter))
+            if stopped := self._context.stop_requested():
+                break
+        state = self._optimizer.state(self._job.start.adapter)
+        return TrainResult(state, stopped and last < self._job.plan.contract.total_steps)
+
+    def evaluate(self, batches: Iterable[Batch]) -> float:
+        """Weighted mean loss over `batches`."""
+        total, weight = 0.0, 0.0
+        for batch in batches:
+            total += self._share(self._optimizer.values, rows(batch).arrays(), None).item()
+            weight += float(batch.weights_T.sum())
+        return total / weight
+
+    def _validate(self, step: int) -> None:
+        self._context.emit(Validation(step, self.evaluate(self._job.validation)))
+
+    def _step(self, step: Step) -> StepDone:
+        started = time.perf_counter()
+        loss, gradients = 0.0, Values()
+        for index, batch in enumerate(step.batches):
+            key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
+            share, more = self._value_and_grad(self._optimizer.values, rows(batch).arrays(), key)
+            gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
+            mx.eval(share, gradients)
+            loss += share.item() / step.total_weight
+        if not math.isfinite(loss):
+            raise not_finite("loss", loss)
+        gradients = {name: g / step.total_weight for name, g in gradients.items()}
+        norm = self._optimizer.update(gradients, step.lr)
+        return StepDone(
+            step=step.number,
+            loss=loss,
+            lr=step.lr,
+            grad_norm=norm,
+            tokens=sum(len(b.tokens_T) for b in step.batches),
+            trained_tokens=sum(int((b.weights_T > 0).sum()) for b in step.batches),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _share(self, values: Values, batch: Arrays, key: mx.array | None) -> mx.array:
+        """`sum(weight * nll)` of a micro-batch, as a function of the trained values."""
+        tokens_NL, index_K, targets_K, weights_K = batch
+        self._injected.fill(values, self._dtype)
+        self._injected.dropout.key, self._chosen.index_K = key, index_K
+        return weighted_nll(self._injected.model(tokens_NL), targets_K, weights_K)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # On the CPU, MLX compiles through the system's C++ compiler: 48 s for a tiny model, after which
+    # a step took as long as before. GPU kernels compile in milliseconds.
+    return mx.compile(function) if mx.default_device().type == mx.DeviceType.gpu else function
+
+
+def micro_batch_seed(seed: int, step: int, index: int) -> int:
+    """The seed of a micro-batch's randomness: 63 bits of SHA-256 over the three numbers."""
+    digest = hashlib.sha256(f"{seed}/{step}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
