@@ -41,6 +41,8 @@ class Trainer:
         base = load_base(job.model, compute_dtype or job.plan.dtype, device)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
         self._head = self._adapted.model.get_output_embeddings()
+        if job.plan.gradient_checkpointing:
+            self._adapted.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
         self._job, self._context, self._device = job, context, device
@@ -112,12 +114,17 @@ def only_adapter_dropout(model: nn.Module) -> None:
     """Training mode for the adapter's dropout alone.
 
     A base's own dropout (GPT-2 has 0.1 in four places) would make the first loss another than the
-    base model's, and another on each backend.
+    base model's, and another on each backend. Layers that recompute their activations do so in
+    training mode only; theirs is the layer's own flag, and not that of the modules in it.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     model.eval()
     for name, module in model.named_modules():
         if name.endswith(".lora_dropout"):
             module.train()
+        elif isinstance(module, GradientCheckpointingLayer):
+            module.training = module.gradient_checkpointing
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:
