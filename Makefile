@@ -10,12 +10,15 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)
 # Twice quiet: errors only. The constraints go with every call, so that pip never takes another torch.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # Every test process keeps to one thread, and there are as many processes as cores, up to four:
 # the tests' models are tiny, and more threads than cores would only get in each other's way.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+#
+# MLX's wheel for Linux has a reference BLAS, which would take the MLX tests from minutes to hours.
+PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help demo test lint clean
@@ -29,7 +32,7 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/vox quickstart
 
-test: lint
+test: lint $(BLAS)
 	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -48,7 +51,15 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml
+# OpenBLAS comes as a Python package whose names all begin with scipy_: a shim gives MLX the one
+# that it calls.
+$(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
+	@folder=$$($(BIN)/python -c 'import scipy_openblas32 as b; print(b.get_lib_dir())') && \
+		$(CC) -O2 -shared -fPIC tools/blas_shim.c -o $@ \
+		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
+
+PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
+	plugins/vox_mlx/pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
@@ -57,5 +68,5 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_mlx
 	@touch $@

@@ -1,14 +1,25 @@
-"""What the tests of every distribution here share: which of them this machine can run.
+"""What the tests of every distribution here share: which of them this machine can run, and that
+none of them reads what the user has disabled.
 
 Markers are declared in pyproject.toml. Fixtures live beside the tests that use them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A configuration folder of their own, for the processes that they start too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VOX_CONFIG", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 def pytest_configure() -> None:
@@ -16,6 +27,11 @@ def pytest_configure() -> None:
     the tests start programs that have to hear it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests import MLX by themselves, and it takes the BLAS that is there when it is imported.
+    with contextlib.suppress(ImportError):
+        from vox_mlx.blas import load_blas  # noqa: TID251  (of the tests, not of the core)
+
+        load_blas()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -67,11 +67,12 @@ CODES: dict[str, str] = {
     "B004": "the backend is installed but broken",
     "B005": "two backends tie",
     "B006": "a plugin's manifest is missing or invalid",
-    "B007": "better hardware is here, but its backend is missing or broken",
+    "B007": "better hardware is here, but its backend is missing, broken or without its driver",
     "B008": "a bundle is not what its lock and the catalog say",
     "B009": "a bundle is not for this machine or this Python",
     "B010": "a bundle cannot be built from what is there",
     "B011": "a folder is not the project of one plugin",
+    "B012": "a bundle file cannot be opened",
     "I001": "vox does not install into this Python environment",
     "I002": "the catalog has no such plugin",
     "I003": "the source of a plugin cannot be used",
@@ -89,10 +90,10 @@ CODES: dict[str, str] = {
     "T001": "the loss is not finite",
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",
+    "V003": "the converted adapter does not do what its source does",
     "X001": "a plugin failed",
     "X002": "a bug in vox",
     "X003": "pip could not make a wheel of a bundle",
-    "X004": "pip could not install a bundle",
 }
 
 

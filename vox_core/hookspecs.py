@@ -2,8 +2,8 @@
 
 A backend implements `vox_train`, `vox_merge` and `vox_load`; the core selects one backend first,
 registers only that one and then calls, so `firstresult` describes a return value and never
-arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each isolated: an
-exception there is reported once and costs nobody else anything.
+arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each in a process of its
+own: whatever goes wrong there is reported once and costs nobody else anything.
 
     from vox_core.hookspecs import hookimpl
 

@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter"}),
-    frozenset({"digests", "gguf"}),
+    frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
     frozenset({"run", "testing"}),

@@ -101,7 +101,8 @@ def test_the_catalog_that_ships() -> None:
     assert {id: [each.id for each in catalog.resolve(id)] for id in catalog.bundles} == {
         "vox-base": [],
         "vox-cpu": ["cpu"],
-        "vox-dev": ["cpu"],
+        "vox-apple": ["mlx"],
+        "vox-dev": ["cpu", "mlx"],
     }
 
 

@@ -117,6 +117,12 @@ def test_a_corrupt_header_is_refused(tmp_path: Path, header: object, data: int, 
     assert str(path) in str(caught.value)
 
 
+def test_null_metadata_is_none_at_all(tmp_path: Path) -> None:
+    # As `mx.save_safetensors` writes a file without any.
+    file = raw_file(tmp_path / "f", {"__metadata__": None, "x": entry(0, 4)}, b"\0" * 4)
+    assert SafetensorsFile(file).metadata == {}
+
+
 def test_all_faults_come_together(tmp_path: Path) -> None:
     header = {"a": entry(0, 8, dtype="F4"), "b": entry(0, 8, shape=[9]), "c": {}}
     with pytest.raises(ModelError) as caught:

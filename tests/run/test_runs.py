@@ -198,7 +198,7 @@ def test_bad_input_that_turns_up_late_costs_no_finished_step(tiny, settings, mon
         ({"seq_len": 100_000}, "VOX-P001"),
         ({"modules_to_save": ["nothing"]}, "VOX-P001"),
         ({"backend": "nowhere"}, "VOX-B003"),
-        ({"dtype": "fp16"}, "VOX-B002"),
+        ({"dtype": "fp16", "backend": "cpu"}, "VOX-B002"),
         ({"data": []}, "VOX-C004"),
         ({"model": "no/such/folder"}, "VOX-M001"),
     ],

@@ -1,0 +1,113 @@
+"""One backend's numbers for a tiny model, so that two backends' can be held against each other.
+
+Work is that of `vox_core.testing.jobs`: the same documents, seeds and adapters for each backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vox_core.contract import (
+    AdapterState,
+    LoadJob,
+    MergeJob,
+    MergeTarget,
+    Method,
+    Sampling,
+    StepDone,
+    TrainJob,
+    TrainState,
+)
+from vox_core.testing import jobs
+from vox_core.testing.subject import Recorder
+from vox_core.testing.tiny import make_model
+from vox_core.weights import WeightFolder
+from vox_cpu import backend as cpu
+from vox_mlx import backend as mlx
+
+BACKENDS = {"cpu": cpu, "mlx": mlx}
+STEPS = 20
+# With the tests' usual spread of 0.2, gradients of this family reach 600, and float32 and float64
+# part ways within twenty steps on any backend.
+SPREAD = {"qwen3_5": 0.05}
+PROMPT_T = np.random.default_rng(0).integers(0, 256, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of training: the state, and the numbers of each step."""
+
+    state: TrainState
+    losses: list[float]
+    norms: list[float]
+
+
+@functools.cache
+def model(root: Path, family: str) -> Path:
+    """The tiny model of a family, under `root`."""
+    return make_model(family, root / family, spread=SPREAD.get(family))
+
+
+def train(backend: str, folder: Path, count: int = STEPS, **plan: Any) -> Trained:
+    """`count` steps of two micro-batches each, from the seeded start."""
+    made = jobs.plan(folder, **plan)
+    return go_on(backend, folder, jobs.start(folder, made), jobs.curve(count, groups=2), **plan)
+
+
+def go_on(backend: str, folder: Path, start: TrainState, steps: Any, **plan: Any) -> Trained:
+    """The steps given, from any state."""
+    made = jobs.plan(folder, **plan)
+    context = Recorder(made.contract.seed, folder)
+    result = BACKENDS[backend].vox_train(TrainJob(made, folder, steps, start), context)
+    done = [event for event in context.events if isinstance(event, StepDone)]
+    return Trained(result.state, [e.loss for e in done], [e.grad_norm for e in done])
+
+
+def adapter(folder: Path, method: Method) -> AdapterState:
+    """An adapter with an effect, the same for every backend."""
+    return jobs.stirred(jobs.start(folder, jobs.plan(folder, method=method))).adapter
+
+
+def logits(backend: str, folder: Path, state: AdapterState | None = None) -> Any:
+    """float32 (T, V) of the prompt."""
+    loaded = BACKENDS[backend].vox_load(LoadJob(folder, "fp32", state), None)
+    try:
+        return loaded.logits(PROMPT_T)
+    finally:
+        loaded.close()
+
+
+def greedy(backend: str, folder: Path, state: AdapterState, count: int = 24) -> list[int]:
+    """The next tokens after the prompt."""
+    loaded = BACKENDS[backend].vox_load(LoadJob(folder, "fp32", state), None)
+    try:
+        return list(loaded.generate(PROMPT_T, Sampling(max_tokens=count)))
+    finally:
+        loaded.close()
+
+
+def merged(backend: str, folder: Path, state: AdapterState) -> dict[str, Any]:
+    """Every merged tensor, in float32."""
+    modules = jobs.plan(folder).modules
+    targets = tuple(MergeTarget(path, modules[path]) for path in state.modules)
+    job = MergeJob(state, targets, WeightFolder(folder).read, "fp32")
+    return dict(BACKENDS[backend].vox_merge(job, None).tensors)
+
+
+def distance(mine: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Relative Frobenius norm of the difference, over all tensors together."""
+    assert mine.keys() == other.keys()
+    squares = [(np.sum((mine[n] - other[n]) ** 2.0), np.sum(other[n] ** 2.0)) for n in other]
+    difference, size = np.sum(squares, axis=0)
+    return float(np.sqrt(difference / size))
+
+
+def apart(mine: Any, other: Any) -> float:
+    """Relative Frobenius norm of the difference of two arrays."""
+    return distance({"": mine}, {"": other})

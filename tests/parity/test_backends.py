@@ -1,0 +1,113 @@
+"""The torch backend on the CPU against the MLX backend, number by number, in float32.
+
+Every family that both know, with random weights of real architecture, and every method. What is
+compared follows a run: the base, the start, twenty steps, what the optimizer keeps, the merge, the
+answers. tolerances.py says how far the two may be apart, and why.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.parity import held, tolerances
+from tests.parity.held import Trained, apart, distance
+from vox_core.testing.tiny import FAMILIES
+
+METHODS = ("lora", "rslora", "dora")
+families = pytest.mark.parametrize("family", sorted(FAMILIES))
+methods = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@functools.cache
+def trained(root: Path, family: str, method: str, backend: str) -> Trained:
+    return held.train(backend, held.model(root, family), method=method)
+
+
+@functools.cache
+def first_step(root: Path, family: str, method: str, backend: str) -> dict[str, object]:
+    """The gradients of the first step, by name.
+
+    Without clipping the first moment is (1 - beta1) times the gradient. B starts at zero, and then
+    A's gradient is zero; so both start from an adapter with an effect.
+    """
+    folder = held.model(root, family)
+    plan = held.jobs.plan(folder, method=method, clip=0.0)
+    start = held.jobs.stirred(held.jobs.start(folder, plan))
+    steps = held.jobs.curve(1, groups=2)
+    state = held.go_on(backend, folder, start, steps, method=method, clip=0.0).state
+    return {name: first / 0.1 for name, (first, _) in state.moments.items()}
+
+
+@families
+def test_the_bases_logits(root, family):
+    folder = held.model(root, family)
+    assert apart(held.logits("mlx", folder), held.logits("cpu", folder)) < tolerances.LOGITS
+
+
+@families
+@methods
+def test_the_adapters_logits(root, family, method):
+    folder = held.model(root, family)
+    state = held.adapter(folder, method)
+    mine, other = held.logits("mlx", folder, state), held.logits("cpu", folder, state)
+    assert apart(mine, other) < tolerances.LOGITS
+    assert apart(mine, held.logits("mlx", folder)) > 100 * tolerances.LOGITS
+
+
+@families
+@methods
+def test_the_loss_at_each_of_twenty_steps(root, family, method):
+    mine, other = (trained(root, family, method, backend) for backend in ("mlx", "cpu"))
+    assert len(mine.losses) == held.STEPS
+    assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
+    assert mine.norms == pytest.approx(other.norms, rel=tolerances.GRADIENT_NORM)
+
+
+@families
+@methods
+def test_the_gradients_of_a_and_b_at_the_first_step(root, family, method):
+    mine, other = (first_step(root, family, method, backend) for backend in ("mlx", "cpu"))
+    for kind in ("lora_A", "lora_B", "magnitude") if method == "dora" else ("lora_A", "lora_B"):
+        some = {name: value for name, value in mine.items() if kind in name}
+        assert some
+        assert distance(some, {name: other[name] for name in some}) < tolerances.GRADIENT
+
+
+@families
+@methods
+def test_the_moments_and_the_adapter_after_twenty_steps(root, family, method):
+    mine, other = (trained(root, family, method, backend).state for backend in ("mlx", "cpu"))
+    assert mine.step == other.step == held.STEPS
+    assert mine.moments.keys() == other.moments.keys() == mine.adapter.tensors().keys()
+    for index in (0, 1):
+        kept = [{n: m[index] for n, m in state.moments.items()} for state in (mine, other)]
+        assert distance(*kept) < tolerances.MOMENTS
+    assert distance(mine.adapter.tensors(), other.adapter.tensors()) < tolerances.ADAPTER
+
+
+@families
+@methods
+def test_the_merged_weights(root, family, method):
+    folder = held.model(root, family)
+    state = held.adapter(folder, method)
+    mine, other = held.merged("mlx", folder, state), held.merged("cpu", folder, state)
+    assert list(mine) == list(other)
+    for name, tensor in mine.items():
+        assert apart(tensor, other[name]) < tolerances.MERGED, name
+
+
+@families
+def test_greedy_generation_token_by_token(root, family):
+    folder = held.model(root, family)
+    state = held.adapter(folder, "lora")
+    mine = held.greedy("mlx", folder, state)
+    assert len(mine) == 24
+    assert mine == held.greedy("cpu", folder, state)
