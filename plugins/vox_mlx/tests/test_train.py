@@ -69,3 +69,22 @@ def test_the_head_and_the_embedding_are_never_quantised(model):
     loaded = load_base(model, "fp32", "affine4")
     packed = {p for p, m in loaded.named_modules() if isinstance(m, nn.QuantizedLinear)}
     assert packed == set(jobs.plan(model).modules)
+
+
+@pytest.mark.parametrize("quant", sorted(FORMATS))
+def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
+    from mlx import nn
+
+    from vox_mlx.unpacked import Unpacked
+
+    group_size, bits, mode = FORMATS[quant]
+    packed = nn.QuantizedLinear.from_linear(nn.Linear(128, 64), group_size, bits, mode=mode)
+    x = mx.random.normal((2, 16, 128), key=mx.random.key(0))
+    results = []
+    for kind in (nn.QuantizedLinear, Unpacked):
+        packed.__class__ = kind
+        y, dx = mx.value_and_grad(lambda x: mx.square(packed(x)).sum())(x)
+        results.append((np.array(packed(x)), y.item(), np.array(dx)))
+    for mine, other in zip(*results, strict=True):
+        # Sums of 128 products in another order: 128^0.5 roundings of 6e-8, and ten times that.
+        assert np.linalg.norm(mine - other) < 1e-5 * np.linalg.norm(other)

@@ -54,11 +54,14 @@ def load_base(
     """
     import mlx.core as mx
 
+    from vox_mlx.unpacked import unpack_on_cpu
+
     config = mlx_config(read_config(folder))
     with model_errors(folder):
         model = _build(folder, config)
     if quant != "none" and "quantization" not in config:
         _quantise(model, quant)
+    unpack_on_cpu(model)
     model.set_dtype(mlx_dtype(dtype))
     model.freeze()
     if not lazy:
