@@ -57,11 +57,13 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_core": {"vox_core"},
     "vox_torch": {"vox_torch", *PLUGIN_CORE} - {"vox_core.hookspecs"},
     "vox_cpu": {"vox_cpu", "vox_torch", *PLUGIN_CORE},
+    "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
     "vox_torch": ROOT / "libs/vox_torch/vox_torch",
     "vox_cpu": ROOT / "plugins/vox_cpu/vox_cpu",
+    "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
@@ -69,6 +71,7 @@ BANNED: dict[str, set[str]] = {
     "vox_core": TENSOR_LIBRARIES,
     "vox_torch": {"pluggy", "bitsandbytes", "mlx", "mlx_lm"},
     "vox_cpu": {"bitsandbytes", "mlx", "mlx_lm"},
+    "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).
 MAY_USE_TENSOR_LIBRARIES = "vox_core.testing"

@@ -27,8 +27,8 @@ Trap = Callable[[pytest.MonkeyPatch], None]
 def a_pad_token_trained(patch: pytest.MonkeyPatch) -> None:
     """As mlx-lm's default loss does: the mask reaches one position beyond each short row."""
 
-    def rows(batch: Batch) -> loss.Rows:
-        laid = loss.rows(batch)
+    def rows(batch: Batch, lengths: int = 1) -> loss.Rows:
+        laid = loss.rows(batch, lengths)
         documents, length = list(batch.documents()), laid.tokens_NL.shape[1]
         ends = [
             row * length + (d.stop - d.start) - 1
@@ -75,8 +75,8 @@ def no_bias_correction(patch: pytest.MonkeyPatch) -> None:
 def documents_see_one_another(patch: pytest.MonkeyPatch) -> None:
     """All documents of a micro-batch in one row, as packing without a mask would lay them."""
 
-    def rows(batch: Batch) -> loss.Rows:
-        return loss.rows(replace(batch, starts_D=batch.starts_D[:1]))
+    def rows(batch: Batch, lengths: int = 1) -> loss.Rows:
+        return loss.rows(replace(batch, starts_D=batch.starts_D[:1]), lengths)
 
     patch.setattr(train, "rows", rows)
 

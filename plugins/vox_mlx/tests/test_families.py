@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vox_core.adapter.mlx_config import mlx_config, require_window, window
 from vox_core.errors import ModelError
-from vox_mlx.families import mlx_config, require_window, window
 
 
 def test_rope_parameters_are_what_mlx_lm_calls_rope_theta_and_rope_scaling():

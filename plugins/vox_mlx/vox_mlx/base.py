@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vox_core.adapter.mlx_config import mlx_config
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
-from vox_mlx.families import mlx_config
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -54,6 +54,7 @@ def load_base(
     """
     import mlx.core as mx
 
+    from vox_mlx.definitions import correct
     from vox_mlx.unpacked import unpack_on_cpu
 
     config = mlx_config(read_config(folder))
@@ -61,6 +62,7 @@ def load_base(
         model = _build(folder, config)
     if quant != "none" and "quantization" not in config:
         _quantise(model, quant)
+    correct(model, config)
     unpack_on_cpu(model)
     model.set_dtype(mlx_dtype(dtype))
     model.freeze()
@@ -108,15 +110,19 @@ def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
 
 
 def _quantise(model: nn.Module, quant: Quant) -> None:
+    import mlx.core as mx
     from mlx import nn
 
     group_size, bits, mode = FORMATS[quant]
-    nn.quantize(
-        model,
-        group_size=group_size,
-        bits=bits,
-        mode=mode,
-        class_predicate=lambda path, module: (
-            isinstance(module, nn.Linear) and path.rpartition(".")[2] not in HEADS
-        ),
-    )
+    # On the CPU whatever the device: GPU kernels may decide a tie otherwise, and a merge onto the
+    # trained base has to find the very weights that training saw.
+    with mx.stream(mx.cpu):
+        nn.quantize(
+            model,
+            group_size=group_size,
+            bits=bits,
+            mode=mode,
+            class_predicate=lambda path, module: (
+                isinstance(module, nn.Linear) and path.rpartition(".")[2] not in HEADS
+            ),
+        )

@@ -1,18 +1,22 @@
 """mlx-lm's model classes, with what some families need to be what transformers computes.
 
-`model_classes` goes into `mlx_lm.utils.load_model` where mlx-lm's own lookup would. GPT-2's tensors
-lose the prefix that mlx-lm does not expect; Mistral gets the sliding window that mlx-lm leaves out;
-Gemma 3's embeddings, which mlx-lm scales by a bfloat16 whatever the dtype, are scaled as precisely
-as their dtype allows.
+`model_classes` goes into `mlx_lm.utils.load_model` where mlx-lm's own lookup would: tensors get the
+names that mlx-lm expects, and settings that it would leave out are refused. `correct` mends a model
+that was built: Mistral gets its sliding window, and Gemma 3's embeddings, which mlx-lm scales by a
+bfloat16 whatever the dtype, are scaled as precisely as their dtype allows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-    from mlx import nn
+import mlx.core as mx
+from mlx import nn
+
+from vox_mlx.verified import require_verified
+
+_TOWERS = ("vision_tower", "multi_modal_projector")
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
@@ -20,66 +24,60 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     from mlx_lm.utils import _get_classes
 
     model, arguments = _get_classes(config)
+    require_verified(config, arguments)
     if config["model_type"] == "gpt2":
-        return _without_prefix(model, "transformer."), arguments
-    if config["model_type"] == "mistral" and config.get("sliding_window"):
-        return _windowed(model, config["sliding_window"]), arguments
-    if config["model_type"] in ("gemma3", "gemma3_text"):
-        return _scaled_precisely(model), arguments
+        return _renaming(model, _gpt2_name), arguments
+    if config["model_type"] == "gemma3":
+        return _renaming(model, _nested_name), arguments
     return model, arguments
 
 
-def _without_prefix(base: type[nn.Module], prefix: str) -> type[nn.Module]:
+def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Make `model` compute what its configuration says."""
+    kind = config["model_type"]
+    if kind == "mistral" and config.get("sliding_window"):
+        _give_window(model.model, config["sliding_window"])
+    if kind in ("gemma3", "gemma3_text"):
+        text = getattr(model, "language_model", model)
+        embedding = text.model.embed_tokens
+        embedding.__class__ = _corrected(type(embedding), text.args.hidden_size**0.5)
+
+
+def _renaming(base: type[nn.Module], rename: Callable[[str], str | None]) -> type[nn.Module]:
+    """`base` with tensors under other names; those renamed to None are left out."""
+
     class Model(base):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            plain = {name.removeprefix(prefix): value for name, value in weights.items()}
-            plain.pop("lm_head.weight", None)
-            sanitised: dict[str, mx.array] = super().sanitize(plain)
+            named = {rename(name): value for name, value in weights.items()}
+            named.pop(None, None)
+            sanitised: dict[str, mx.array] = super().sanitize(named)
             return sanitised
 
     return Model
 
 
-def _windowed(base: type[nn.Module], size: int) -> type[nn.Module]:
-    class Model(base):  # type: ignore[misc, valid-type]
-        def __init__(self, arguments: Any) -> None:
-            super().__init__(arguments)
-            self.model.sliding_window, self.model.swa_idx = size, 0
-            for layer in self.model.layers:
-                layer.use_sliding = True
-
-    return Model
+def _gpt2_name(name: str) -> str | None:
+    # The head of a tied model, stored once more; an untied one is refused (verified.py).
+    return None if name == "lm_head.weight" else name.removeprefix("transformer.")
 
 
-def _scaled_precisely(base: type[nn.Module]) -> type[nn.Module]:
-    class Model(base):  # type: ignore[misc, valid-type]
-        def __init__(self, arguments: Any) -> None:
-            super().__init__(arguments)
-            text = getattr(self, "language_model", self)
-            embedding = text.model.embed_tokens
-            embedding.__class__ = _corrected(type(embedding), text.args.hidden_size**0.5)
-
-        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            renamed = {_nested(name): value for name, value in weights.items()}
-            sanitised: dict[str, mx.array] = super().sanitize(renamed)
-            return sanitised
-
-    return Model
-
-
-def _nested(name: str) -> str:
+def _nested_name(name: str) -> str:
     """A multimodal model's tensor as mlx-lm expects it; transformers 5 writes them otherwise."""
     if name.startswith("model.language_model."):
         return "language_model.model." + name.removeprefix("model.language_model.")
-    for tower in ("vision_tower", "multi_modal_projector"):
-        if name.startswith(f"model.{tower}."):
-            return name.removeprefix("model.")
+    if any(name.startswith(f"model.{tower}.") for tower in _TOWERS):
+        return name.removeprefix("model.")
     return name
+
+
+def _give_window(inner: nn.Module, size: int) -> None:
+    inner.sliding_window, inner.swa_idx = size, 0
+    for layer in inner.layers:
+        layer.use_sliding = True
 
 
 def _corrected(base: type[nn.Module], scale: float) -> type[nn.Module]:
     """An embedding that makes up for `scale` being rounded to bfloat16 behind it."""
-    import mlx.core as mx
 
     class Embedding(base):  # type: ignore[misc, valid-type]
         def __call__(self, tokens: mx.array) -> mx.array:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx import nn
 
+from vox_core.adapter.mlx_config import require_window, window
 from vox_core.contract import LoadJob, Sampling
 from vox_mlx.arrays import float32
 from vox_mlx.base import load_base, mlx_dtype, read_config
-from vox_mlx.families import require_window
-from vox_mlx.inject import inject
+from vox_mlx.inject import Slots, inject
 from vox_mlx.stream import stream
 
 if TYPE_CHECKING:
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 def load(job: LoadJob) -> MlxModel:
     """Load what the job names."""
     config = read_config(job.model)
-    model = load_base(job.model, job.dtype, job.quant, lazy=job.streamed)
-    if job.streamed:
-        stream(model, lambda: load_base(job.model, job.dtype, job.quant, lazy=True))
+    model = load_base(job.model, job.dtype, job.quant, lazy=True)
+    slots: Slots = {}
     if job.adapter is not None:
         injected = inject(model, config["model_type"], job.adapter)
         values = {name: float32(value) for name, value in job.adapter.tensors().items()}
         injected.fill(values, mlx_dtype(job.dtype))
+        slots = injected.slots
+    if job.streamed:
+        stream(model, lambda: load_base(job.model, job.dtype, job.quant, lazy=True), slots)
+    else:
+        mx.eval(model.parameters())
     return MlxModel(model.eval(), config)
 
 
@@ -51,12 +55,14 @@ class MlxModel:
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
         from mlx_lm.generate import generate_step
 
-        require_window(self._config, len(tokens_T) + sampling.max_tokens)
+        require_window(self._config, len(tokens_T))
+        size = window(self._config)
+        room = sampling.max_tokens if size is None else size - len(tokens_T)
         mx.random.seed(sampling.seed)
         steps = generate_step(
             mx.array(tokens_T),
             self._loaded(),
-            max_tokens=sampling.max_tokens,
+            max_tokens=min(sampling.max_tokens, room),
             sampler=partial(sample, sampling=sampling),
         )
         for token, _ in steps:
@@ -84,6 +90,7 @@ def sample(logits_1V: mx.array, sampling: Sampling) -> mx.array:
     if sampling.temperature == 0:
         return mx.argmax(logits_1V, axis=-1)
     logits_1V = logits_1V / sampling.temperature
+    logits_1V = logits_1V - mx.logsumexp(logits_1V, axis=-1, keepdims=True)
     if sampling.top_p < 1:
         logits_1V = apply_top_p(logits_1V, sampling.top_p)
     return mx.random.categorical(logits_1V)

@@ -19,22 +19,26 @@ from mlx import nn
 
 
 class Dropout:
-    """Dropout of an adapter's inputs, keyed: the same key gives the same mask.
+    """Dropout of an adapter's inputs, keyed: the same key gives the same masks.
 
-    One object is shared by all modules of a model; `key` is set for a micro-batch, and None means
-    that nothing is dropped.
+    One object is shared by all modules of a model. `begin` is called for a micro-batch; without a
+    key nothing is dropped.
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self.key: mx.array | None = None
+        self._keys: mx.array | None = None
+
+    def begin(self, key: mx.array | None, modules: int) -> None:
+        """Give each of so many modules a key of its own."""
+        used = key is not None and self.rate
+        self._keys = mx.random.split(key, modules) if used else None
 
     def __call__(self, x: mx.array, index: int) -> mx.array:
-        """`x` with some features dropped, for the module numbered `index`."""
-        if self.key is None or not self.rate:
+        """`x` with some features dropped and the others scaled up, for the module `index`."""
+        if self._keys is None:
             return x
-        key = mx.random.split(self.key, index + 1)[index]
-        kept = mx.random.bernoulli(1 - self.rate, x.shape, key=key)
+        kept = mx.random.bernoulli(1 - self.rate, x.shape, key=self._keys[index])
         return mx.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
 
 

@@ -1,8 +1,8 @@
 """The loss of documents, on the positions that are trained and on no others.
 
 Documents become rows, padded on the right: a causal model's real positions never see what lies to
-their right, and rows never see one another, in attention or in recurrent state. Lengths are rounded
-up, so that a run has few shapes: each new one is compiled anew. Padding has weight 0 and no logits.
+their right, and rows never see one another, in attention or in recurrent state. Where a step is
+compiled, lengths are rounded up, so that a run has few shapes. Padding has weight 0.
 
 Shape legend: N documents, L padded length, K trained positions (padded), V vocabulary, B terms of a
 block, P blocks.
@@ -39,12 +39,16 @@ class Rows:
         return self.tokens_NL, self.index_K, self.targets_K, self.weights_K
 
 
-def rows(batch: Batch) -> Rows:
-    """Lay a batch out as padded rows."""
+def rows(batch: Batch, lengths: int = 1) -> Rows:
+    """Lay a batch out as padded rows.
+
+    Args:
+        lengths: what the length of rows is rounded up to.
+    """
     import numpy as np
 
     documents = list(batch.documents())
-    length = _up(max(d.stop - d.start for d in documents), LENGTHS)
+    length = _up(max(d.stop - d.start for d in documents), lengths)
     tokens_NL = np.zeros((len(documents), length), np.int32)
     trained = []
     for row, document in enumerate(documents):

@@ -12,37 +12,51 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
+
+from vox_mlx.inject import Slots
 
 
-def stream(model: nn.Module, unread: Callable[[], nn.Module]) -> None:
+def stream(model: nn.Module, unread: Callable[[], nn.Module], kept: Slots | None = None) -> None:
     """Make `model` forget each layer's weights once they were used.
 
     Args:
-        unread: makes the same model anew, with weights that have not been read.
+        unread: makes the same model anew, with weights that have not been read; called once for
+            each pass through the layers.
+        kept: what an adapter has put into the model, and stays.
     """
+    spare = _Spare(unread, {(id(module), name) for module, name in (kept or {}).values()})
     for index, layer in enumerate(model.layers):
-        layer.__class__ = _forgetting(type(layer), lambda index=index: unread().layers[index])
+        layer.__class__ = _forgetting(type(layer), spare, index)
 
 
-def _forgetting(base: type[nn.Module], unread: Callable[[], nn.Module]) -> type[nn.Module]:
+class _Spare:
+    """The model once more, unread, whose layers take the place of those that were used."""
+
+    def __init__(self, unread: Callable[[], nn.Module], kept: set[tuple[int, str]]) -> None:
+        self._unread, self._kept = unread, kept
+        self._layers: list[nn.Module] = []
+
+    def restore(self, layer: nn.Module, index: int) -> None:
+        """Put unread weights where `layer` has read ones; an adapter's stay."""
+        if index == 0:
+            self._layers = list(self._unread().layers)
+        fresh = dict(tree_flatten(self._layers[index].parameters()))
+        for path, module in layer.named_modules():
+            for name in [n for n, value in module.items() if isinstance(value, mx.array)]:
+                # An adapted layer holds the base's linear layer one level further down.
+                full = f"{path}.{name}".removeprefix(".").replace(".linear.", ".")
+                if full in fresh and (id(module), name) not in self._kept:
+                    module[name] = fresh[full]
+
+
+def _forgetting(base: type[nn.Module], spare: _Spare, index: int) -> type[nn.Module]:
     class Layer(base):  # type: ignore[misc, valid-type]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             result = super().__call__(*args, **kwargs)
             mx.eval(result)
-            _restore(self, unread())
+            spare.restore(self, index)
             mx.clear_cache()
             return result
 
     return Layer
-
-
-def _restore(layer: nn.Module, unread: nn.Module) -> None:
-    """Put unread weights where the layer has read ones; an adapter's stay."""
-    from mlx.utils import tree_flatten
-
-    fresh = dict(tree_flatten(unread.parameters()))
-    for path, module in layer.named_modules():
-        for name in [n for n, value in module.items() if isinstance(value, mx.array)]:
-            full = f"{path}.{name}".removeprefix(".").replace(".linear.", ".")
-            if full in fresh:
-                module[name] = fresh[full]

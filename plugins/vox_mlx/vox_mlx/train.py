@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from vox_core.adapter.mlx_config import require_window
 from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, Validation
 from vox_mlx.base import load_base, mlx_dtype, read_config
-from vox_mlx.families import require_window
 from vox_mlx.head import choose_at_head
 from vox_mlx.inject import inject
-from vox_mlx.loss import Arrays, rows, weighted_nll
+from vox_mlx.loss import LENGTHS, Arrays, rows, weighted_nll
 from vox_mlx.optimizer import AdamW, Values, not_finite
 from vox_mlx.recompute import recompute_layers
 
@@ -38,11 +38,13 @@ class Trainer:
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
         require_window(read_config(job.model), contract.seq_len)
-        model = load_base(job.model, plan.dtype, contract.quant)
+        # Nothing is read of the weights before it is known that the adapter fits.
+        model = load_base(job.model, plan.dtype, contract.quant, lazy=True)
         model.train()  # families with a kernel for inference alone choose by this flag
         self._injected = inject(
             model, contract.model.model_type, job.start.adapter, contract.adapter.dropout
         )
+        mx.eval(model.parameters())
         self._chosen = choose_at_head(model)
         if plan.gradient_checkpointing:
             recompute_layers(self._injected)
@@ -72,9 +74,13 @@ class Trainer:
         """Weighted mean loss over `batches`."""
         total, weight = 0.0, 0.0
         for batch in batches:
-            total += self._share(self._optimizer.values, rows(batch).arrays(), None).item()
+            total += self._share(self._optimizer.values, self._rows(batch), None).item()
             weight += float(batch.weights_T.sum())
         return total / weight
+
+    def _rows(self, batch: Batch) -> Arrays:
+        # Few shapes, where each is compiled; elsewhere no padding that is not needed.
+        return rows(batch, LENGTHS if _on_gpu() else 1).arrays()
 
     def _validate(self, step: int) -> None:
         self._context.emit(Validation(step, self.evaluate(self._job.validation)))
@@ -84,7 +90,7 @@ class Trainer:
         loss, gradients = 0.0, Values()
         for index, batch in enumerate(step.batches):
             key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
-            share, more = self._value_and_grad(self._optimizer.values, rows(batch).arrays(), key)
+            share, more = self._value_and_grad(self._optimizer.values, self._rows(batch), key)
             gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
             mx.eval(share, gradients)
             loss += share.item() / step.total_weight
@@ -106,14 +112,19 @@ class Trainer:
         """`sum(weight * nll)` of a micro-batch, as a function of the trained values."""
         tokens_NL, index_K, targets_K, weights_K = batch
         self._injected.fill(values, self._dtype)
-        self._injected.dropout.key, self._chosen.index_K = key, index_K
+        self._injected.dropout.begin(key, len(self._job.start.adapter.modules))
+        self._chosen.index_K = index_K
         return weighted_nll(self._injected.model(tokens_NL), targets_K, weights_K)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # On the CPU, MLX compiles through the system's C++ compiler: 48 s for a tiny model, after which
     # a step took as long as before. GPU kernels compile in milliseconds.
-    return mx.compile(function) if mx.default_device().type == mx.DeviceType.gpu else function
+    return mx.compile(function) if _on_gpu() else function
+
+
+def _on_gpu() -> bool:
+    return bool(mx.default_device().type == mx.DeviceType.gpu)
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

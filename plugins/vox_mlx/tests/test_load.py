@@ -1,0 +1,81 @@
+"""Loading beside what the conformance suite asks of it: streamed layers, windows, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vox_core.contract import AdapterState, LoadJob, Sampling
+from vox_core.errors import ModelError
+from vox_core.testing import jobs
+from vox_core.testing.tiny import make_model
+from vox_mlx import backend
+from vox_mlx.load import sample
+
+TOKENS = np.arange(20)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("tiny") / "llama")
+
+
+def adapter(model: Path) -> AdapterState:
+    """LoRA everywhere and a whole tensor inside a layer."""
+    state = jobs.stirred(jobs.start(model, jobs.plan(model))).adapter
+    whole = np.full(32, 1.7, np.float32)
+    return replace(state, saved={"model.layers.0.input_layernorm.weight": whole})
+
+
+def test_a_streamed_model_gives_the_same_logits_every_time(model):
+    state = adapter(model)
+    plain = backend.vox_load(LoadJob(model, "fp32", state), None).logits(TOKENS)
+    streamed = backend.vox_load(LoadJob(model, "fp32", state, streamed=True), None)
+    for _ in range(3):
+        assert np.array_equal(streamed.logits(TOKENS), plain)
+
+
+def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
+    from vox_core.testing import tiny
+
+    wide = {**tiny.FAMILIES["llama"][1], "hidden_size": 256, "num_hidden_layers": 12}
+    monkeypatch.setitem(tiny.FAMILIES, "llama", ("llama", wide))
+    model = make_model("llama", tmp_path / "deep")
+
+    def peak(*, streamed: bool) -> int:
+        loaded = backend.vox_load(LoadJob(model, "fp32", streamed=streamed), None)
+        mx.reset_peak_memory()
+        loaded.logits(TOKENS)
+        loaded.close()
+        return mx.get_peak_memory()
+
+    assert peak(streamed=True) < peak(streamed=False) / 3
+
+
+def test_documents_and_answers_keep_within_a_window_that_mlx_lm_leaves_out(tmp_path, monkeypatch):
+    from vox_core.testing import tiny
+
+    windowed = {**tiny.FAMILIES["phi3"][1], "sliding_window": 24}
+    monkeypatch.setitem(tiny.FAMILIES, "phi3", ("phi3", windowed))
+    loaded = backend.vox_load(LoadJob(make_model("phi3", tmp_path / "phi3"), "fp32"), None)
+    assert len(list(loaded.generate(TOKENS, Sampling(max_tokens=50)))) == 24 - len(TOKENS)
+    with pytest.raises(ModelError):
+        loaded.logits(np.arange(25))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.5])
+def test_the_nucleus_is_that_of_the_tempered_distribution(temperature):
+    logits_V = np.array([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5])
+    exact = np.exp(logits_V / temperature)
+    exact /= exact.sum()
+    before = np.cumsum(exact) - exact
+    nucleus = {int(i) for i in np.flatnonzero(before < 0.9)}
+    mx.random.seed(0)
+    asked = Sampling(temperature=temperature, top_p=0.9)
+    drawn = {int(sample(mx.array(logits_V[None]), asked).item()) for _ in range(400)}
+    assert drawn <= nucleus
+    assert 0 in drawn
