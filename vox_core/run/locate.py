@@ -124,6 +124,7 @@ def _adapter_folder(folder: Path) -> Path | None:
     if (folder / CONFIG).is_file():
         return folder
     if not (folder / PLAN).is_file():
+        _refuse_the_place_beside(folder)
         return None
     saved = any((folder / CHECKPOINTS).glob("step-*"))
     raise AdapterError(
@@ -136,6 +137,29 @@ def _adapter_folder(folder: Path) -> Path | None:
         if saved
         else f"remove it and train again: rm -r {folder}",
     )
+
+
+def _refuse_the_place_beside(path: Path) -> None:
+    """Tell a file inside an adapter's folder, or the folder around runs, from a model."""
+    if path.is_file() and (path.parent / CONFIG).is_file():
+        raise AdapterError(
+            "A001",
+            "an adapter is named by its folder",
+            where=path,
+            found="a file of it",
+            remedy=f"name the folder: {path.parent}",
+        )
+    if not path.is_dir() or (path / "config.json").is_file():
+        return
+    inside = sorted(p.parent.name for kind in (CONFIG, PLAN) for p in path.glob(f"*/{kind}"))
+    if inside:
+        raise AdapterError(
+            "A001",
+            "the folder is no run and no adapter, but holds some",
+            where=path,
+            found=", ".join(dict.fromkeys(inside)),
+            remedy=f"name one of them: {path / inside[0]}",
+        )
 
 
 def _base_model(
