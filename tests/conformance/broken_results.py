@@ -111,3 +111,17 @@ def one_too_many(model: LoadedModel, tokens_T: Any, sampling: Sampling) -> Itera
 
 def all_at_once(model: LoadedModel, tokens_T: Any, sampling: Sampling) -> Iterator[int]:
     return iter(list(model.generate(tokens_T, sampling)))
+
+
+def astray_after(count: int) -> Any:
+    """Greedy tokens, of which those after the first `count` are wrong."""
+
+    def generate(model: LoadedModel, tokens_T: Any, sampling: Sampling) -> Iterator[int]:
+        for number, token in enumerate(model.generate(tokens_T, sampling)):
+            yield token if number < count else (token + 1) % 256
+
+    return generate
+
+
+def of_the_last(count: int) -> Any:
+    return lambda model, tokens_T, sampling: model.generate(tokens_T[-count:], sampling)

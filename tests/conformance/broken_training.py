@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from vox_core.contract import (
     AdapterState,
@@ -83,6 +84,14 @@ def into_the_next_document(batch: Batch) -> Batch:
     return replace(batch, targets_T=targets_T, weights_T=weights_T)
 
 
+def first_hundred(batch: Batch) -> Batch:
+    """Tokens of each document."""
+    kept = [np.arange(len(batch.tokens_T))[document][:100] for document in batch.documents()]
+    which = np.concatenate(kept)
+    starts_D = np.cumsum([0, *(len(each) for each in kept[:-1])])
+    return Batch(batch.tokens_T[which], batch.targets_T[which], batch.weights_T[which], starts_D)
+
+
 def every_token(batch: Batch) -> Batch:
     return replace(batch, weights_T=np.ones_like(batch.weights_T))
 
@@ -135,6 +144,18 @@ def by_plan(part: str, **changes: Any) -> Any:
         return right(replace(job, plan=plan), context)
 
     return train
+
+
+def squared_dropout(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
+    rate = job.plan.contract.adapter.dropout
+    return by_plan("adapter", dropout=rate**2)(right, job, context)  # type: ignore[no-any-return]
+
+
+_dropout = torch.nn.functional.dropout
+
+
+def unscaled_dropout(x: Any, p: float, *others: Any) -> Any:
+    return _dropout(x, p, *others) * (1 - p)
 
 
 def unscaled(adapter: AdapterState) -> AdapterState:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +160,78 @@ def test_a_plugin_that_ends_the_process_is_told(tmp_path: Path) -> None:
     with pytest.raises(PluginError) as caught:
         check(str(project(tmp_path, "ending", code, DECLARED)))
     assert caught.value.found == "the process ended by SIGABRT"
+
+
+HANGING = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+file = pathlib.Path(__file__).with_name("pids")
+file.with_suffix(".new").write_text(f"{os.getpid()} {child.pid}")
+file.with_suffix(".new").rename(file)
+time.sleep(120)
+"""
+
+
+def gone(pid: int) -> bool:
+    """Ended; an orphan that nobody has reaped yet is."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        os.kill(pid, 0)
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return not stat.exists()
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 30) -> bool:
+    deadline = time.monotonic() + within_s
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return met
+
+
+def all_gone(file: Path) -> bool:
+    """Both processes of `HANGING`."""
+    return eventually(lambda: all(gone(int(pid)) for pid in file.read_text().split()))
+
+
+def test_an_import_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing_check, "IMPORT_LIMIT_S", 3.0)
+    with pytest.raises(PluginError, match="importing vox_x_stuck does not end") as caught:
+        check(str(project(tmp_path, "stuck", HANGING)))
+    assert caught.value.found == "it was ended after 3 s, with whatever it had started"
+    assert all_gone(tmp_path / "src/vox_x_stuck/pids")
+
+
+def test_a_suite_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    hangs = "\n".join(f"        {line}" for line in HANGING.strip().splitlines())
+    code = HOOKS.replace('        raise NotImplementedError("to be written")', hangs)
+    folder = project(tmp_path, "slow", code, DECLARED)
+    with pytest.raises(PluginError, match="the suite on plugin 'slow' does not end") as caught:
+        check(str(folder), limit_s=8.0)
+    assert caught.value.found == "it was ended after 8 s, with whatever it had started"
+    assert all_gone(folder / "src/vox_x_slow/pids")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_command_is_ended(how: signal.Signals, tmp_path: Path) -> None:
+    folder = project(tmp_path, "left", HANGING)
+    command = [sys.executable, "-m", "vox_core.cli", "plugin", "check", str(folder)]
+    pids = folder / "src/vox_x_left/pids"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as vox:
+        assert eventually(pids.exists)
+        vox.send_signal(how)
+    assert all_gone(pids)
+
+
+def test_what_a_plugin_leaves_running_is_ended_after_the_suite(tmp_path: Path) -> None:
+    """By the time that the result is there."""
+    quiet = 'time.sleep(120)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL'
+    leaving = HANGING.replace('time.sleep(120)"]', quiet).replace("time.sleep(120)\n", "")
+    folder = project(tmp_path, "untidy", leaving + HOOKS)
+    check(str(folder))
+    assert all_gone(folder / "src/vox_x_untidy/pids")
 
 
 def test_an_unknown_id_and_a_folder_without_a_plugin_are_told(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 import vox_core.testing.plugin  # noqa: F401 - before the suite, whose asserts it has rewritten
 import vox_cpu
-from tests.conformance.mutants import MUTANTS, Mutant, Mutated
+from tests.conformance.mutant import Mutant, Mutated
+from tests.conformance.mutants import MUTANTS
 from tests.conformance.quantising import Quantising
 from vox_core.contract import Quant
 from vox_core.host.discover import Found, discover

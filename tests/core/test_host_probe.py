@@ -14,10 +14,11 @@ from types import ModuleType
 import pytest
 
 from vox_core.errors import ConfigError
-from vox_core.host import probe
+from vox_core.host import probe, process
 from vox_core.host.discover import Found
 from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires, parse_manifest
 from vox_core.host.probe import Device, Hardware, ProbeFault, accelerators, probe_all
+from vox_core.host.process import Failed, Late, output_of, run
 
 CPU_PLUGIN = Path(__file__).resolve().parents[2] / "plugins/vox_cpu/vox_cpu"
 
@@ -74,6 +75,18 @@ BROKEN = {
         'print(\'{"present": true, "devices": [], "detail": ""}\')',
         "its probe gave a wrong answer: `present` and `devices` disagree",
     ),
+    "tells two lines": (
+        'print(\'{"present": false, "devices": [], "detail": "no\\\\ndriver"}\')',
+        "its probe gave a wrong answer: detail: 'no\\ndriver' is not one line of text",
+    ),
+    "steers the terminal": (
+        ANSWER.replace("X1", "\\\\u001b[2J", 1),
+        "its probe gave a wrong answer: devices.0: '\\x1b[2J' is not one line of text",
+    ),
+    "has less than no memory": (
+        ANSWER.replace('"tag"', '"memory_bytes": -1, "tag"'),
+        "its probe gave a wrong answer: devices.0: -1 is no number of bytes",
+    ),
     "needs site-packages": ("import pydantic", "No module named 'pydantic'"),
 }
 
@@ -102,6 +115,42 @@ def test_probes_that_hang_are_ended_together_with_their_children(
     assert results["x"] == X1
     pid = int((tmp_path / "a_probe.py.pid").read_text())
     assert eventually(lambda: not alive(pid))
+
+
+def test_a_probe_that_prints_without_end_is_ended(tmp_path: Path) -> None:
+    """Long before its time is up, and without keeping what it prints."""
+    endless = "while True: print('x' * 1_000_000)"
+    started = time.monotonic()
+    assert result(plugin(tmp_path, endless)) == ProbeFault("its probe printed more than 4 MB")
+    assert time.monotonic() - started < probe.LIMIT_S
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def test_of_stderr_the_end_is_kept() -> None:
+    ended = run(python("import sys; sys.stderr.write('x' * 10**7 + 'end')"), 20)
+    assert len(ended.errors) == process.ERRORS_BYTES
+    assert ended.errors.endswith(b"xend")
+    with pytest.raises(Failed) as caught:
+        output_of(python("raise SystemExit('x' * 10**7)"), 20)
+    assert len(str(caught.value)) < 1000
+
+
+def test_one_who_floods_stderr_is_ended_in_time() -> None:
+    with pytest.raises(Late, match="did not end in 1 s"):
+        run(python("import sys\nwhile True: sys.stderr.write('x' * 1_000_000)"), 1)
+
+
+def test_a_process_that_has_closed_its_output_is_ended_in_time() -> None:
+    with pytest.raises(Late):
+        run(python("import os, time; os.close(1); os.close(2); time.sleep(60)"), 1)
+
+
+def test_what_is_given_may_be_larger_than_a_pipe() -> None:
+    code = "import sys; given = sys.stdin.buffer.read(); print('x' * 10**6, len(given))"
+    assert output_of(python(code), 20, b"y" * 10**6).split()[1] == b"1000000"
 
 
 def alive(pid: int) -> bool:

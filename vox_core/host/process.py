@@ -1,45 +1,114 @@
-"""Run somebody else's code in a process of its own, with a time limit, and say how it ended.
+"""Run somebody else's code in a process of its own, within bounds, and say how it ended.
 
-When the time is up, or this process is interrupted, it is killed together with whatever it started.
+It has a time limit, and what it prints is bounded too: more than `OUTPUT_BYTES` on stdout is a
+fault, and of stderr the end is kept. When it has ended, a bound is passed, or this process is
+interrupted, whatever it started is killed with it.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+OUTPUT_BYTES = 4 * 2**20
+"""Of stdout. An answer has a few kilobytes."""
+ERRORS_BYTES = 2**16
+"""Of stderr, its end: a traceback is there."""
+_WORDS = 500
+"""Characters of stderr's last line that are told."""
+_CHUNK = 2**16
 
 
 class Failed(Exception):
     """It gave no output; the text says what happened: `was ended by SIGSEGV`."""
 
 
+class Late(Failed):
+    """It did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended, all of its stdout, and the end of its stderr."""
+
+    returncode: int
+    output: bytes
+    errors: bytes
+
+
 def output_of(command: Sequence[str], limit_s: float, given: bytes = b"") -> bytes:
     """What `command` prints on stdout, with `given` on its stdin.
 
     Raises:
-        Failed: it did not end in time, was ended by a signal, or exited with anything but 0.
+        Failed: it did not end in time, printed too much, was ended by a signal, or exited with
+            anything but 0.
     """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(given, timeout=limit_s)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise Failed(f"did not end in {limit_s:g} s") from None
-            raise
-    if process.returncode:
-        raise Failed(_how(process.returncode, errors))
-    return output
+    ended = run(command, limit_s, given)
+    if ended.returncode:
+        raise Failed(_how(ended))
+    return ended.output
 
 
-def _how(returncode: int, errors: bytes) -> str:
-    if returncode < 0:
+def run(command: Sequence[str], limit_s: float, given: bytes = b"") -> Ended:
+    """Run `command` to its end, whatever that is, with `given` on its stdin.
+
+    Raises:
+        Late: it did not end in time.
+        Failed: it printed more than `OUTPUT_BYTES` on stdout.
+    """
+    until, pipe = time.monotonic() + limit_s, subprocess.PIPE
+    with tempfile.TemporaryFile() as stdin:  # not a pipe, which would have to be fed meanwhile
+        stdin.write(given)
+        stdin.seek(0)
+        with subprocess.Popen(
+            command, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as process:
+            try:
+                output, errors = _heard(process, until)
+                return Ended(process.wait(_left(until)), output, errors)
+            except (subprocess.TimeoutExpired, TimeoutError):
+                raise Late(f"did not end in {limit_s:g} s") from None
+            finally:
+                with suppress(ProcessLookupError, PermissionError):  # nothing of it is left
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
+    """Its stdout and the end of its stderr, once both are closed."""
+    output, errors = bytearray(), bytearray()
+    with selectors.DefaultSelector() as open_pipes:
+        for pipe, heard in ((process.stdout, output), (process.stderr, errors)):
+            assert pipe is not None
+            open_pipes.register(pipe, selectors.EVENT_READ, heard)
+        while open_pipes.get_map():
+            for key, _ in open_pipes.select(_left(until)):
+                if chunk := os.read(key.fd, _CHUNK):
+                    key.data.extend(chunk)
+                else:
+                    open_pipes.unregister(key.fileobj)
+            del errors[:-ERRORS_BYTES]
+            if len(output) > OUTPUT_BYTES:
+                raise Failed(f"printed more than {OUTPUT_BYTES / 1e6:.0f} MB")
+    return bytes(output), bytes(errors)
+
+
+def _left(until: float) -> float:
+    """Seconds that are left; one who prints without end never lets a wait run out."""
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
+
+
+def _how(ended: Ended) -> str:
+    if ended.returncode < 0:
         known = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {known.get(-returncode, f'signal {-returncode}')}"
-    last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"failed: {last or f'exit {returncode}'}"
+        return f"was ended by {known.get(-ended.returncode, f'signal {-ended.returncode}')}"
+    last = ended.errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"failed: {last[:_WORDS] or f'exit {ended.returncode}'}"

@@ -5,14 +5,14 @@ JUnit report; outcomes are read from that. Pytest's dots go to stderr while it r
 is not installed is put on the child's path, with metadata made from its `pyproject.toml`, so that
 it is discovered as an installed one would be.
 
-Nothing of the plugin is imported here.
+Nothing of the plugin is imported here, and nothing of it is left running (guard.py): a plugin whose
+import hangs is told of after `IMPORT_LIMIT_S`, a suite that hangs after the time that it was given.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -23,12 +23,24 @@ from typing import Any, Literal
 
 from vox_core.errors import BackendError, ConfigError, PluginError
 from vox_core.hookspecs import ENTRY_POINTS
+from vox_core.testing.guard import Overdue, call
+
+IMPORT_LIMIT_S = 60.0
+"""For the import alone, of the clock; a tensor library from a cold disk may take half of it."""
+LIMIT_S = 3600.0
+"""For the whole suite; it takes ten seconds on a CPU, minutes where kernels are compiled."""
 
 _SUITE = "from vox_core.testing.suite import *  # noqa: F403\n"
 # Without the plugins that happen to be installed: the result is to depend on the backend alone.
 _PYTEST = ("-p", "vox_core.testing.plugin", "-p", "no:cacheprovider", "-q")
 _FINISHED = (0, 1)
 """What pytest ends with when every test has run, some of them with a failure."""
+_IMPORT = """
+import importlib, os, sys
+for stream in (1, 2):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+importlib.import_module(sys.argv[1])
+"""
 _QUIET = ("--no-header", "--no-summary", "--tb=short", "--show-capture=no")
 
 
@@ -51,14 +63,18 @@ CORE = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A plugin's id, and what has to be on the path for it beside what is installed."""
+    """A plugin's id, its module, and what has to be on the path beside what is installed."""
 
     id: str
+    module: str
     path: tuple[Path, ...] = ()
 
 
-def check(reference: str) -> tuple[str, list[Outcome]]:
+def check(reference: str, limit_s: float = LIMIT_S) -> tuple[str, list[Outcome]]:
     """Run the suite on the plugin that `reference` names: its id, or the folder of its project.
+
+    Args:
+        limit_s: seconds for the whole suite.
 
     Returns:
         The id, and the outcome of every check, in the order in which they ran.
@@ -66,13 +82,15 @@ def check(reference: str) -> tuple[str, list[Outcome]]:
     Raises:
         BackendError: B003, no such plugin; B011, the folder is not the project of one.
         ConfigError: C009, pytest is not installed.
-        PluginError: X001, the child process or pytest ended before the suite did.
+        PluginError: X001, the child process or pytest ended before the suite did, or did not end
+            in time.
     """
     _require_pytest()
     with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
         scratch = Path(name)
         target = _find(reference, scratch)
-        return target.id, _outcomes(_run(target, scratch))
+        _require_import(target, scratch)
+        return target.id, _outcomes(_run(target, scratch, limit_s))
 
 
 def unshown(outcomes: Sequence[Outcome]) -> str | None:
@@ -104,13 +122,14 @@ def _find(reference: str, scratch: Path) -> Target:
     plugins = {plugin.id: plugin for plugin in discover()}
     folder = Path(reference).resolve()
     if reference in plugins or not folder.is_dir():
-        return Target(find(reference).id)
+        found = find(reference)
+        return Target(found.id, found.entry_point.module)
     project = _project(folder)
-    id = _only_plugin(project, folder)
+    id, module = _only_plugin(project, folder)
     if id in plugins and (where := plugins[id].folder) and where.is_relative_to(folder):
-        return Target(id)
+        return Target(id, module)
     _describe(project, scratch / "installed")
-    return Target(id, (scratch / "installed", folder / "src", folder))
+    return Target(id, module, (scratch / "installed", folder / "src", folder))
 
 
 def _project(folder: Path) -> dict[str, Any]:
@@ -122,11 +141,13 @@ def _project(folder: Path) -> dict[str, Any]:
         raise _no_project(file, f"{type(error).__name__}: {error}") from error
 
 
-def _only_plugin(project: dict[str, Any], folder: Path) -> str:
-    ids = list(project.get("entry-points", {}).get(ENTRY_POINTS, {}))
+def _only_plugin(project: dict[str, Any], folder: Path) -> tuple[str, str]:
+    """Its id and its module."""
+    ids = project.get("entry-points", {}).get(ENTRY_POINTS, {})
     if len(ids) != 1:
         raise _no_project(folder / "pyproject.toml", f"entry points: {', '.join(ids) or 'none'}")
-    return str(ids[0])
+    ((id, place),) = ids.items()
+    return str(id), str(place).partition(":")[0].strip()
 
 
 def _no_project(file: Path, found: str) -> BackendError:
@@ -153,22 +174,47 @@ def _describe(project: dict[str, Any], site: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
-def _run(target: Target, scratch: Path) -> Path:
+def _require_import(target: Target, scratch: Path) -> None:
+    """See that the import ends, in whatever way: the suite tells the rest."""
+    command = [sys.executable, "-c", _IMPORT, target.module]
+    try:
+        call(command, IMPORT_LIMIT_S, scratch, _environment(target.path))
+    except Overdue:
+        raise _overdue(
+            f"importing {target.module} does not end",
+            IMPORT_LIMIT_S,
+            f"run python -c 'import {target.module}', and press Ctrl-C to see where it waits",
+        ) from None
+
+
+def _run(target: Target, scratch: Path, limit_s: float) -> Path:
     """Run pytest; where its report lies."""
     report, test = scratch / "report.xml", scratch / "test_conformance.py"
     test.write_text(_SUITE)
     (scratch / "pytest.ini").write_text("[pytest]\n")
     chosen = ["--vox-backend", target.id, "--junit-xml", str(report), "-c", "pytest.ini"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *chosen, str(test)],
-        cwd=scratch,
-        env=_environment(target.path),
-        stdout=sys.stderr.fileno(),
-        check=False,
-    )
-    if not report.is_file() or done.returncode not in _FINISHED:
-        raise _ended_early(target.id, done.returncode, report)
+    command = [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *chosen, str(test)]
+    try:
+        returncode = call(command, limit_s, scratch, _environment(target.path))
+    except Overdue:
+        raise _overdue(
+            f"the suite on plugin {target.id!r} does not end",
+            limit_s,
+            "run its own tests with `pytest -v`, which names the one that hangs; if it only takes "
+            "long, give it more with --timeout",
+        ) from None
+    if not report.is_file() or returncode not in _FINISHED:
+        raise _ended_early(target.id, returncode, report)
     return report
+
+
+def _overdue(what: str, limit_s: float, remedy: str) -> PluginError:
+    return PluginError(
+        "X001",
+        what,
+        found=f"it was ended after {limit_s:g} s, with whatever it had started",
+        remedy=remedy,
+    )
 
 
 def _environment(path: Sequence[Path]) -> dict[str, str]:

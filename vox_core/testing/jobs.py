@@ -46,18 +46,19 @@ RANK, ALPHA = 4, 8.0
 
 
 def documents(
-    count: int, seed: int = 0, longest: int = 40, *, uneven: bool = False
+    count: int, seed: int = 0, longest: int = 40, *, uneven: bool = False, shortest: int = 4
 ) -> list[Document]:
     """Documents of unequal lengths; about half of the positions are trained.
 
     Args:
-        longest: no document has this many tokens; the shortest has 4.
+        longest: no document has this many tokens.
+        shortest: every document has this many tokens.
         uneven: weights are 0.25, 0.5, … 2 instead of 1.
     """
     random = generator("documents", seed)
     made = []
     for _ in range(count):
-        length = int(random.integers(4, longest))
+        length = int(random.integers(shortest, longest))
         tokens = random.integers(0, 256, length)
         weights = (random.random(length) < 0.5).astype(np.float32)
         weights[1], weights[-1] = 1, 0
@@ -101,6 +102,10 @@ def plan(
     targets: tuple[str, ...] = ("all-linear",),
     clip: float = 1.0,
     weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    seq_len: int = 64,
     total_steps: int = 20,
     seed: int = SEED,
     backend: str = "cpu",
@@ -113,9 +118,9 @@ def plan(
         data=DataIdentity("", 0, 0, 0),
         adapter=AdapterSpec(method, RANK, ALPHA, dropout, targets),
         quant=quant,
-        optimizer=OptimizerSpec(1e-3, "constant", 0.0, weight_decay, clip),
+        optimizer=OptimizerSpec(1e-3, "constant", 0.0, weight_decay, clip, beta1, beta2, eps),
         batch_size=4,
-        seq_len=64,
+        seq_len=seq_len,
         total_steps=total_steps,
         seed=seed,
     )

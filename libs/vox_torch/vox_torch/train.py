@@ -115,7 +115,8 @@ def only_adapter_dropout(model: nn.Module) -> None:
 
     A base's own dropout (GPT-2 has 0.1 in four places) would make the first loss another than the
     base model's, and another on each backend. Layers that recompute their activations do so in
-    training mode only; theirs is the layer's own flag, and not that of the modules in it.
+    training mode only; theirs is the layer's own flag, and not that of the modules in it. So is
+    that of PEFT's layers, without which its DoRA drops nothing.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -125,6 +126,8 @@ def only_adapter_dropout(model: nn.Module) -> None:
             module.train()
         elif isinstance(module, GradientCheckpointingLayer):
             module.training = module.gradient_checkpointing
+        elif hasattr(module, "lora_dropout"):
+            module.training = True
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -50,6 +50,18 @@ def test_the_loss_is_that_of_base_and_adapter(vox_subject: Subject, method: Meth
 
 
 @trains
+def test_a_long_document_is_trained_whole(vox_subject: Subject) -> None:
+    """Of 150 tokens, where 160 are allowed: none is cut off, at either end."""
+    plan = vox_subject.plan(seq_len=160)
+    start = stirred(vox_subject.start(plan))
+    one = step(1, [documents(1, seed=6, shortest=150, longest=151, uneven=True)])
+    run = vox_subject.train([one], plan, start)
+    expected = Reference.of(vox_subject.model).loss(one, start.adapter)
+    assert run.losses[0] == pytest.approx(expected, rel=vox_subject.tolerance.loss)
+    assert run.steps[0].tokens == 150
+
+
+@trains
 @each_method
 def test_the_gradient_is_that_of_the_loss(vox_subject: Subject, method: Method) -> None:
     """Along itself, for A, B and the magnitudes one by one.

@@ -29,12 +29,18 @@ MOMENT, UPDATE = 1e-4, 1e-3
 # A norm over all gradients, in float32. Seen with the CPU backend: 3e-7.
 NORM = 1e-5
 RATES = (1e-3, 4e-3, 2e-3, 1e-4)
+# Of PyTorch's defaults and of others; 1e-3 is as large as the gradients are.
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "the defaults": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    "others": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3},
+}
 
 
 @trains
-def test_adamw_is_the_papers(vox_subject: Subject) -> None:
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_adamw_is_the_papers(vox_subject: Subject, constants: str) -> None:
     """Moments, bias correction, decoupled decay, and each step's own learning rate."""
-    plan = vox_subject.plan(weight_decay=0.1)
+    plan = vox_subject.plan(weight_decay=0.1, **CONSTANTS[constants])
     start = stirred(vox_subject.start(plan))
     steps = [replace(one, lr=lr) for one, lr in zip(curve(len(RATES)), RATES, strict=True)]
     run = vox_subject.train(steps, plan, start, checkpoint_every=1)
