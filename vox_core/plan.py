@@ -6,6 +6,7 @@ loaded, nothing is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 _TIED = ("lm_head", "embed_tokens", "wte")
 
+# `num_experts`, `num_local_experts`, `n_routed_experts`; not `num_experts_per_tok`.
+_HOW_MANY_EXPERTS = re.compile(r"experts$")
+_OF_AN_EXPERT = re.compile(r"(^|[._])experts\.")
+
 
 def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
     """`--seq-len`; its default gives way to a model with fewer positions."""
@@ -64,6 +69,31 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
         where=f"--quant {asked}",
         found=stored,
         remedy="leave out --quant, or name the full-precision model",
+    )
+
+
+def require_no_experts(
+    quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
+) -> None:
+    """Refuse to quantise a mixture of experts: the libraries reach linear layers and leave the
+    experts, which are most of such a model, as they are.
+
+    Args:
+        config: the base's `config.json`.
+        tensors: of the base's files, by name.
+
+    Raises:
+        PlanError: P001.
+    """
+    if quant == "none" or (found := _experts(config, tensors)) is None:
+        return
+    raise PlanError(
+        "P001",
+        "a mixture of experts cannot be quantised: its experts would stay as they are",
+        where=f"quantisation {quant}",
+        found=found,
+        expected="a dense model",
+        remedy="name the full-precision model, and leave out --quant",
     )
 
 
@@ -117,6 +147,7 @@ def make_plan(
     tensors: Mapping[str, HasShape],
     config: Mapping[str, Any],
     stored: Collection[str] = (),
+    longest: int = 0,
 ) -> ExecutionPlan:
     """How the chosen backend will carry out the contract.
 
@@ -124,6 +155,7 @@ def make_plan(
         tensors: of the base's files, by name.
         config: the base's `config.json`.
         stored: names of the tensors that the files hold quantised.
+        longest: tokens of the longest document, training and validation.
 
     Raises:
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
@@ -161,6 +193,7 @@ def make_plan(
         save_every=settings.save_every,
         saved=saved,
         gradient_checkpointing=settings.gradient_checkpointing,
+        longest=longest,
     )
 
 
@@ -218,6 +251,22 @@ def positions(config: Mapping[str, Any]) -> int | None:
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions")
     return longest if isinstance(longest, int) else None
+
+
+def _experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> str | None:
+    """What shows that the model is a mixture of experts; None if nothing does."""
+    for key, value in {**config, **text_config(config)}.items():
+        if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
+            return f"{key} = {value} in config.json"
+    for name, tensor in tensors.items():
+        if _OF_AN_EXPERT.search(name) or _is_stack(name, tensor.shape):
+            return f"{name} {list(tensor.shape)}"
+    return None
+
+
+def _is_stack(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is several matrices; a convolution's, and positions (1, T, C), are not."""
+    return len(shape) == 3 and min(shape) > 1 and "conv" not in name
 
 
 def _owner_in(parameter: str, modules: tuple[str, ...]) -> bool:

@@ -1,18 +1,22 @@
-"""Quantised folders against mlx-lm: those it writes are read here, those written here it loads."""
+"""Quantised folders against mlx-lm: those it writes are read here, those written here it loads, and
+computes what transformers computes of the same weights. Nothing of vox_mlx takes part."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.run.plain import plain_copy
 from vox_core.run.requantise import requantise
 from vox_core.testing.llama import write_llama
-from vox_core.testing.tiny import write_tokenizer
 from vox_core.weights import MLX_FORMATS, WeightFolder, open_weights
 from vox_core.weights.quantised import SAME_IN_MLX
 
@@ -47,7 +51,7 @@ def as_float32(array) -> np.ndarray:
     return np.array(array.astype(mx.float32))
 
 
-ALWAYS_TIED = {"gemma", "gemma2"}
+ALWAYS_TIED = {"gemma2"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,122 @@ def test_mlx_lm_loads_what_is_written_here(tmp_path, quant):
         expected = form.round_trip(WeightFolder(base).read(name)).astype(np.float32)
         assert np.array_equal(as_float32(left), expected), name
     assert "lm_head.scales" not in loaded
-    logits = model(mx.array([[1, 2, 3]]))
-    assert np.isfinite(as_float32(logits)).all()
-    write_tokenizer(folder)
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+# --- the model, as plain mlx-lm and as transformers compute it ------------------------------------
+
+# Longer than any window below, and than the positions that the scaled ropes were made for.
+TOKENS = np.random.default_rng(0).integers(0, 256, 96)
+THETA = 5e5
+# Weights that make a wrong angle a large error, where the default of 0.02 would hide it.
+STEEP = {"initializer_range": 0.2, "max_position_embeddings": 512}
+SCALED = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+}
+OWN = {
+    "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 512},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            "full_attention": {"rope_type": "default", "rope_theta": THETA},
+        },
+    },
+    "mistral": {"sliding_window": None},
+}
+
+
+def write(folder: Path, family: str, **settings: Any) -> dict[str, Any]:
+    """A float32 model folder with a rope_theta of `THETA`; gives its `config.json`."""
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    config = CONFIG_MAPPING[family](
+        **{**WIDTHS, **STEEP, "rope_parameters": rope, **OWN.get(family, {}), **settings}
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    written: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return written
+
+
+def rewrite(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def quantised(base: Path) -> Path:
+    folder = base.with_name("quantised")
+    folder.mkdir()
+    config = json.loads((base / "config.json").read_text())
+    modules = linear_modules(WeightFolder(base).tensors, config["model_type"])
+    requantise(base, folder, modules, "affine4")
+    return folder
+
+
+def distance_of_plain_mlx_lm(folder: Path) -> float:
+    """Of mlx-lm's logits from transformers' on the dequantised weights: relative, (T, V)."""
+    with plain_copy(open_weights(folder), folder) as plain:
+        model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor(TOKENS[None])).logits[0].numpy()
+    logits = as_float32(load_model(folder)[0](mx.array(TOKENS[None])))[0]
+    return float(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("family", sorted(SAME_IN_MLX))
+def test_plain_mlx_lm_computes_what_transformers_does(tmp_path, family):
+    write(tmp_path / "base", family)
+    assert distance_of_plain_mlx_lm(quantised(tmp_path / "base")) < LOGITS
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_plain_mlx_lm_scales_the_rope_as_transformers_does(tmp_path, family, kind):
+    rope = {"rope_type": kind, "rope_theta": THETA, **SCALED[kind]}
+    write(tmp_path / "base", family, rope_parameters=rope)
+    assert distance_of_plain_mlx_lm(quantised(tmp_path / "base")) < LOGITS
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3"])
+def test_the_words_of_transformers_4_are_kept(tmp_path, family):
+    config = write(tmp_path / "base", family)
+    del config["rope_parameters"]
+    rewrite(tmp_path / "base", {**config, "rope_theta": THETA})
+    assert distance_of_plain_mlx_lm(quantised(tmp_path / "base")) < LOGITS
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3"])
+def test_what_the_configuration_leaves_to_transformers_is_no_default_of_mlx_lm(tmp_path, family):
+    config = write(tmp_path / "base", family)
+    for key in ("rope_parameters", "tie_word_embeddings"):
+        config.pop(key, None)
+    rewrite(tmp_path / "base", config)
+    assert distance_of_plain_mlx_lm(quantised(tmp_path / "base")) < LOGITS
+
+
+def read_by_transformers(folder: Path) -> dict[str, Any]:
+    said: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
+    del said["_name_or_path"]
+    said["rope_parameters"].pop("type", None)  # mlx-lm's name of `rope_type`, which decides
+    return said
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        *((family, {}) for family in sorted(SAME_IN_MLX)),
+        *(("llama", {"rope_type": kind, "rope_theta": THETA, **SCALED[kind]}) for kind in SCALED),
+    ],
+)
+def test_transformers_reads_what_it_read_before(tmp_path, family, rope):
+    base = tmp_path / "base"
+    write(base, family, **({"rope_parameters": rope} if rope else {}))
+    before, after = (read_by_transformers(folder) for folder in (base, quantised(base)))
+    assert {key: after[key] for key in before} == before

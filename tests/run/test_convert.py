@@ -6,6 +6,7 @@ Against plain PEFT and plain mlx-lm: tests/parity/test_interchange.py.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from vox_core.errors import (
     OutputError,
     PluginError,
     ProofError,
+    StorageError,
 )
 from vox_core.models import resolve
 from vox_core.run import convert as service
@@ -34,9 +36,11 @@ from vox_core.run.convert import ConvertReport, convert
 from vox_core.run.equal import compare_logits, require_same_state, require_same_update
 from vox_core.run.load import open_model
 from vox_core.run.locate import locate
+from vox_core.run.requantise import requantise
 from vox_core.run.train import train
 from vox_core.testing.jobs import stirred
-from vox_core.weights import WeightFolder
+from vox_core.testing.llama import write_llama
+from vox_core.weights import WeightFolder, open_weights
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
 # Two float32 forwards of one formula (test_families.py); from float64, by no more.
@@ -138,6 +142,54 @@ def test_whole_tensors_are_noted(tiny, adapters, tmp_path) -> None:
     require_same_state(replace(state, saved=whole), read_adapter(tmp_path / "peft"))
 
 
+@pytest.fixture
+def retold(tiny, tmp_path) -> Any:
+    """`retold(key=value, ...)` -> a copy of a tiny Llama with other settings."""
+
+    def make(**settings: Any) -> Path:
+        folder = shutil.copytree(tiny("llama"), tmp_path / "retold")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **settings}))
+        return folder
+
+    return make
+
+
+def notes(source: Path, base: Path, to: str) -> tuple[str, ...]:
+    """Of a conversion; the base's settings do not touch the adapter."""
+    return run_convert(source, to, out=base.parent / to, model=str(base)).notes
+
+
+def test_what_mlx_lm_would_misread_in_the_base_is_told(adapters, tiny, retold) -> None:
+    source, _ = adapters(tiny("llama"))
+    base = retold(rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    (note,) = notes(source, base, "mlx")
+    assert "rope_theta = 500000.0; vox's MLX backend corrects that" in note
+    assert notes(base.parent / "mlx", base, "peft") == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "(dynamic in llama)"),
+        (
+            {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True},
+            "computes another model beyond 128 tokens",
+        ),
+        ({"model_type": "mistral", "sliding_window": 128}, "sliding_window = 128"),
+    ],
+)
+def test_what_mlx_lm_cannot_compute_of_the_base_is_told(adapters, tiny, retold, said, told) -> None:
+    source, _ = adapters(tiny("llama"))
+    assert told in " ".join(notes(source, retold(**said), "mlx"))
+
+
+def test_a_base_that_mlx_lm_reads_as_it_is_has_no_notes(adapters, tiny, retold) -> None:
+    source, _ = adapters(tiny("llama"))
+    base = retold(rope_parameters=None, rope_theta=5e5)
+    assert notes(source, base, "mlx") == ()
+
+
 # --- the updates ----------------------------------------------------------------------------------
 
 
@@ -236,6 +288,47 @@ def test_with_both_backends_installed_logits_are_compared(
     # From the other side it is the other that comes first.
     back = run_convert(tmp_path / "mlx", "peft", out=tmp_path / "peft").logits
     assert back.backends == ("float64", "cpu")
+
+
+def test_a_base_in_mlxs_format_is_compared_on_its_dequantised_weights(
+    tmp_path, monkeypatch, float64, adapters
+) -> None:
+    plain, base = write_llama(tmp_path / "plain", dtype="BF16"), tmp_path / "base"
+    base.mkdir()
+    requantise(plain, base, linear_modules(WeightFolder(plain).tensors, "llama"), "affine4")
+    seen: list[Path] = []
+
+    def load(self: Named, job: LoadJob, context: RunContext) -> LoadedModel:
+        seen.append(job.model)
+        stored, copy = open_weights(base), WeightFolder(job.model)
+        for name in stored.tensors:
+            assert copy.read(name).tobytes() == stored.read(name).tobytes(), name
+        return load_plain(self, job, context)
+
+    load_plain = Named.load
+    monkeypatch.setattr(Named, "load", load)
+    chosen = {"cpu": Named("cpu", vox_cpu.backend), "mlx": float64}
+    monkeypatch.setattr(equal, "choose", lambda request: (chosen[request.explicit], None))
+    monkeypatch.setattr(service, "BACKENDS", {"peft": ("cpu",), "mlx": ("mlx",)})
+    source, _ = adapters(plain)
+    report = run_convert(source, "mlx", out=tmp_path / "mlx", model=str(base))
+    assert report.logits is not None, report.why_no_logits
+    assert report.logits.relative < FLOAT32
+    assert len(seen) == 3
+    assert not any(folder.exists() for folder in seen)
+
+
+def test_without_room_for_that_copy_the_adapter_is_converted_all_the_same(
+    tmp_path, monkeypatch, float64, adapters, tiny
+) -> None:
+    def full(*_: Any) -> Any:
+        raise StorageError("S001", "no room", where="here", found="0 MB", remedy="")
+
+    monkeypatch.setattr(service, "plain_copy", full)
+    monkeypatch.setattr(equal, "choose", lambda _: (float64, None))
+    report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
+    assert report.why_no_logits == "no room (here: 0 MB)"
+    assert report.out.is_dir()
 
 
 def test_with_one_backend_it_says_why_logits_were_not_compared(tiny, adapters, tmp_path) -> None:

@@ -41,8 +41,12 @@ QWEN_VISION = {
 }
 
 
-def make(family: str, folder: Path) -> Path:
+def make(family: str, folder: Path, spread: float | None = None) -> Path:
+    """A model of `family` in `folder`; `spread` is the standard deviation of its language model's
+    weights, instead of the family's own."""
     text = FAMILIES[family][1]
+    if spread is not None:
+        text = {**text, "initializer_range": spread}
     torch.manual_seed(0)
     if family == "gemma3":
         vision = {"vision_config": GEMMA_VISION, "mm_tokens_per_image": 4}

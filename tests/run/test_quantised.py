@@ -7,6 +7,7 @@ did, or its manifest is made to say so: what is tested here is what the core doe
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from dataclasses import replace
 from importlib import metadata
 
@@ -19,7 +20,7 @@ from vox_core import host
 from vox_core.adapter.targets import linear_modules, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.contract import Notice
-from vox_core.errors import BackendError, ModelError, PlanError, ProofError
+from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
 from vox_core.run import load, prepare, requantise, telemetry
 from vox_core.run.load import open_model
@@ -31,6 +32,7 @@ from vox_core.run.trained import trained_weights
 from vox_core.testing.llama import write_llama
 from vox_core.weights import MLX_FORMATS, MlxFormat, WeightFolder, open_weights
 
+usage = namedtuple("usage", "total used free")
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -294,6 +296,87 @@ class TestMerging:
         with pytest.raises(PlanError) as refused:
             merge(str(narrow.run), MergeSettings(out=tmp_path / "merged", quant="affine4"))
         assert refused.value.faults[0].startswith("model.layers.0.mlp.gate_proj: 32 input features")
+
+    @pytest.mark.parametrize(
+        ("said", "fault"),
+        [
+            (
+                {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+                "dynamic in llama",
+            ),
+            (
+                {"model_type": "mistral", "sliding_window": 128},
+                "a window of 128 tokens, positions for 512",
+            ),
+            (
+                {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True},
+                "a window of 128 tokens, positions for 512",
+            ),
+            (  # what mistral's configuration leaves out, transformers takes to be 4096
+                {"model_type": "mistral", "max_position_embeddings": 8192},
+                "a window of 4096 tokens, positions for 8192",
+            ),
+        ],
+    )
+    def test_what_no_configuration_tells_mlx_lm_is_refused_before_any_work(
+        self, base, run, tmp_path, monkeypatch, said, fault
+    ):
+        config = json.loads((base / "config.json").read_text())
+        source = retold(locate(run), tmp_path, {**config, **said})
+        monkeypatch.setattr("vox_core.run.merge.locate", lambda *_, **__: source)
+        with pytest.raises(ModelError) as caught:
+            merge(run, MergeSettings(out=tmp_path / "merged", quant="affine4"))
+        assert caught.value.code == "VOX-M002"
+        assert caught.value.found == fault
+        assert caught.value.remedy == "leave out --quant"
+        assert not (tmp_path / "merged").exists()
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"model_type": "mistral", "sliding_window": 512},
+            {"model_type": "mistral", "sliding_window": None},
+            {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": False},
+        ],
+    )
+    def test_a_window_that_leaves_nothing_out_may_be_written(self, base, run, tmp_path, said):
+        config = {**json.loads((base / "config.json").read_text()), **said}
+        requantise.require_quantisable(retold(locate(run), tmp_path, config), "affine4")
+
+    @pytest.mark.parametrize(
+        ("onto", "dtype", "quant", "copies"),
+        [
+            # In units of the base's bfloat16 bytes: the merged model; and a copy of the trained
+            # base, whose linear layers are float32, or else the quantised model, at most as large.
+            ("base", "auto", "none", 1),
+            ("base", "fp32", "none", 2),
+            ("base", "auto", "affine4", 1),
+            ("trained-base", "auto", "none", 1),
+        ],
+    )
+    def test_room_is_asked_for_in_the_dtypes_that_are_written(
+        self, base, settings, tmp_path, monkeypatch, onto, dtype, quant, copies
+    ):
+        run = trained_on(train(settings(base, dtype="fp32")), quant="affine4")
+        stored = WeightFolder(base)
+        plain = sum(info.nbytes for info in stored.tensors.values())
+        linear = quantised_modules(linear_modules(stored.tensors, "llama")).values()
+        seen = plain + sum(stored.tensors[module.tensor].nbytes for module in linear)
+        needed = copies * plain + seen
+        asked = {"onto": onto, "dtype": dtype, "quant": quant}
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, needed - 1))
+        with pytest.raises(StorageError, match="not enough room"):
+            merge(run, MergeSettings(out=tmp_path / "merged", **asked))
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, needed))
+        merge(run, MergeSettings(out=tmp_path / "merged", **asked))
+
+
+def retold(source, folder, config):
+    """The source with another `config.json`; its weights are where they were."""
+    (folder / "retold").mkdir()
+    (folder / "retold" / "config.json").write_text(json.dumps(config))
+    told = replace(source.base, path=folder / "retold", model_type=config["model_type"])
+    return replace(source, base=told)
 
 
 class TestQuantisedFolders:

@@ -24,6 +24,7 @@ from vox_core.run import checkpoint, telemetry
 from vox_core.run.load import open_model
 from vox_core.run.locate import locate
 from vox_core.run.merge import merge
+from vox_core.run.prepare import prepare
 from vox_core.run.train import train
 
 
@@ -58,6 +59,18 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
     plan = json.loads((report.run / "plan.json").read_text())
     manifest = json.loads((report.run / "vox_adapter.json").read_text())
     assert plan["digest"] == manifest["contract"]
+
+
+def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, settings, data):
+    base = tiny("llama")
+    made = settings(base, max_steps=1, valid=data / "valid.jsonl")
+    prepared = prepare(made, None, None, None)
+    assert prepared.plan.longest == max(map(len, prepared.train.documents))
+    row = {"prompt": "Longer?", "completion": "Yes, " * 40}
+    (data / "valid.jsonl").write_text(json.dumps(row))
+    longer = prepare(made, None, None, None)
+    assert longer.plan.longest == len(longer.valid.documents[0]) > prepared.plan.longest
+    assert json.loads((train(made).run / "plan.json").read_text())["longest"] == longer.plan.longest
 
 
 def test_the_contract_is_free_of_paths_and_follows_the_content(tiny, settings, tmp_path, data):

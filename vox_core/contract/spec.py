@@ -121,6 +121,7 @@ class ExecutionPlan:
         saved: parameter name -> tensor name of what `modules_to_save` trains whole.
         gradient_checkpointing: keep no activations inside a layer, compute them again for the
             gradients (Chen et al., arXiv:1604.06174). Changes memory and time, and no number.
+        longest: tokens of the longest document, training and validation; 0 if nobody has looked.
     """
 
     contract: FineTuneContract
@@ -134,6 +135,7 @@ class ExecutionPlan:
     save_every: int
     saved: Mapping[str, str] = field(default_factory=dict)
     gradient_checkpointing: bool = False
+    longest: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from vox_core.errors import BackendError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.load import Backend
+from vox_core.plan import require_no_experts
 from vox_core.weights import Weights
 from vox_core.weights.quantised import FULL_PRECISION
 
@@ -15,8 +17,11 @@ def choose_for(request: Request, weights: Weights) -> tuple[Backend, Selection]:
     """`choose`, with another remedy where the folder's own quantisation is all that is in the way.
 
     Raises:
+        PlanError: P001, the model is a mixture of experts, and would be quantised in part.
         BackendError: no installed backend can do it.
     """
+    config = json.loads((weights.folder / "config.json").read_bytes())
+    require_no_experts(request.quant or "none", config, weights.tensors)
     try:
         return choose(request)
     except BackendError as error:

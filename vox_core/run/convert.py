@@ -3,26 +3,36 @@
 What was written is read back twice before the folder appears: as vox reads it, which must be the
 source bit for bit, and as the format's own tool reads it, whose updates must be the source's as far
 as one rounding to float32 allows. Where backends of both formats are installed, their logits are
-compared as well. Weights of the base are read for nothing else.
+compared as well, where the base is quantised in its files, on a plain copy of it. Weights of the
+base are read for nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vox_core import files, models
 from vox_core.adapter.mlx import write_mlx_adapter
+from vox_core.adapter.mlx_config import misread, window
 from vox_core.adapter.mlx_read import is_mlx_folder, mlx_dropout, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
 from vox_core.config import ConvertSettings
 from vox_core.contract import AdapterState, Notice
 from vox_core.digests import TOKENIZER_FILES
-from vox_core.errors import AdapterError, ConfigError, InputError, PluginError
+from vox_core.errors import (
+    AdapterError,
+    ConfigError,
+    InputError,
+    ModelError,
+    PluginError,
+    StorageError,
+)
+from vox_core.plan import positions
 from vox_core.run.context import Observe, ignore
 from vox_core.run.equal import (
     SameLogits,
@@ -34,6 +44,7 @@ from vox_core.run.equal import (
 from vox_core.run.folder import MANIFEST
 from vox_core.run.locate import Source, locate, read_any
 from vox_core.run.outputs import base_name
+from vox_core.run.plain import plain_copy
 
 Format: TypeAlias = Literal["peft", "mlx"]
 
@@ -93,7 +104,7 @@ def convert(
         require_same_state(source.adapter, read_any(folder, source.mlx_base))
         written = _READ[to](folder, source)
         update_error = require_same_update(source.adapter, written)
-        logits = _logits(source, source.adapter, written, (source_format, to), observe)
+        logits = _logits(source, source.adapter, written, (source_format, to), folder, observe)
     return ConvertReport(
         out=out,
         source_format=source_format,
@@ -104,7 +115,7 @@ def convert(
         update_error=update_error,
         logits=logits if isinstance(logits, SameLogits) else None,
         why_no_logits=logits if isinstance(logits, str) else None,
-        notes=_notes(source.adapter, to),
+        notes=tuple(_notes(source, source.adapter)) if to == "mlx" else (),
     )
 
 
@@ -134,9 +145,14 @@ def _logits(
     adapter: AdapterState,
     written: AdapterState,
     formats: tuple[Format, Format],
+    folder: Path,
     observe: Observe,
 ) -> SameLogits | str:
-    """The comparison, or why there was none."""
+    """The comparison, or why there was none.
+
+    A base that is quantised in its files is compared on a plain copy beside `folder`: both backends
+    compute with that, whichever quantisations they have.
+    """
     if formats[0] == formats[1]:
         return "both are of one format, and there is one way to compute them"
     found = [usable_backend(BACKENDS[one], source.base, adapter.method) for one in formats]
@@ -151,9 +167,13 @@ def _logits(
     observe(Notice(f"comparing the logits of {first.id} and {second.id}"))
     sides = (adapter, first), (written, second)
     try:
-        with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
-            return compare_logits(source.base, *sides, Path(scratch), observe)
-    except (InputError, PluginError) as error:  # a backend that cannot load this model
+        with (
+            tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+            plain_copy(source.weights, folder) as plain,
+        ):
+            return compare_logits(replace(source.base, path=plain), *sides, Path(scratch), observe)
+    # One of them cannot load this model, or there is no room for the copy.
+    except (InputError, PluginError, StorageError) as error:
         return f"{error.what} ({error.where}: {error.found})"
 
 
@@ -172,13 +192,34 @@ def _copy_companions(origin: Path, folder: Path) -> None:
             files.write_bytes(folder / name, file.read_bytes())
 
 
-def _notes(adapter: AdapterState, to: Format) -> tuple[str, ...]:
-    if to == "mlx" and adapter.modules and adapter.saved:
-        return (
+def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
+    """What mlx-lm itself, without vox, makes of the adapter and of its base."""
+    if adapter.modules and adapter.saved:
+        yield (
             f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "
-            "and says so; vox does",
+            "and says so; vox does"
         )
-    return ()
+    config = json.loads((source.base.path / "config.json").read_bytes())
+    try:
+        settings = misread(config)
+    except ModelError as error:
+        yield f"mlx-lm and vox's MLX backend cannot compute this base: {error.what} ({error.found})"
+        return
+    if settings:
+        yield (
+            "mlx-lm by itself computes another base model than this one, because it does not read "
+            f"{', '.join(settings)}; vox's MLX backend corrects that"
+        )
+    yield from _window_note(config)
+
+
+def _window_note(config: Mapping[str, Any]) -> Iterator[str]:
+    size, longest = window(config), positions(config)
+    if size is not None and (longest is None or size < longest):
+        yield (
+            "mlx-lm leaves out this base's sliding window, and computes another model beyond "
+            f"{size} tokens; vox's MLX backend refuses documents that are longer"
+        )
 
 
 def _no_format(reference: str) -> ConfigError:

@@ -23,7 +23,8 @@ from vox_core.host.load import Backend
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import CARD
 from vox_core.run.locate import Source, locate
-from vox_core.run.merger import Merger
+from vox_core.run.merger import Merger, written_bytes
+from vox_core.run.plain import copy_bytes
 from vox_core.run.proof import Proof, distance
 from vox_core.run.requantise import requantise, require_quantisable
 from vox_core.run.trained import TrainedWeights, trained_weights
@@ -82,7 +83,7 @@ def merge(
         require_quantisable(source, settings.quant)
     trained = trained_weights(source)
     weights = _chosen(source, trained, settings)
-    _require_space(source, settings, out)
+    _require_space(weights, trained, settings, out)
     backend, selection = choose(_request(source, source.adapter, settings, backend_origin))
     observe(Notice(selection.why))
     if trained is None:
@@ -120,7 +121,8 @@ def _chosen(source: Source, trained: Weights | None, settings: MergeSettings) ->
     if settings.onto == "base":
         return source.weights
     if isinstance(trained, TrainedWeights):
-        return trained.rounded()
+        # A dtype that was asked for is rounded to once, after the adapter was added.
+        return trained.rounded() if settings.dtype == "auto" else trained
     if trained is not None:
         return trained
     raise PlanError(
@@ -198,10 +200,14 @@ def _stored(choice: str) -> DType | None:
     return kinds.get(choice)
 
 
-def _require_space(source: Source, settings: MergeSettings, out: Path) -> None:
-    """Room for the result and for the plain copies that the proof of a quantised model needs."""
-    copies = 1 + (source.quant != "none") + (settings.quant != "none")
-    needed = copies * sum(info.nbytes for info in source.weights.tensors.values())
+def _require_space(
+    weights: Weights, trained: Weights | None, settings: MergeSettings, out: Path
+) -> None:
+    """Room for the result, and for what lies beside it at one time: a plain copy that the proof
+    computes with, or else the quantised model, which is smaller than the plain one."""
+    merged = written_bytes(weights, _stored(settings.dtype))
+    copies = [copy_bytes(each) for each in (weights, trained) if each is not None]
+    needed = merged + max([*copies, merged if settings.quant != "none" else 0])
     parent = next(p for p in out.absolute().parents if p.exists())
     free = shutil.disk_usage(parent).free
     if free < needed:

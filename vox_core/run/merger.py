@@ -7,6 +7,7 @@ against base + update before it is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -144,9 +145,7 @@ class Merger:
         return name, self._weights.read(name).astype(dtype, copy=False)
 
     def _stored_as(self, name: str) -> str:
-        """The dtype a tensor is written in: what was asked for, if it is a matter of rounding."""
-        own = self._weights.tensors[name].dtype
-        return STORED_AS[self._dtype] if self._dtype and own in TOLERANCE else own
+        return stored_as(self._weights.tensors[name].dtype, self._dtype)
 
     def _prove(self, folder: Path) -> Proof:
         merged_TV = self.logits(folder)
@@ -168,6 +167,21 @@ class Merger:
             return proof.relative
         with plain_copy(self._trained, folder) as base:
             return distance(merged_TV, self.logits(base, self._adapter))
+
+
+def stored_as(own: str, dtype: DType | None) -> str:
+    """The dtype a tensor is written in: what was asked for, if it is a matter of rounding."""
+    return STORED_AS[dtype] if dtype and own in TOLERANCE else own
+
+
+def written_bytes(weights: Weights, dtype: DType | None) -> int:
+    """What the tensors of a merged model come to, in the dtypes that they are written in."""
+    return sum(
+        info.nbytes
+        if (written := stored_as(info.dtype, dtype)) == info.dtype
+        else math.prod(info.shape) * numpy_dtype(written).itemsize
+        for info in weights.tensors.values()
+    )
 
 
 def _targets(source: Source, adapter: AdapterState) -> Iterator[MergeTarget]:

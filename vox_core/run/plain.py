@@ -89,6 +89,13 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
+def copy_bytes(weights: Weights) -> int:
+    """What the weights of a plain copy take on the disk; nothing where none is made."""
+    if isinstance(weights, WeightFolder):
+        return 0
+    return sum(info.nbytes for info in weights.tensors.values())
+
+
 def spec_of(weights: Weights, name: str) -> Spec:
     """The tensor's own dtype and shape."""
     return weights.tensors[name].dtype, weights.tensors[name].shape

@@ -97,7 +97,15 @@ def prepare(
     train = build_dataset(train_records, tokenizer, seq_len)
     valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
     contract = plan.make_contract(settings, models.identity(model), train, valid, seq_len, quant)
-    made = plan.make_plan(contract, settings, selection, weights.tensors, config, weights.quantised)
+    made = plan.make_plan(
+        contract,
+        settings,
+        selection,
+        weights.tensors,
+        config,
+        weights.quantised,
+        longest=_longest(train, valid),
+    )
     unused = Counter(name for record in train_records + valid_records for name in record.unused)
     return Prepared(model, weights, train, valid, backend, selection, made, unused)
 
@@ -129,6 +137,10 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
         "data": _account(prepared.train),
         "valid": _account(prepared.valid) if prepared.valid else None,
     }
+
+
+def _longest(*datasets: Dataset | None) -> int:
+    return max(len(document) for data in datasets if data for document in data.documents)
 
 
 def _account(dataset: Dataset) -> dict[str, Any]:

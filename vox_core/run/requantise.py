@@ -1,8 +1,9 @@
 """`vox merge --quant`: a merged checkpoint with its linear layers in MLX's format.
 
 A plain checkpoint is read, a quantised one is written, file by file; embeddings, norms and the
-output head stay as they are, which is what `--quant` does in training as well. Afterwards every
-tensor is read back from the disk and must be the plain one's quantisation, to the last bit.
+output head stay as they are, which is what `--quant` does in training as well. `config.json` has
+mlx-lm's words beside transformers', where the two differ. Afterwards every tensor is read back from
+the disk and must be the plain one's quantisation, to the last bit.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files
+from vox_core.adapter.mlx_config import mlx_config, window
 from vox_core.adapter.targets import quantised_modules
 from vox_core.contract import ModuleShape, Quant
-from vox_core.errors import PlanError, ProofError
+from vox_core.errors import ModelError, PlanError, ProofError
+from vox_core.plan import positions, require_no_experts
 from vox_core.run.locate import Source
 from vox_core.run.plain import copy_companions, spec_of, write_shards
 from vox_core.weights import INDEX, MLX_FORMATS, MlxFormat, Spec, WeightFolder, open_weights
@@ -29,10 +32,14 @@ def require_quantisable(source: Source, quant: Quant) -> None:
     """Refuse before any work what could not be written.
 
     Raises:
-        ModelError: M002, the family is stored otherwise in MLX.
-        PlanError: P001, naming the modules that the format does not fit.
+        ModelError: M002, the family is stored otherwise in MLX, or a setting of the model cannot be
+            told to mlx-lm.
+        PlanError: P001, the model has experts, or naming the modules that the format does not fit.
     """
     require_same_in_mlx(source.base.model_type, source.base.path)
+    config = json.loads((source.base.path / "config.json").read_bytes())
+    require_no_experts(quant, config, source.weights.tensors)
+    mlx_lm_config(config, source.base.path)
     form = MLX_FORMATS[quant]
     faults = [
         f"{path}: {fault}"
@@ -47,6 +54,63 @@ def require_quantisable(source: Source, quant: Quant) -> None:
             faults=faults,
             remedy="choose a quantisation with smaller groups, or leave out --quant",
         )
+
+
+def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration as transformers and plain mlx-lm both read it, and read the same.
+
+    What it leaves to transformers' defaults is written out, for mlx-lm has others; what the two
+    call otherwise has both names.
+
+    Args:
+        folder: of the model, for the words of an error.
+
+    Raises:
+        ModelError: M002, for a setting that no configuration tells mlx-lm.
+    """
+    written = {**_defaults(config, folder), **config}
+    try:
+        told = mlx_config(written)
+    except ModelError as error:
+        raise _untold(error.what, folder, error.found) from error
+    longest, size = positions(written), _window(written)
+    if size is not None and (longest is None or size < longest):
+        raise _untold(
+            "mlx-lm leaves out this model's sliding window, and would compute another model",
+            folder,
+            f"a window of {size} tokens, positions for {longest or 'any number'}",
+        )
+    return told
+
+
+def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Every setting of the family, as transformers reads `config`."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        read = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except Exception as error:
+        raise _untold("transformers cannot read the configuration", folder, error) from error
+    return {key: value for key, value in read.to_diff_dict().items() if value is not None}
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """How far a layer may look back, where plain mlx-lm would let it look back further."""
+    if config["model_type"] == "mistral":  # only vox's own backend gives it its window
+        size = config.get("sliding_window")
+        return size if isinstance(size, int) else None
+    return window(config)
+
+
+def _untold(what: str, folder: Path, found: object) -> ModelError:
+    return ModelError(
+        "M002",
+        what,
+        where=folder / "config.json",
+        found=found,
+        expected="a model that `mlx_lm.load` computes as transformers does",
+        remedy="leave out --quant",
+    )
 
 
 def requantise(plain: Path, folder: Path, modules: Mapping[str, ModuleShape], quant: Quant) -> None:
@@ -79,7 +143,8 @@ class _Writer:
             files.write_json(folder / INDEX, self._index(weights.index))
         copy_companions(weights.folder, folder)
         config = json.loads((folder / "config.json").read_bytes())
-        files.write_json(folder / "config.json", quantised_config(config, self._form))
+        told = mlx_lm_config(config, weights.folder)
+        files.write_json(folder / "config.json", quantised_config(told, self._form))
 
     def check(self, folder: Path) -> None:
         """Hold each tensor of the disk against the quantisation of the plain one."""

@@ -14,7 +14,7 @@ files as well (`MlxFormat.quantise`), in the layout that MLX reads:
 
 Bit for bit what `mx.quantize` and `mx.dequantize` of MLX 0.32 give on the CPU, with its rounding to
 the weight's dtype at every operation (tests/parity/test_mlx_formats.py). MLX's kernels for GPUs may
-decide a tie, or a group of one sign, otherwise.
+decide a tie, or a group of one sign, otherwise; the MLX backend quantises on the CPU.
 
 Shape legend: O output features, I input features, G groups, S elements of a group.
 """

@@ -1,0 +1,43 @@
+"""A quantised run of the MLX backend, merged: how far what was written is from what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.parity import tolerances
+from vox_core.config import MergeSettings, TrainSettings, validate
+from vox_core.run.merge import merge
+from vox_core.run.train import train
+from vox_core.testing import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five float32 steps on a bfloat16 base, quantised to four bits."""
+    root = tmp_path_factory.mktemp("quantised")
+    with pytest.MonkeyPatch.context() as patch:
+        wide = {**tiny.FAMILIES["llama"][1], "hidden_size": 64, "head_dim": 16}
+        patch.setitem(tiny.FAMILIES, "llama", ("llama", wide))
+        base = tiny.make_model("llama", root / "base", dtype="bfloat16")
+    rows = [json.dumps({"prompt": f"{n}?", "completion": f"It is {n * n}."}) for n in range(8)]
+    (root / "train.jsonl").write_text("\n".join(rows))
+    given = {"model": str(base), "data": [root / "train.jsonl"], "out": root / "run"}
+    how = {"backend": "mlx", "dtype": "fp32", "quant": "affine4", "max_steps": 5, "lr": 1e-2}
+    return train(validate(TrainSettings, {**given, **how, "batch_size": 2})).run
+
+
+@pytest.mark.parametrize("quant", ["none", "affine4"])
+def test_onto_the_trained_base_in_float32_it_is_what_was_trained(run, tmp_path, quant):
+    settings = MergeSettings(
+        out=tmp_path / "merged", onto="trained-base", dtype="fp32", quant=quant
+    )
+    assert merge(str(run), settings).proof.from_trained < tolerances.LOGITS
+
+
+def test_onto_the_base_the_noise_of_the_quantisation_is_told(run, tmp_path):
+    proof = merge(str(run), MergeSettings(out=tmp_path / "merged", dtype="fp32")).proof
+    assert proof.relative < proof.tolerance
+    assert proof.from_trained > 100 * tolerances.LOGITS
