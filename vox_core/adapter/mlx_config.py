@@ -128,10 +128,14 @@ def _rope(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         _kind(family, scaling if isinstance(scaling, dict) else {})
         return {}
     if "full_attention" in written:
-        local = written.get("sliding_attention", {})
+        whole, local = written["full_attention"], written.get("sliding_attention", {})
         _kind("the sliding layers", local)
-        changed = {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
-        return {**changed, **_rope(family, {"rope_parameters": written["full_attention"]})}
+        changed = _rope(family, {"rope_parameters": whole})
+        if family == "gemma3_text" and "rope_theta" in local:
+            return {**changed, "rope_local_base_freq": local["rope_theta"]}
+        if local.get("rope_theta", whole.get("rope_theta")) != whole.get("rope_theta"):
+            raise _unlike(f"another rope_theta for the sliding layers in {family}")
+        return changed
     changed = {
         key: written[key] for key in ("rope_theta", "partial_rotary_factor") if key in written
     }
@@ -150,11 +154,16 @@ def _kind(family: str, scaling: Mapping[str, Any]) -> str:
     set_keys = {key for key, value in scaling.items() if value is not None}
     if (kind in _UNSCALED or known) and not (strange := set_keys - known - _ALWAYS):
         return kind
-    raise ModelError(
+    details = f" with {', '.join(sorted(strange))}" if known else ""
+    raise _unlike(f"{kind} in {family}{details}")
+
+
+def _unlike(found: str) -> ModelError:
+    return ModelError(
         "M002",
         "the model's rotary embedding is not one that mlx-lm computes as transformers does",
         where="config.json",
-        found=f"{kind} in {family}" + (f" with {', '.join(sorted(strange))}" if known else ""),
+        found=found,
         expected=f"no scaling; or one of {', '.join(_KINDS)} in {', '.join(_SCALED)}",
         remedy=_ELSEWHERE,
     )

@@ -55,3 +55,13 @@ def test_the_one_that_is_named_is_used(monkeypatch, tmp_path):
     source.write_text("void cblas_sgemm(void) {}")
     subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
     assert f"matrix products by {library}" in look(monkeypatch, str(library))
+
+
+@linux
+def test_vox_doctor_tells_the_users_own_setting_from_a_fault_of_the_authors(monkeypatch):
+    monkeypatch.setenv("VOX_MLX_BLAS", "/nowhere/lib.so")
+    command = [sys.executable, "-m", "vox_core.cli", "plugin", "doctor", "mlx"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "next: correct VOX_MLX_BLAS, or unset it" in done.stdout.replace("next:  ", "next: ")
+    assert "authors" not in done.stdout

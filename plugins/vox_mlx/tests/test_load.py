@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,11 +48,14 @@ def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
     model = make_model("llama", tmp_path / "deep")
 
     def peak(*, streamed: bool) -> int:
-        loaded = backend.vox_load(LoadJob(model, "fp32", streamed=streamed), None)
+        gc.collect()
+        mx.clear_cache()
+        before = mx.get_active_memory()
         mx.reset_peak_memory()
+        loaded = backend.vox_load(LoadJob(model, "fp32", streamed=streamed), None)
         loaded.logits(TOKENS)
         loaded.close()
-        return mx.get_peak_memory()
+        return mx.get_peak_memory() - before
 
     assert peak(streamed=True) < peak(streamed=False) / 3
 
@@ -79,3 +83,25 @@ def test_the_nucleus_is_that_of_the_tempered_distribution(temperature):
     drawn = {int(sample(mx.array(logits_V[None]), asked).item()) for _ in range(400)}
     assert drawn <= nucleus
     assert 0 in drawn
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("llama", "tie_word_embeddings"), ("qwen2", "rope_parameters"), ("mistral", "sliding_window")],
+)
+def test_what_a_configuration_leaves_out_is_as_transformers_has_it(tmp_path, family, key):
+    """mlx-lm would tie the head, take another theta, and never have a window."""
+    import json
+
+    folder = make_model(family, tmp_path / family)
+    said = backend.vox_load(LoadJob(folder, "fp32"), None).logits(TOKENS)
+    config = json.loads((folder / "config.json").read_text())
+    default = {"llama": False, "qwen2": config.get("rope_parameters"), "mistral": 4096}[family]
+    config[key] = default
+    (folder / "config.json").write_text(json.dumps(config))
+    written = backend.vox_load(LoadJob(folder, "fp32"), None).logits(TOKENS)
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    left_out = backend.vox_load(LoadJob(folder, "fp32"), None).logits(TOKENS)
+    assert np.array_equal(left_out, written)
+    assert np.array_equal(written, said) == (family != "mistral")

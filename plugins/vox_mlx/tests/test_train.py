@@ -54,9 +54,8 @@ def test_a_compiled_step_is_the_same(model, monkeypatch):
 
 @pytest.mark.parametrize("quant", sorted(FORMATS))
 def test_a_quantised_base_trains_and_answers(model, quant):
-    mine, plain = losses(model, quant=quant), losses(model)
-    assert mine != pytest.approx(plain, rel=1e-4)
-    assert mine == pytest.approx(plain, rel=0.2)
+    """tests/parity/test_quantised_training.py has the numbers."""
+    assert losses(model, quant=quant) != pytest.approx(losses(model), rel=1e-4)
     loaded = backend.vox_load(LoadJob(model, "fp32", quant=quant), None)
     assert np.isfinite(loaded.logits(np.arange(8))).all()
 

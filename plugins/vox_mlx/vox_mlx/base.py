@@ -8,7 +8,7 @@ layer but the output head, from the weights as the files have them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,16 +72,28 @@ def load_base(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`.
+    """The folder's `config.json`, with what it leaves to transformers' defaults written out.
+
+    mlx-lm has other defaults: a Llama without `tie_word_embeddings` would be tied.
 
     Raises:
-        ModelError: M002, there is none, or it is not a JSON object.
+        ModelError: M002, there is none, or transformers cannot read it either.
     """
+    from transformers import CONFIG_MAPPING
+
     with model_errors(folder):
         config = json.loads((folder / "config.json").read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError("config.json is not a JSON object")
-    return config
+        whole = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict()
+    return _filled(config, whole)
+
+
+def _filled(config: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the keys of `whole` that it has not got, inside its parts too."""
+    filled = {key: value for key, value in whole.items() if value is not None} | config
+    for key, part in config.items():
+        if isinstance(part, dict) and isinstance(whole.get(key), dict) and "model_type" in part:
+            filled[key] = _filled(part, whole[key])
+    return filled
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
-        require_window(read_config(job.model), contract.seq_len)
+        require_window(read_config(job.model), plan.longest or contract.seq_len)
         # Nothing is read of the weights before it is known that the adapter fits.
         model = load_base(job.model, plan.dtype, contract.quant, lazy=True)
         model.train()  # families with a kernel for inference alone choose by this flag

@@ -1,10 +1,13 @@
-"""`config.json` in mlx-lm's words, and what is refused."""
+"""`config.json` in mlx-lm's words, and what is refused.
+
+tests/parity/test_mlx_config.py holds the same against transformers' logits.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from vox_core.adapter.mlx_config import mlx_config, require_window, window
+from vox_core.adapter.mlx_config import misread, mlx_config, require_window, window
 from vox_core.errors import ModelError
 
 
@@ -32,6 +35,35 @@ def test_a_rope_that_would_be_another_is_refused(key, kind):
         mlx_config({"model_type": "phi3", key: {"rope_type": kind, "rope_theta": 1e4}})
     assert caught.value.code == "VOX-M002"
     assert kind in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+@pytest.mark.parametrize("family", ["cohere", "gemma2", "phi"])
+def test_scaling_is_refused_in_families_where_mlx_lm_has_none(key, kind, family):
+    config = {key: {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}}
+    assert mlx_config({"model_type": "llama", **config})
+    with pytest.raises(ModelError) as caught:
+        mlx_config({"model_type": family, **config})
+    assert caught.value.code == "VOX-M002"
+    assert f"{kind} in {family}" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize(("more", "value"), [("attention_factor", 1.5), ("truncate", False)])
+def test_details_of_a_scaling_that_are_not_read_are_refused(key, more, value):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert mlx_config({"model_type": "llama", key: {**yarn, more: None}})
+    with pytest.raises(ModelError) as caught:
+        mlx_config({"model_type": "llama", key: {**yarn, more: value}})
+    assert f"yarn in llama with {more}" in str(caught.value)
+
+
+def test_a_scaling_of_gemma3s_sliding_layers_is_refused():
+    rope = {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(ModelError) as caught:
+        mlx_config({"model_type": "gemma3_text", "rope_parameters": rope})
+    assert "linear in the sliding layers" in str(caught.value)
 
 
 def test_gemma3s_two_ropes_and_the_step_of_its_full_layers():
@@ -63,6 +95,34 @@ def test_multimodal_configurations_are_translated_inside():
     rope = {"rope_type": "default", "rope_theta": 3.0}
     config = mlx_config({"model_type": "gemma3", "text_config": {"rope_parameters": rope}})
     assert config["text_config"]["rope_theta"] == 3.0
+
+
+def test_a_wrapper_has_the_vocabulary_of_its_language_model():
+    text = {"model_type": "gemma3_text", "vocab_size": 260}
+    assert mlx_config({"model_type": "gemma3", "text_config": text})["vocab_size"] == 260
+
+
+def test_gpt2s_positions_and_qwen3_5s_wrapper_have_other_names():
+    assert mlx_config({"model_type": "gpt2", "n_positions": 512})["n_ctx"] == 512
+    assert mlx_config({"model_type": "qwen3_5_text"})["model_type"] == "qwen3_5"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "llama", "rope_theta": 1e4}, []),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}, ["rope_theta"]),
+        (
+            {"model_type": "llama", "rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}},
+            [],
+        ),
+        ({"model_type": "gpt2", "n_positions": 512}, ["n_ctx"]),
+        ({"model_type": "mistral", "sliding_window": 16}, ["sliding_window"]),
+        ({"model_type": "mistral", "sliding_window": None}, []),
+    ],
+)
+def test_what_mlx_lm_alone_would_misread_is_told_by_name(config, expected):
+    assert [told.partition(" = ")[0] for told in misread(config)] == expected
 
 
 @pytest.mark.parametrize(
