@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.install_samples import plugin, wheel
 from tests.core.plugin_site import Site
 from vox_core.host.environment import Environment
 from vox_core.host.install import InstallPlan
@@ -55,11 +56,30 @@ def test_vox_toml_blocks(vox, site: Site, listed, tmp_path: Path) -> None:
     (tmp_path / "vox.toml").write_text('[plugin]\nblocked = ["mine", "cpu"]\n')
     assert listed()["mine"]["status"] == "disabled"
     assert listed()["mine"]["reason"] == "blocked by vox.toml"
-    (tmp_path / "vox.toml").write_text('[plugin]\nblocked = ["min"]\n')
-    done = vox("plugin", "list")
+
+
+@pytest.mark.parametrize(
+    "command", ["plugin list", "plugin doctor mine", "backend list", "backend explain --json"]
+)
+def test_vox_toml_may_block_a_plugin_that_is_gone(
+    vox, site: Site, tmp_path: Path, command: str
+) -> None:
+    """It is said, for it may be a spelling mistake; nothing else fails."""
+    (tmp_path / "vox.toml").write_text('[plugin]\nblocked = ["min", "cpu", "zz"]\n')
+    done = vox(*command.split())
+    assert done.code == 0
+    assert done.err.splitlines() == [
+        "warning: [plugin] blocked in vox.toml: there is no plugin min; did you mean mine?",
+        "warning: [plugin] blocked in vox.toml: there is no plugin zz",
+    ]
+
+
+def test_a_list_that_cannot_be_written(vox, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_CONFIG", "/proc/vox")  # where nobody can make a folder, root or not
+    done = vox("plugin", "disable", "mine")
     assert done.code == 2
-    assert "[plugin] blocked in vox.toml names plugins that vox does not know" in done.err
-    assert "min; did you mean mine?" in done.err
+    assert "next: make /proc/vox a folder that you can write to" in done.err
+    assert "VOX_CONFIG" in done.err and "--out" not in done.err
 
 
 def test_one_asked_for_by_name_says_how_to_enable_it(vox, site: Site) -> None:
@@ -143,3 +163,23 @@ def test_installing_one_that_is_disabled_says_so(
     assert f"note: mine is {DISABLED}" in vox("plugin", "install", "mine", "--yes").err
     vox("plugin", "enable", "mine")
     assert "disabled" not in vox("plugin", "install", "mine", "--yes").err
+
+
+def test_it_says_so_without_an_id_as_well(
+    vox, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: InstallPlan
+) -> None:
+    """By the package that is named, or by the one that is there: nothing is to be installed."""
+    file = tmp_path / wheel(str(tmp_path), **plugin("new", "1.0"))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/plugins.json").write_text('{"disabled": ["mine", "new"]}')
+    for id, name, text in (
+        ("new", "vox-t-new", str(file)),
+        ("mine", "vox-x-mine", "vox-x-mine==0.1.0"),
+    ):
+        made = InstallPlan("install", plan.environment, (), (Target(None, name, text),))
+        monkeypatch.setattr(
+            "vox_core.host.install.plan_install", lambda ids, made=made, **sources: made
+        )
+        done = vox("plugin", "install", "--from-wheel", file)
+        assert "nothing to install" in done.out
+        assert f"note: {id} is {DISABLED.replace('mine', id)}" in done.err

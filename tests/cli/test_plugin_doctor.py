@@ -61,6 +61,16 @@ def test_doctor_of_everything_begins_with_the_environment(vox, site: Site) -> No
     assert "VOX_CONFIG" in [check["name"] for check in examined[0]["checks"]]
 
 
+def test_a_catalog_that_cannot_be_read_is_a_failed_check(
+    vox, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOX_CATALOG", "/nonexistent")
+    done = vox("plugin", "doctor")
+    assert done.code == 1
+    assert "FAIL  catalog" in done.out and "No such file or directory (/nonexistent)" in done.out
+    assert "to be looked at: environment" in done.out
+
+
 def test_a_probe_that_fails_and_hardware_that_is_absent_differ(vox, site: Site) -> None:
     (site.folder / "vox_x_mine/probe.py").write_text("raise SystemExit(3)")
     assert checks_of(vox, "mine")["hardware"]["detail"] == "its probe failed: exit 3"

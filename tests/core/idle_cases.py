@@ -28,7 +28,11 @@ IDLE = {
     ),
     "Mac without its plugin": Case([CPU], "B007", "vox plugin install mlx", accelerators=(APPLE,)),
     "GPU that no known backend serves": Case(
-        [CPU], "cpu", "an NVIDIA GPU is here", accelerators=(NVIDIA,), known={}
+        [CPU],
+        "cpu",
+        "the only usable backend; an NVIDIA GPU is here and stays idle: vox knows no plugin for it",
+        accelerators=(NVIDIA,),
+        known={},
     ),
     "GPU, plugin broken": Case(
         [CPU, broken("cuda")], "B007", "'cuda' is broken", accelerators=(NVIDIA,)

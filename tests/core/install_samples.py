@@ -150,6 +150,8 @@ class World:
         self.wheels.mkdir(parents=True)
         self.catalog = folder / "catalog.toml"
         self.catalog.write_text("")
+        self.uv_settings = folder / "uv.toml"
+        self.uv_settings.write_text("no-index = true\n")  # uv has no variable for it
         _make_venv(self.venv, with_uv=installer == "uv")
         (self.site / "borrowed.pth").write_text(f"{ROOT}\n{_borrow(folder, installer)}\n")
         core = self.site / f"vox_ml-{version('vox-ml')}.dist-info"
@@ -164,15 +166,17 @@ class World:
 
     def environ(self, **more: str) -> dict[str, str]:
         """No network, no settings from outside; uv on the PATH only where it is to be used."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("VOX_")}
+        ours = ("VOX_", "PIP_", "UV_")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         path = [str(Path(UV).parent)] if UV and self.installer == "uv" else []
         links = {"PIP_FIND_LINKS": str(self.wheels), "UV_FIND_LINKS": str(self.wheels)}
         return {
             **kept,
             **links,
             "PATH": os.pathsep.join([*path, "/usr/bin", "/bin"]),
+            "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_INDEX": "1",
-            "UV_NO_INDEX": "1",
+            "UV_CONFIG_FILE": str(self.uv_settings),
             "UV_CACHE_DIR": str(self.folder / "uv-cache"),
             "VOX_CATALOG": str(self.catalog),
             "VOX_CACHE": str(self.folder / "cache"),
@@ -218,12 +222,12 @@ class World:
         self.catalog.write_text(text + more)
 
     def state(self) -> dict[str, str]:
-        """Every file of the environment and its digest; bytecode and uv's lock come and go."""
+        """Every file of the environment and its digest; bytecode and locks come and go."""
         files = (path for path in self.venv.rglob("*") if path.is_file())
         return {
             str(path.relative_to(self.venv)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in files
-            if "__pycache__" not in path.parts and path.name != ".lock"
+            if "__pycache__" not in path.parts and path.name not in (".lock", ".vox-lock")
         }
 
     def versions(self) -> dict[str, str]:

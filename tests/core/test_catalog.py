@@ -16,6 +16,7 @@ from vox_core.errors import ConfigError
 from vox_core.host import manifest
 
 ROOT = Path(__file__).parents[2]
+WHEEL = "vox_ml_p-1-py3-none-any.whl"
 MODEL = """
 [[model]]
 id = "m"
@@ -79,7 +80,7 @@ def faults(*paths: Path) -> tuple[str, ...]:
 
 
 def plugin(id: str, *lines: str, leave_out: tuple[str, ...] = ()) -> str:
-    text = PLUGIN.replace('"p"', f'"{id}"')
+    text = PLUGIN.replace('"p"', f'"{id}"').replace('"vox-ml-p"', f'"vox-ml-{id}"')
     for key in leave_out:
         text = re.sub(rf"(?m)^{key} = .*\n", "", text)
     return text + "".join(f"{line}\n" for line in lines)
@@ -161,8 +162,8 @@ def test_what_is_not_said_is_the_careful_thing(tmp_path: Path) -> None:
         ("local:plugins/p", "plugins/p", "{base}/plugins/p"),
         ("pypi:vox-ml-p==1.0", None, "vox-ml-p==1.0"),
         (f"git:https://h/r.git@{'a' * 40}", None, f"d @ git+https://h/r.git@{'a' * 40}"),
-        ("wheel:w/p-1-py3-none-any.whl", "w/p-1-py3-none-any.whl", "{base}/w/p-1-py3-none-any.whl"),
-        ("wheel:https://h/p-1-py3-none-any.whl", None, "https://h/p-1-py3-none-any.whl"),
+        (f"wheel:w/{WHEEL}", f"w/{WHEEL}", f"{{base}}/w/{WHEEL}"),
+        (f"wheel:https://h/{WHEEL}", None, f"https://h/{WHEEL}"),
     ],
 )
 def test_sources(
@@ -236,6 +237,7 @@ def test_objections(tmp_path: Path) -> None:
         (("local:plugins/vox_p", "pypi:vox-ml-p"), "plugin p: default-source: found 'pypi"),
         (("local:plugins/vox_p", "git:https://h/r@main"), "plugin p: default-source: found 'git"),
         (("local:plugins/vox_p", "pypi:other==1"), "default-source: names 'other', but the dist"),
+        (('"vox-ml-p"', '"Vox_ML"'), "plugin p: distribution: 'Vox_ML' is what plugins work with"),
         (("local:lib", "lib"), "plugin p: libraries: found"),
         ((">=1,<2", "1.x"), "plugin p: specifier: found '1.x'"),
         (('"1.0"\nplat', '"1"\nplat'), "plugin p: api: found '1', expected \"MAJOR.MINOR\""),
@@ -308,6 +310,32 @@ RULES = {
     "itself": (
         bundle("self", 'extends = ["self"]'),
         "bundle self: extends: a cycle: self -> self",
+    ),
+    "torch": (
+        plugin("claimant").replace("vox-ml-claimant", "Torch"),
+        "plugin claimant: distribution: 'Torch' is what plugins work with, and is none itself",
+    ),
+    "one distribution for two": (
+        plugin("owner") + plugin("heir").replace("vox-ml-heir", "vox_ml.owner"),
+        "plugin heir: distribution: 'vox_ml.owner' is that of plugin 'owner'",
+    ),
+    "a wheel of another distribution": (
+        plugin("mixed").replace("local:plugins/vox_p", f"wheel:https://h/{WHEEL}"),
+        "plugin mixed: default-source: names 'vox_ml_p', but the distribution is 'vox-ml-mixed'",
+    ),
+    "a library of another distribution": (
+        plugin("built", 'libraries = { vox-lib = "pypi:vox-bil==1.0" }'),
+        "plugin built: libraries: names 'vox-bil', but the distribution is 'vox-lib'",
+    ),
+    "a release that the specifier rules out": (
+        plugin("late", 'specifier = ">=2"').replace("local:plugins/vox_p", "pypi:vox_ml_late==1.9"),
+        "plugin late: default-source: names version 1.9, but the specifier is '>=2'",
+    ),
+    "a wheel that the specifier rules out": (
+        plugin("later", 'specifier = "<1"').replace(
+            "local:plugins/vox_p", "wheel:vox_ml_later-1.0-py3-none-any.whl"
+        ),
+        "plugin later: default-source: names version 1.0, but the specifier is '<1'",
     ),
     "an unknown point": (
         plugin("modern", leave_out=("extension-points",)) + 'extension-points = ["MlBackends"]\n',

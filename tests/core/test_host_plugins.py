@@ -143,6 +143,14 @@ def invalid_reference(site: Site) -> None:
     site.describe("vox-x-bad", "[vox_core.plugins]\nbad = ???\n")
 
 
+def no_id(site: Site) -> None:
+    site.describe("vox-x-bad", "[vox_core.plugins]\n= vox_x_gone:backend\n")
+
+
+def steering_id(site: Site) -> None:
+    site.describe("vox-x-bad", "[vox_core.plugins]\na\x1b[2Jd = vox_x_gone:backend\n")
+
+
 def unparsable_entry_points(site: Site) -> None:
     site.describe("bad", "[vox_core.plugins]\nbad\n")
 
@@ -168,6 +176,17 @@ def test_a_broken_plugin_is_its_own_fault_only(damage: Callable[[Site], None], s
     assert (bad.id, bad.manifest) == ("bad", None)
     assert bad.fault is not None and bad.fault.code == "VOX-B006"
     assert FAULTS[damage] in str(bad.fault)
+
+
+@pytest.mark.parametrize(("damage", "name"), [(no_id, ""), (steering_id, "a\x1b[2Jd")])
+def test_a_name_that_no_plugin_can_have(
+    damage: Callable[[Site], None], name: str, site: Site
+) -> None:
+    damage(site)
+    (bad,) = discover([str(site.folder)])
+    assert (bad.id, bad.manifest) == (name, None)
+    assert bad.fault is not None and bad.fault.found == repr(name)
+    assert bad.fault.what == "an entry point has a name that no plugin can have"
 
 
 @pytest.mark.parametrize("metadata", [None, b"", b"Name: \xff\n"])
@@ -374,3 +393,12 @@ def test_importing_the_host_is_cheap() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     heavy = {"numpy", "packaging", "pluggy", "pydantic", "torch", "transformers"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_a_plugin_of_the_catalog_that_is_not_here_is_not_unknown(monkeypatch) -> None:
+    from vox_core.host import inventory
+
+    monkeypatch.setattr(inventory, "known_plugins", lambda: {"mlx": object()})
+    error = inventory.unknown_plugin("mlx", ["cpu"])
+    assert (error.what, error.remedy) == ("plugin 'mlx' is not installed", "vox plugin install mlx")
+    assert "unknown" in inventory.unknown_plugin("mlxx", ["cpu"]).what

@@ -18,6 +18,7 @@ from tests.core.select_samples import (
     CUDA,
     CUDA_ABSENT,
     GB,
+    KNOWN,
     LITTLE_GPU,
     MACHINE,
     MLX_CPU,
@@ -316,3 +317,23 @@ def test_a_broken_backend_asked_for_keeps_the_cause() -> None:
         select(ask("bad"), [broken("bad")], Environment(MACHINE))
     assert isinstance(caught.value.__cause__, BackendError)
     assert caught.value.remedy == "mend it"
+
+
+@pytest.mark.parametrize("explicit", [None, "cpu"])
+def test_a_quantisation_that_only_the_catalog_has_names_who_to_install(explicit) -> None:
+    request = replace(TRAIN, quant="affine4", explicit=explicit)
+    environment = Environment(MACHINE, known=KNOWN, quantising=("mlx",))
+    with pytest.raises(BackendError) as caught:
+        select(request, [CPU], environment)
+    assert caught.value.code == "VOX-B002"
+    assert "vox plugin install mlx" in caught.value.remedy
+
+
+def test_a_quantisation_of_a_disabled_backend_names_how_to_take_it_off_the_list() -> None:
+    environment = Environment(
+        MACHINE, known=KNOWN, quantising=("mlx",), blocked={"mlx": "vox plugin disable mlx"}
+    )
+    with pytest.raises(BackendError) as caught:
+        select(replace(TRAIN, quant="affine4"), [CPU, MLX_CPU], environment)
+    assert "vox plugin install" not in caught.value.remedy
+    assert "mlx" in caught.value.remedy

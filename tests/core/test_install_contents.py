@@ -11,7 +11,7 @@ import pytest
 
 from tests.core.install_samples import MANIFEST, plugin, wheel
 from vox_core.errors import InputError
-from vox_core.host.contents import digest, is_installed, plugin_ids
+from vox_core.host.contents import digest, held_files, is_installed, plugin_ids, project_table
 
 GOOD = plugin("good", "1.0")
 PYPROJECT = '[project]\nname = "x"\n'
@@ -65,6 +65,48 @@ def test_a_wheel_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     with pytest.raises(InputError, match="the wheel cannot be read") as raised:
         plugin_ids(file)
     assert raised.value.code == "VOX-I003"
+
+
+@pytest.mark.parametrize("damage", ["deflated data", "method", "encrypted", "version"])
+def test_a_wheel_that_is_damaged_further_in(held: Path, damage: str) -> None:
+    with zipfile.ZipFile(held) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        info = next(each for each in archive.infolist() if each.filename.endswith("points.txt"))
+        begin = info.header_offset + 30 + len(info.filename)
+    data = bytearray(held.read_bytes())
+    entry = data.rindex(info.filename.encode()) - 46  # in the central directory
+    if damage == "deflated data":
+        data[begin : begin + 4] = b"\xff" * 4
+    offset, value = {"method": (10, 99), "encrypted": (8, 1), "version": (6, 99)}.get(
+        damage, (8, data[entry + 8])
+    )
+    data[entry + offset] = value
+    held.write_bytes(data)
+    with pytest.raises(InputError) as raised:
+        plugin_ids(held)
+    assert raised.value.code == "VOX-I003"
+
+
+def test_tables_without_end(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"x = {'[' * 3000}{']' * 3000}\n")
+    assert project_table(tmp_path) == {}
+
+
+def test_where_the_files_of_a_wheel_go(tmp_path: Path) -> None:
+    files = {"vox_t_x-1.0.data/scripts/run": "", "vox_t_x-1.0.data/data/share/x": ""}
+    arguments = plugin("x", "1.0", files=files)
+    arguments["entry_points"] += "[console_scripts]\nx = vox_t_x:main\n"
+    held = held_files(tmp_path / wheel(str(tmp_path), **arguments))
+    found = {(each.scheme, str(each.path), each.digest is None) for each in held}
+    assert found >= {
+        ("purelib", "vox_t_x/__init__.py", False),
+        ("scripts", "run", False),
+        ("data", "share/x", False),
+        ("scripts", "x", True),
+    }
 
 
 def test_the_same_files_in_another_archive_are_the_same(held: Path, site: Path) -> None:

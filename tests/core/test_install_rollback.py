@@ -13,7 +13,7 @@ import pytest
 from tests.core.install_samples import wheel
 from vox_core.errors import WorkError
 from vox_core.host.environment import Environment
-from vox_core.host.rollback import restored_on_failure
+from vox_core.host.rollback import Difference, leftovers, restored_on_failure
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def state(environment: Environment) -> dict[str, tuple[bytes, int, int]]:
     return {
         str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode)
         for path in files
+        if path.name != ".vox-lock"
     }
 
 
@@ -92,6 +93,52 @@ def test_what_cannot_be_put_back_is_named(environment: Environment) -> None:
         fail(environment, ValueError, stray)
     assert raised.value.code == "VOX-I009"
     assert raised.value.faults == (f"changed or gone: {stray}",)
+    assert raised.value.remedy == "install again what these files belong to"  # there is no copy
+    (left,) = leftovers(environment)
+    assert left.distributions == ("mine", "not-there")
+
+
+def test_a_copy_that_could_not_be_put_back_is_named(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("vox_core.host.rollback.shutil.move", full)
+    with pytest.raises(WorkError) as raised:
+        fail(environment, ValueError, None)
+    (left,) = leftovers(environment)
+    assert f"copies of {environment.site_packages / 'mine/a.py'}, " in raised.value.remedy
+    assert str(left.folder) in raised.value.remedy
+
+
+def test_what_belongs_to_nobody_is_put_back_if_it_was_replaced(environment: Environment) -> None:
+    before = state(environment)
+    with pytest.raises(ValueError, match="stop"):
+        replace_and_fail(environment, environment.site_packages / "stray.py")
+    assert state(environment) == before
+
+
+def replace_and_fail(environment: Environment, stray: Path) -> None:
+    with restored_on_failure(environment, []) as had:
+        stray.unlink()
+        assert had.difference() == Difference([], [stray], [])
+        stray.write_text("another")
+        assert had.difference() == Difference([stray], [], [])
+        raise ValueError("stop")
+
+
+def test_the_lock_is_where_one_may_write(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with restored_on_failure(environment, []):
+        pass
+    lock = environment.prefix / ".vox-lock"
+    assert lock.stat().st_mode & 0o777 == 0o666  # for every user of the environment
+    lock.unlink()
+    lock.mkdir()  # where root, too, may not write
+    with restored_on_failure(environment, []):
+        assert (environment.site_packages / ".vox-lock").is_file()
 
 
 def test_a_signal_is_a_failure_and_handlers_are_put_back(environment: Environment) -> None:

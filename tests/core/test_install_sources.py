@@ -4,13 +4,17 @@ and not strangers' sources, the plugin and the version that were meant, and what
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin, sdist
+from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin, sdist, wheel
 from vox_core.host.environment import Environment
 from vox_core.host.resolve import Change, pinned
 
@@ -98,6 +102,101 @@ def test_a_source_of_an_index_is_not_built_unasked(world: World, needs: list[str
     assert mark.exists() and "vox_t_good" in world.versions()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_source_by_address_is_not_built_unasked(world: World, inside: bool) -> None:
+    """`--only-binary` of pip does not hold for it, nor does the depth at which it stands matter."""
+    mark, folder = world.folder / "mark", world.folder / "elsewhere"
+    mark.unlink(missing_ok=True)
+    folder.mkdir(exist_ok=True)
+    made = sdist(folder, {"name": "vox-t-dep", "version": "1.0", "files": {}}, mark)
+    address = f"vox-t-dep @ {made.as_uri()}"
+    lib = {"name": "vox-t-lib", "version": "1.0", "files": {"vox_t_lib/__init__.py": ""}}
+    world.wheel({**lib, "requires": [address]})
+    file = world.wheel(plugin("good", "1.0", ["vox-t-lib"] if inside else [address]))
+    said = world.refused("I004", "install", "--from-wheel", file, "--dry-run")
+    assert "vox-t-dep" in said and not mark.exists()
+    if inside and world.installer == "uv":  # which takes no address at that depth, source or not
+        return
+    assert "there is no wheel for this machine of vox-t-dep" in said
+    assert "--allow-source" in said
+    done = world.vox("install", "--from-wheel", file, "--dry-run", "--allow-source")
+    assert "built on this machine, which runs its code: vox-t-dep" in done.stdout, done.stderr
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_folder_is_built_and_not_what_it_names(
+    world: World, tmp_path: Path, static: bool
+) -> None:
+    mark = tmp_path / "mark"
+    made = sdist(tmp_path, {"name": "vox-t-dep", "version": "1.0", "files": {}}, mark)
+    address = f"vox-t-dep @ {made.as_uri()}"
+    folder = checkout(tmp_path / "good", plugin("good", "1.0", [address]))
+    project = folder / "pyproject.toml"
+    if static:
+        text = project.read_text().replace('"dependencies", ', "")
+        project.write_text(f'{text}dependencies = ["{address}"]\n')
+    said = world.refused("I004", "install", "--from-path", folder, "--dry-run")
+    assert "there is no wheel for this machine of vox-t-dep" in said
+    assert not mark.exists()
+    done = world.vox("install", "--from-path", folder, "--dry-run", "--allow-source")
+    assert (done.returncode, mark.exists()) == (0, True), done.stderr
+
+
+def test_a_wheel_by_address_is_taken(world: World, tmp_path: Path) -> None:
+    name = wheel(str(tmp_path), "vox-t-dep", "1.0", {"vox_t_dep/__init__.py": ""})
+    address = f"vox-t-dep @ {(tmp_path / name).as_uri()}"
+    file = world.wheel(plugin("good", "1.0", [address]))
+    done = world.done("install", "--from-wheel", file, "--yes")
+    assert [each["name"] for each in done["changes"]] == ["vox-t-dep", "vox-t-good"]
+    folder = checkout(tmp_path / "good", plugin("good", "1.1", [address]))
+    world.done("install", "--from-path", folder, "--yes")
+    assert world.versions() == {"vox_t_dep": "1.0", "vox_t_good": "1.1"}
+
+
+@pytest.mark.parametrize(("wanted", "said"), [(">=99", "old"), ("<0.0.1", "new")])
+def test_a_plugin_for_another_vox_says_so(world: World, wanted: str, said: str) -> None:
+    file = world.wheel(plugin("good", "1.0", [f"vox-ml{wanted}"]))
+    told = world.refused("I004", "install", "--from-wheel", file, "--yes")
+    assert f"this vox is too {said} for it" in told
+    assert f"found:    vox-ml {version('vox-ml')}\n  expected: vox-ml{wanted}" in told
+
+
+# --- no network -----------------------------------------------------------------------------------
+
+
+def test_what_the_guide_says_of_a_folder_of_wheels(world: World) -> None:
+    """Neither installer asks an index that it is set up with."""
+    asked: list[str] = []
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    world.wheel(plugin("good", "1.0"))
+    with HTTPServer(("127.0.0.1", 0), Index) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/simple"
+        given = {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "UV_CONFIG_FILE": os.devnull}
+        how = {**given, "PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
+        world.done("install", "--from-pypi", "vox-t-good==1.0", "--dry-run", **how)
+        assert asked == []
+        how = {**given, "PIP_NO_INDEX": "0", "UV_OFFLINE": "0"}
+        world.vox("install", "--from-pypi", "vox-t-good==1.0", "--dry-run", **how)
+        assert asked  # so it was there to be asked
+        server.shutdown()
+
+
+def test_these_tests_have_no_network(world: World) -> None:
+    said = world.refused("I004", "install", "--from-pypi", "pip==23.0", "--dry-run")
+    if world.installer == "uv":
+        assert "not found in the provided package locations" in said  # it knows of no index
+
+
 def test_what_is_nowhere_is_not_said_to_have_a_source(world: World) -> None:
     sdist(world.wheels, plugin("good", "1.0"), world.folder / "mark")
     said = world.refused("I004", "install", "--from-pypi", "vox-t-good==2.0", "--yes")
@@ -129,7 +228,7 @@ def test_a_source_does_not_get_around_the_catalog(
 ) -> None:
     file = world.wheel(plugin("good", "1.0"))
     folder = checkout(tmp_path / "good", plugin("good", "1.0"))
-    world.enter("good", "pypi:vox-t-good==1.0", f"{key}\n")
+    world.enter("good", "pypi:vox-t-good==2.0", f"{key}\n")
     sources = [["--from-wheel", file], ["--from-pypi", "vox-t-good==1.0"], ["--from-path", folder]]
     for source in sources:
         assert said in world.refused("I003", "install", *source, "--yes")

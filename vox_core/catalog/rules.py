@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _NEEDED = {
     "skill": ("exposes-tools",),
     "composite": ("extension-points", "exposes-tools"),
 }
+_NO_PLUGINS = ("vox-ml", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
         *_payloads(plugins),
         *_unknown_points(plugins),
         *_other_distributions(plugins),
+        *_other_sources([*plugins, *bundles]),
         *_dangling(bundles, "extends", "bundle", bundles),
         *_dangling(bundles, "plugins", "plugin", plugins),
         *_dangling(plugins, "bundled-in", "bundle", bundles),
@@ -121,16 +124,71 @@ def _unknown_points(plugins: Iterable[Table]) -> Iterator[Fault]:
 
 
 def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
-    """A release on the index is one of the distribution that the entry names."""
+    """A distribution is that of one plugin, and of none if it stays as it is whatever is added."""
     from packaging.utils import canonicalize_name
 
+    owners: dict[str, str] = {}
     for plugin in plugins:
-        kind, _, release = str(plugin.keys.get("default-source")).partition(":")
-        name, distribution = release.partition("==")[0], str(plugin.keys.get("distribution", ""))
-        if kind == "pypi" and canonicalize_name(name) != canonicalize_name(distribution):
+        if not isinstance(distribution := plugin.keys.get("distribution"), str):
+            continue
+        name = canonicalize_name(distribution)
+        if name in _NO_PLUGINS:
             yield plugin.fault(
-                f"default-source: names {name!r}, but the distribution is {distribution!r}"
+                f"distribution: {distribution!r} is what plugins work with, and is none itself"
             )
+        elif (owner := owners.setdefault(name, plugin.id)) != plugin.id:
+            yield plugin.fault(f"distribution: {distribution!r} is that of plugin {owner!r}")
+
+
+def _other_sources(owners: Iterable[Table]) -> Iterator[Fault]:
+    """A release or a wheel is one of the distribution that it is to be the source of.
+
+    That of a plugin is in a version that the entry takes, or it could not be installed.
+    """
+    for owner in owners:
+        libraries = owner.keys.get("libraries")
+        for name, source in libraries.items() if isinstance(libraries, dict) else ():
+            yield from (owner.fault(f"libraries: {each}") for each in _misnamed(source, name))
+        source, name = owner.keys.get("default-source"), owner.keys.get("distribution")
+        specifier = owner.keys.get("specifier", "")
+        yield from (
+            owner.fault(f"default-source: {each}") for each in _misnamed(source, name, specifier)
+        )
+
+
+def _misnamed(source: object, distribution: object, specifier: object = "") -> Iterator[str]:
+    """What is wrong with a source; nothing where a key is of the wrong type, which is told."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+
+    if not isinstance(source, str) or not isinstance(distribution, str):
+        return
+    if (names := _named_by(source)) is None:
+        return
+    name, version = names
+    if canonicalize_name(name) != canonicalize_name(distribution):
+        yield f"names {name!r}, but the distribution is {distribution!r}"
+        return
+    with suppress(InvalidSpecifier, InvalidVersion):
+        wanted = SpecifierSet(specifier if isinstance(specifier, str) else "")
+        if not wanted.contains(Version(version), prereleases=True):
+            yield f"names version {version}, but the specifier is {str(specifier)!r}"
+
+
+def _named_by(source: str) -> tuple[str, str] | None:
+    """Distribution and version that a source tells; None where only the archive does."""
+    from urllib.parse import unquote, urlsplit
+
+    kind, _, value = source.partition(":")
+    if kind == "pypi":
+        name, _, version = value.partition("==")
+        return name, version
+    if kind == "wheel":
+        file = unquote(urlsplit(value).path).rpartition("/")[2]
+        name, version, *_ = [*file.split("-"), "", ""]
+        return name, version
+    return None
 
 
 def _dangling(

@@ -9,7 +9,8 @@ import click
 
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import backend_origin, config_option, given, json_option, settings_from
-from vox_core.cli.output import print_columns, print_json
+from vox_core.cli.output import print_columns, print_json, printable
+from vox_core.cli.warn import warn_of_unknown
 from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings
 from vox_core.contract import DType, Method, Quant
 from vox_core.host import Operation, Request, Verdict
@@ -32,6 +33,7 @@ def list_installed(as_json: bool) -> None:
     from vox_core.host import list_backends
 
     verdicts = list_backends()
+    warn_of_unknown()
     if as_json:
         print_json(verdicts)
     elif verdicts:
@@ -74,16 +76,16 @@ def explain_choice(
     from vox_core.host import TELLS_MORE, explain
 
     explanation = explain(_request(operation, quant, family, config_file, flags))
+    warn_of_unknown()
     if as_json:
         print_json(explanation.to_json())
         return
     if explanation.verdicts:
         _print_verdicts(explanation.verdicts)
     if explanation.refusal:
-        click.echo(f"none is chosen: {explanation.why}")
-        click.echo(
-            f"next: {explanation.refusal.remedy.replace(TELLS_MORE, 'see `vox plugin doctor`')}"
-        )
+        click.echo(printable(f"none is chosen: {explanation.why}"))
+        remedy = explanation.refusal.remedy.replace(TELLS_MORE, "see `vox plugin doctor`")
+        click.echo(printable(f"next: {remedy}"))
 
 
 def _request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,16 @@ def build(
     """
     from vox_core.host.bundle.build import build as make
 
+    catalog = _catalog()
     made = make(
         id,
-        _catalog(),
+        catalog,
         out,
         wheel_folders=wheels,
         with_dependencies=with_dependencies,
         isolation=not no_build_isolation,
     )
-    _show(made, "built", as_json)
+    _show(made, catalog, "built", as_json)
     if not as_json:
         click.echo(f"next: vox bundle apply {out}")
 
@@ -100,7 +102,8 @@ def verify(file: Path, as_json: bool) -> None:
     """Hold every file in bundle FILE against its lock and the catalog."""
     from vox_core.host.bundle.verify import verify as check
 
-    _show(check(file, _catalog()), "sound", as_json)
+    catalog = _catalog()
+    _show(check(file, catalog), catalog, "sound", as_json)
 
 
 @bundle.command(
@@ -145,9 +148,13 @@ def _facts(catalog: Catalog, entry: BundleEntry) -> dict[str, Any]:
     }
 
 
-def _show(bundle: Bundle, state: str, as_json: bool) -> None:
+def _show(bundle: Bundle, catalog: Catalog, state: str, as_json: bool) -> None:
+    """The bundle, and which of its wheels the catalog says nothing about."""
+    from vox_core.host.bundle.needs import beyond_parts
+
+    others = [f"{each.name} {each.version}" for each in beyond_parts(bundle, catalog)]
     if as_json:
-        print_json(bundle)
+        print_json({**asdict(bundle), "not_vouched_for": others})
         return
     about = bundle.about
     print_table(
@@ -157,5 +164,6 @@ def _show(bundle: Bundle, state: str, as_json: bool) -> None:
             "plugins": ", ".join(about.plugins) or "none",
             "wheels": ", ".join(f"{each.name} {each.version}" for each in bundle.wheels),
             "for": f"Python {about.python}, platform {about.platform}",
+            **({"not vouched for by the catalog": ", ".join(others)} if others else {}),
         }
     )

@@ -52,8 +52,10 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
+    from vox_core.cli.output import printable
+
     told = _told(error)
-    click.echo(told, err=True)
+    click.echo(printable(told, lines=True), err=True)
     if "--json" in arguments:
         _print({"error": describe(told)})
     return told.exit_code
@@ -104,9 +106,9 @@ def _bug(error: Exception) -> WorkError:
 
 
 def _print(described: dict[str, Any]) -> None:
-    import json
+    from vox_core.cli.output import print_json
 
     try:
-        click.echo(json.dumps(described, ensure_ascii=False))
+        print_json(described)
     except BrokenPipeError:  # Python flushes stdout once more when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

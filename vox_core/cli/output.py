@@ -1,17 +1,39 @@
-"""Results on stdout: a small table for people, one JSON object for programs."""
+"""Results on stdout: a small table for people, one JSON object for programs.
+
+What comes from packages, probes and installers is somebody else's text. `printable` is the one
+place where what could steer a terminal is taken out of it.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 
 import click
 
+# The C0 and C1 control characters, what turns the direction of writing or ends a line in Unicode,
+# and surrogates, which no terminal can be sent.
+_STEERING = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_A_LINE = re.compile(f"[{_STEERING}]")
+_IN_A_TEXT = re.compile(rf"(?![\n\t])[{_STEERING}]")
+
+
+def printable(text: object, *, lines: bool = False) -> str:
+    """The text with what could steer a terminal written out, such as `\\x1b`.
+
+    Args:
+        lines: line ends and tabs stay.
+    """
+    pattern = _IN_A_TEXT if lines else _IN_A_LINE
+    return pattern.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+
 
 def print_json(result: object) -> None:
     """One JSON document on one line; dataclasses as objects, paths as text."""
-    click.echo(json.dumps(result, ensure_ascii=False, default=_plain))
+    told = json.dumps(result, ensure_ascii=False, default=_plain)
+    click.echo(_IN_A_LINE.sub(lambda match: f"\\u{ord(match[0]):04x}", told))
 
 
 def _plain(value: object) -> object:
@@ -22,12 +44,12 @@ def print_table(rows: Mapping[str, str]) -> None:
     """Label and text per line, the texts below one another."""
     width = max(map(len, rows)) + 2
     for label, text in rows.items():
-        click.echo(f"{label:<{width}}{text}")
+        click.echo(f"{printable(label):<{width}}{printable(text, lines=True)}")
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:
     """Rows of cells, each column as wide as its widest cell."""
-    rows = list(rows)
+    rows = [[*map(printable, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))

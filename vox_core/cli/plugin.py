@@ -13,7 +13,8 @@ import click
 
 from vox_core.cli.lazy import Command, Entry, LazyGroup
 from vox_core.cli.options import config_option, json_option
-from vox_core.cli.output import print_columns, print_json, print_table
+from vox_core.cli.output import print_columns, print_json, print_table, printable
+from vox_core.cli.warn import warn_of_unknown
 
 if TYPE_CHECKING:
     from vox_core.host.doctor import Examined
@@ -53,6 +54,7 @@ def list_plugins(as_json: bool) -> None:
     from vox_core.host.inventory import inventory
 
     listed = inventory()
+    warn_of_unknown()
     if as_json:
         print_json(listed)
     elif listed:
@@ -102,13 +104,15 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     from vox_core.host.doctor import LIMIT_S, examine
 
     examined = examine(id, timeout or LIMIT_S)
+    warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]
     if as_json:
         print_json([{**asdict(each), "ok": each.ok} for each in examined])
         return 1 if failed else 0
     for each in examined:
         _print_examined(each)
-    click.echo(f"to be looked at: {', '.join(failed)}" if failed else "nothing is wrong")
+    found = f"to be looked at: {', '.join(failed)}" if failed else "nothing is wrong"
+    click.echo(printable(found))
     return 1 if failed else 0
 
 
@@ -137,12 +141,13 @@ def disable(id: str) -> None:
 
 def _print_examined(examined: Examined) -> None:
     of = f"  ({examined.distribution})" if examined.distribution else ""
-    click.echo(f"{examined.id}{of}")
+    click.echo(printable(f"{examined.id}{of}"))
     width = max(len(check.name) for check in examined.checks)
     for check in examined.checks:
-        click.echo(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.detail}")
+        line = f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.detail}"
+        click.echo(f"  {printable(line)}")
         if check.remedy and not check.ok:
-            click.echo(f"  {'next:':>{width + 6}}  {check.remedy}")
+            click.echo(f"  {'next:':>{width + 6}}  {printable(check.remedy)}")
 
 
 def _require_installed(id: str) -> None:

@@ -44,18 +44,25 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, y
 @click.command(
     "check", cls=Command, params=[click.Argument(["target"], metavar="ID|PATH"), json_option()]
 )
-def check(target: str, as_json: bool) -> int:
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="For the whole suite.  [default: 3600]",
+)
+def check(target: str, as_json: bool, timeout: float | None) -> int:
     """Run the conformance suite on an installed plugin, or on the project in a folder.
 
     Every check asks for capabilities that the manifest declares; what is not declared is skipped;
     where that is all of training, merging and loading, the plugin has not passed.
     The plugin runs in a process of its own, on tiny models, without network; one that is disabled
-    is checked all the same.
+    is checked all the same. When the time is up, or this command ends, it is killed together with
+    whatever it started.
     """
+    from vox_core.testing.check import LIMIT_S, unshown
     from vox_core.testing.check import check as run_suite
-    from vox_core.testing.check import unshown
 
-    id, outcomes = run_suite(target)
+    id, outcomes = run_suite(target, timeout or LIMIT_S)
     failed = [each for each in outcomes if each.status == "failed"]
     lack = unshown(outcomes)
     if as_json:

@@ -15,7 +15,7 @@ import click
 from vox_core.cli.agree import require_agreement
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import config_option, json_option
-from vox_core.cli.output import megabytes, print_json
+from vox_core.cli.output import megabytes, print_json, printable
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def lock(out: Path, as_json: bool) -> None:
 
 
 def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
 
 
 def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bool:
@@ -177,11 +177,11 @@ def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bo
     from vox_core.host.install import apply
 
     for line in _told(plan):
-        click.echo(line, err=as_json)
+        click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
         require_agreement("go on?", yes)
-        apply(plan, lambda line: click.echo(f"  {line}", err=True))
+        apply(plan, lambda line: _tell(f"  {line}"))
     if as_json:
         print_json(_described(plan, done))
     elif done:
@@ -191,9 +191,9 @@ def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bo
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
     """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
-    from vox_core.host.blocked import COMMAND, blocking, disabled
+    from vox_core.host.blocked import COMMAND, blocking, disabled_among
 
-    for id in sorted({*disabled()} & {target.id for target in plan.targets if target.id}):
+    for id in disabled_among(plan.targets):
         click.echo(f"note: {id} is {blocking(id, COMMAND)}", err=True)
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import click
 
-from vox_core.cli.output import duration, megabytes
+from vox_core.cli.output import duration, megabytes, printable
 from vox_core.contract import (
     CheckpointWritten,
     Event,
@@ -81,7 +81,7 @@ def words(event: Event) -> str | None:
     """What is said of an event in a line of its own; None for those that have none."""
     match event:
         case Notice(message, level):
-            return message if level == "info" else f"warning: {message}"
+            return printable(message if level == "info" else f"warning: {message}", lines=True)
         case RunStart():
             steps = f"steps {event.first_step} to {event.total_steps}"
             return f"training {event.model} in {event.dtype} on {event.device}, {steps}"

@@ -68,12 +68,15 @@ class Environment:
         accelerators: those that the core sees by itself.
         blocked: id of a plugin that is not to be used -> who says so.
         known: id -> distribution, from the catalog.
+        quantising: ids, from the catalog, of plugins for this machine that have the quantisation
+            which is asked for.
     """
 
     machine: Machine
     accelerators: tuple[Accelerator, ...] = ()
     blocked: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
+    quantising: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +194,13 @@ def survey(
     from vox_core.host.select import needs_probe
 
     plugins = discover()
+    present = accelerators(environ)
     environment = Environment(
         machine=this_machine(plugins),
-        accelerators=accelerators(environ),
+        accelerators=present,
         blocked=blocked_plugins([plugin.id for plugin in plugins], environ),
         known=known,
+        quantising=_quantising(request, {each.tag for each in present}) if known else (),
     )
     backends = [plugin for plugin in plugins if _may_be_backend(plugin)]
     survivors = [plugin for plugin in backends if needs_probe(request, plugin, environment)]
@@ -207,6 +212,20 @@ def _catalogued() -> dict[str, str]:
     from vox_core.host.known import known_plugins
 
     return {plugin.id: plugin.distribution for plugin in known_plugins().values()}
+
+
+def _quantising(request: Request, tags: set[str]) -> tuple[str, ...]:
+    if request.quant in (None, "none"):
+        return ()
+    from vox_core.catalog.entries import objections
+    from vox_core.host.known import known_plugins
+
+    return tuple(
+        entry.id
+        for entry in known_plugins().values()
+        if request.quant in entry.capabilities.get("quantisations", ())
+        and not objections(entry, tags)
+    )
 
 
 def _may_be_backend(plugin: Found) -> bool:

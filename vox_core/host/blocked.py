@@ -5,9 +5,12 @@
     VOX_DISABLE_PLUGINS       ids with commas between them, for one command
 
 A blocked plugin stays installed and is told of, with this reason; it is neither chosen nor
-imported. `vox plugin remove` takes it off the user's list, or it would come back disabled. A name
-that vox does not know is an error in the last two: a spelling mistake there would let in what was
-to be kept out. In the file it is not: the plugin may have been removed by other means.
+imported. `vox plugin remove` takes it off the user's list, or it would come back disabled.
+
+A name that vox does not know may be a spelling mistake, which lets in what was to be kept out, or a
+plugin that is gone. In the variable, which is written for the command at hand, it is an error. In
+`vox.toml`, which stays when a plugin goes, the commands that show plugins warn of it. In the user's
+file, which holds what was installed once, it is nothing.
 
 `VOX_CONFIG` names the configuration folder; without it it follows the platform (`~/.config/vox` on
 Linux).
@@ -20,10 +23,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vox_core import files
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, OutputError, StorageError
 from vox_core.host.known import known_plugins
+
+if TYPE_CHECKING:
+    from vox_core.host.targets import Target
 
 VARIABLE = "VOX_DISABLE_PLUGINS"
 COMMAND = "`vox plugin disable`"
@@ -36,21 +43,38 @@ def blocked_plugins(
     """Id of a plugin that is not to be used -> who says so.
 
     Raises:
-        ConfigError: a name is unknown, or a file cannot be read.
+        ConfigError: the variable names one that is unknown, or a file cannot be read.
     """
-    from vox_core.config import PluginSettings, load_settings, settings_file
-
     variable = [name.strip() for name in environ.get(VARIABLE, "").split(",") if name.strip()]
-    project, file = load_settings(PluginSettings, {}, environ=environ).blocked, settings_file()
-    if unknown := {*variable, *project} - {*installed}:
-        known = sorted({*installed, *known_plugins(environ)})
-        _require_known(VARIABLE, unknown & {*variable}, known)
-        _require_known(f"[plugin] blocked in {file}", unknown & {*project}, known)
+    if unknown := {*variable} - {*installed}:
+        _require_known(unknown, sorted({*installed, *known_plugins(environ)}))
+    project, file = _project(environ)
     return {
         **dict.fromkeys(disabled(environ), COMMAND),
-        **dict.fromkeys(project, str(file)),
+        **dict.fromkeys(project, file),
         **dict.fromkeys(variable, VARIABLE),
     }
+
+
+def unknown_blocked(
+    installed: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """A line for each name in `vox.toml` that is neither installed nor in the catalog.
+
+    Raises:
+        ConfigError: `vox.toml` is wrong.
+    """
+    project, file = _project(environ)
+    if not ({*project} - {*installed}):
+        return ()
+    try:
+        known = sorted({*installed, *known_plugins(environ)})
+    except ConfigError:  # whoever needs the catalog says so; without it nothing is known to be gone
+        return ()
+    return tuple(
+        f"[plugin] blocked in {file}: there is no plugin {_unknown(name, known)}"
+        for name in sorted({*project} - {*known})
+    )
 
 
 def blocking(plugin_id: str, who: str) -> str:
@@ -93,9 +117,22 @@ def set_disabled(ids: Iterable[str], environ: Mapping[str, str] = os.environ) ->
         StorageError: the file cannot be written.
     """
     folder = config_folder(environ)
-    files.make_folder(folder)
-    files.write_json(folder / STATE_FILE, {"disabled": sorted(set(ids))})
+    try:
+        files.make_folder(folder)
+        files.write_json(folder / STATE_FILE, {"disabled": sorted(set(ids))})
+    except (OutputError, StorageError) as error:
+        error.remedy = f"make {folder} a folder that you can write to, or name another: VOX_CONFIG"
+        raise
     return folder / STATE_FILE
+
+
+def disabled_among(targets: Iterable[Target]) -> tuple[str, ...]:
+    """Of the plugins that are to be installed those that the user has disabled, sorted.
+
+    Where no id was given, the package that is named tells, or the one that is installed.
+    """
+    off = {*disabled()}
+    return tuple(sorted(off & {id for target in targets for id in _ids(target)})) if off else ()
 
 
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -107,11 +144,33 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return user_config_path("vox", appauthor=False)
 
 
-def _require_known(where: str, names: set[str], known: Sequence[str]) -> None:
+def _project(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """What `vox.toml` blocks, and the file."""
+    from vox_core.config import PluginSettings, load_settings, settings_file
+
+    blocked = load_settings(PluginSettings, {}, environ=environ).blocked
+    return blocked, str(settings_file())
+
+
+def _ids(target: Target) -> set[str]:
+    from packaging.utils import canonicalize_name
+
+    from vox_core.host.contents import plugin_ids
+    from vox_core.host.discover import discover
+
+    if target.id is not None:
+        return {target.id}
+    if (path := Path(target.requirement)).exists():
+        return plugin_ids(path) or set()
+    found = ((each.id, canonicalize_name(each.distribution)) for each in discover())
+    return {id for id, name in found if name == target.distribution}
+
+
+def _require_known(names: set[str], known: Sequence[str]) -> None:
     if unknown := sorted(names - {*known}):
         raise ConfigError(
             "C002",
-            f"{where} names plugins that vox does not know",
+            f"{VARIABLE} names plugins that vox does not know",
             faults=[_unknown(name, known) for name in unknown],
             expected=f"some of: {', '.join(known)}",
             remedy="correct it; `vox plugin list` shows what there is",

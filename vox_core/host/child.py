@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from vox_core.contract import Check, Event
-from vox_core.errors import BackendError
+from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
 from vox_core.host.load import load_plugin, told
 from vox_core.host.remedies import authors
@@ -95,9 +95,15 @@ def _checks(found: Found) -> list[Check]:
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
+    except VoxError as error:  # in the user's terms already: a setting, a missing library
+        own = [Check("vox_doctor", False, _in_a_line(error), error.remedy)]
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
         own = [Check("vox_doctor", False, told(error), "report it to the plugin's authors")]
     return [loaded, *own]
+
+
+def _in_a_line(error: VoxError) -> str:
+    return ": ".join(str(part) for part in (error.what, error.where, error.found) if part)
 
 
 def _checked(result: Iterable[object]) -> Iterable[Check]:

@@ -15,6 +15,7 @@ through them takes 8 (benchmarks/plugins.py), and the modification times of the 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from packaging.version import InvalidVersion, Version
 
 from vox_core.errors import BackendError
 from vox_core.hookspecs import ENTRY_POINTS
-from vox_core.host.manifest import FILE_NAME, Manifest, parse_manifest
+from vox_core.host.manifest import FILE_NAME, ID, Manifest, parse_manifest
 
 UNKNOWN = "unknown"
 """Stands for a name or version that a damaged installation does not tell."""
@@ -149,6 +150,7 @@ def _examine(
 ) -> Found:
     plugin = Found(entry_point.name, _name(distribution), _version(distribution), entry_point)
     try:
+        _require_id(plugin)
         file = _manifest_file(distribution, entry_point, path)
         manifest = parse_manifest(file.read_text(encoding="utf-8"), file)
         _require_same_id(plugin, manifest, file)
@@ -185,6 +187,20 @@ def _manifest_file(
         if spec
         else reinstall(entry_point.name),
     )
+
+
+def _require_id(plugin: Found) -> None:
+    """Before anything is looked for under that name."""
+    if not re.fullmatch(ID, plugin.id):
+        raise BackendError(
+            "B006",
+            "an entry point has a name that no plugin can have",
+            where=f"{plugin.distribution} {plugin.version}",
+            found=repr(plugin.id),
+            expected="lower-case letters, digits, - and _, beginning with a letter",
+            remedy=f"the plugin's author has to rename it; to remove it: "
+            f"vox plugin remove {plugin.distribution}",
+        )
 
 
 def _require_same_id(plugin: Found, manifest: Manifest, file: Path) -> None:

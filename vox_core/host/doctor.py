@@ -22,14 +22,18 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from vox_core.contract import Check
+from vox_core.errors import ConfigError
 from vox_core.host import remedies
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, version_mismatch
+from vox_core.host.environment import Environment
 from vox_core.host.inventory import unknown_plugin
 from vox_core.host.judge import ABSENT, on_one_line
+from vox_core.host.known import known_plugins
 from vox_core.host.machine import Machine, requirements, this_machine
 from vox_core.host.probe import Hardware, ProbeFault, accelerators, probe_all
 from vox_core.host.process import Failed, output_of
+from vox_core.host.rollback import leftovers
 
 LIMIT_S = 30.0
 """For a child; importing a tensor library from a cold disk may take half of it."""
@@ -111,7 +115,23 @@ def _environment(machine: Machine, environ: Mapping[str, str]) -> Examined:
     }
     told = {name: environ[name] for name in sorted(environ) if name.startswith("VOX_")}
     checks = [Check(name, True, detail) for name, detail in {**facts, **told}.items()]
-    return Examined("environment", "", tuple(checks))
+    return Examined("environment", "", (*checks, _catalog(environ), *_leftovers()))
+
+
+def _catalog(environ: Mapping[str, str]) -> Check:
+    """A catalog with faults stops every command that needs one, and not this."""
+    try:
+        known = known_plugins(environ)
+    except ConfigError as error:
+        return Check("catalog", False, f"{on_one_line(error)} ({error.where})", error.remedy)
+    return Check("catalog", True, f"{len(known)} plugins: {', '.join(known)}")
+
+
+def _leftovers() -> tuple[Check, ...]:
+    found = leftovers(Environment.here())
+    return tuple(
+        Check("cut-off", False, f"{left.told}: {left.folder}", left.remedy) for left in found
+    )
 
 
 def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Check, ...]:

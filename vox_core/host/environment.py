@@ -40,6 +40,13 @@ KINDS: dict[Kind, str] = {
     "system": "a Python of its own",
 }
 _KEYS = ("purelib", "platlib", "scripts")
+_ELSEWHERE = (
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_SRC", "PIP_PYTHON", "PIP_REPORT"),
+    *("PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_GROUP"),
+    *("PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_IMPLEMENTATION", "PIP_ABI"),
+    *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_DRY_RUN"),
+)
+"""Settings of the installers that name another place, another Python or more packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,9 @@ class Environment:
         """
         if self.has_pip:
             quiet = ["--no-input", "--disable-pip-version-check"]
-            agreed = ["--yes"] if verb == "uninstall" else []
+            own = {"uninstall": ["--yes"], "install": ["--no-user"]}.get(verb, [])
             # -P: not a `pip` that happens to lie in the current folder.
-            return [str(self.python), "-P", "-m", "pip", verb, *quiet, *agreed]
+            return [str(self.python), "-P", "-m", "pip", verb, *quiet, *own]
         if self.uv:
             return [self.uv, "pip", verb, "--python", str(self.python)]
         raise InputError(
@@ -195,6 +202,16 @@ class Environment:
 def package_folders(paths: Mapping[str, str]) -> tuple[Path, ...]:
     """Of what `sysconfig.get_paths` gives, each folder that packages and commands go to, once."""
     return tuple(map(Path, dict.fromkeys(paths[key] for key in _KEYS)))
+
+
+def installer_variables(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables in which an installer changes the environment that it is told, and no other.
+
+    Where packages come from stays as the user has it set. What a `pip.conf` says of `dry-run` is
+    overruled; a `target`, `prefix` or `root` in it cannot be.
+    """
+    kept = {name: value for name, value in given.items() if name not in _ELSEWHERE}
+    return {**kept, "PIP_DRY_RUN": "0"}
 
 
 def find_uv(scripts: Path) -> str | None:

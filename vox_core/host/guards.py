@@ -19,6 +19,7 @@ from vox_core.errors import InputError
 from vox_core.host.contents import plugin_ids
 from vox_core.host.discover import discover, installed_versions
 from vox_core.host.environment import Environment
+from vox_core.host.held import require_needs_kept
 from vox_core.host.inspection import Row, intruders
 from vox_core.host.origin import file_name, local_path
 from vox_core.host.resolve import Change
@@ -43,7 +44,8 @@ def require_no_intruder(environment: Environment) -> None:
 
 
 def require_kept(changes: Iterable[Change], environment: Environment) -> None:
-    """Raises InputError I005 if one of `KEPT` would change."""
+    """Raises InputError I005 if one of `KEPT` would change, or what an installed plugin needs."""
+    changes = [*changes]
     changed = [each for each in changes if each.name in KEPT and each.before is not None]
     if changed:
         raise InputError(
@@ -53,6 +55,7 @@ def require_kept(changes: Iterable[Change], environment: Environment) -> None:
             faults=[f"{each.name} {each.before} -> {each.after}" for each in changed],
             remedy="if you want that, install that version yourself first, and run again",
         )
+    require_needs_kept(changes, environment)
 
 
 def require_pinned(changes: Sequence[Change], wanted: Iterable[Target]) -> None:

@@ -80,6 +80,8 @@ def _idle(
 def _without_backend(accelerator: Accelerator, environment: Environment) -> Idle:
     backend = accelerator.backend
     what = f"{accelerator.name} is here, but its backend {backend!r} is not installed"
+    if backend not in {*environment.known, *environment.blocked}:
+        what = f"{accelerator.name} is here and stays idle: vox knows no plugin for it to install"
     if who := environment.blocked.get(backend):
         return Idle(accelerator, None, f"{what} ({blocking(backend, who)})", asks=False)
     return Idle(accelerator, None, what, asks=backend in environment.known)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vox_core.errors import BackendError
 from vox_core.host.environment import Environment
@@ -20,7 +21,9 @@ from vox_core.host.environment import Environment
 if TYPE_CHECKING:
     from importlib import metadata
 
-_CHILD = "from vox_core.host.inspection import answer; print(answer())"
+_CHILD = "from vox_core.host.inspection import answer; print({token!r} + answer())"
+_TOKEN = "vox answers: "
+"""Begins the line with the answer; a .pth file may print before it, and after it at exit."""
 _LIMIT_S = 60.0
 
 
@@ -40,18 +43,51 @@ def inspect(environment: Environment) -> tuple[list[Row], list[str]]:
     Raises:
         ChildError: the interpreter cannot say, and why.
     """
+    told = asked(environment, lambda token: _CHILD.format(token=token))
+    try:
+        return [Row(**row) for row in told["plugins"]], [*told["intruders"]]
+    except (LookupError, TypeError) as error:
+        raise ChildError(f"its answer makes no sense: {error}") from error
+
+
+def asked(environment: Environment, code: Callable[[str], str]) -> Any:
+    """What a fresh interpreter of the environment answers, out of JSON.
+
+    Args:
+        code: Python that prints a line which begins with the token given to it, and then JSON.
+
+    Raises:
+        ChildError: it does not answer, and why.
+    """
     # -P: a folder `vox_core` that happens to be the current one is not what is installed.
-    command = [str(environment.python), "-P", "-c", _CHILD]
+    command = [str(environment.python), "-P", "-c", code(_TOKEN)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"no answer within {_LIMIT_S:g} s") from error
+    except OSError as error:
+        raise ChildError(f"it cannot be started: {error}") from error
     if done.returncode:
         raise ChildError(done.stderr.strip().rpartition("\n")[2] or f"exit {done.returncode}")
-    told = json.loads(done.stdout.splitlines()[-1])  # a .pth file may have printed before
-    return [Row(**row) for row in told["plugins"]], told["intruders"]
+    return _answer_in(done.stdout)
+
+
+def _answer_in(output: str) -> Any:
+    _, token, rest = output.rpartition(_TOKEN)
+    if not token:
+        raise ChildError("it ended without an answer, as if a .pth file had ended it")
+    try:
+        return json.loads(rest.partition("\n")[0])
+    except ValueError as error:
+        raise ChildError(f"its answer is no JSON: {error}") from error
 
 
 class ChildError(Exception):
@@ -104,4 +140,4 @@ def _files_named_vox(distribution: metadata.Distribution) -> list[metadata.Packa
 def _is_ours(file: PurePath) -> bool:
     parts = file.parts
     is_command = parts[0] == ".." and parts[-1] in ("vox", "vox.exe")
-    return is_command or (parts[0] == "vox_core" and parts[-1] == "__init__.py")
+    return is_command or parts[0] == "vox_core"

@@ -6,71 +6,44 @@
 
 A plan is refused before anything is done if the environment is not vox's to change
 (environment.py) or if something else stands against it (guards.py): the core or torch would change,
-or an archive is not the one that the catalog pins. After the installer a fresh interpreter
-(inspection.py) looks for the plugin's manifest; on any failure the environment is put back
-(rollback.py).
+an archive is not the one that the catalog pins, something that is installed needs what would go
+(held.py), or a wheel brings files of others (owners.py). installation.py carries it out.
 
 Which package an id stands for is for the catalog (targets.py). A bundle is planned in
-bundle/apply.py and carried out here. No plugin is imported.
+bundle/apply.py. No plugin is imported.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
 from vox_core.catalog import PluginEntry
-from vox_core.errors import InputError, WorkError
-from vox_core.host import offline, targets
-from vox_core.host.ask import last_lines
+from vox_core.errors import InputError
+from vox_core.host import targets
 from vox_core.host.discover import Found, discover
 from vox_core.host.environment import Environment
 from vox_core.host.guards import (
-    CORE,
     KEPT,
-    misfits,
     require_as_named,
     require_inside,
     require_kept,
     require_no_intruder,
     require_pinned,
 )
-from vox_core.host.inspection import ChildError, inspect
+from vox_core.host.held import require_needs_kept
+from vox_core.host.installation import InstallPlan, Report, apply
 from vox_core.host.known import known_plugins
 from vox_core.host.origin import is_editable, local_path, origin
-from vox_core.host.resolve import Change, must_build, pinned, resolve
-from vox_core.host.rollback import restored_on_failure
+from vox_core.host.owners import require_own_files
+from vox_core.host.resolve import Change, must_build, resolve
+from vox_core.host.rollback import leftovers
 from vox_core.host.targets import Target
 
-Report: TypeAlias = Callable[[str], None]
-"""Called with each line that the installer prints."""
-
-
-@dataclass(frozen=True, slots=True)
-class InstallPlan:
-    """What will be done, and where.
-
-    Args:
-        changes: nothing is to be done if there are none.
-        targets: the plugins that will be there afterwards.
-        notes: what a person should know, worded for them.
-        unpack: puts the wheels of all changes into a folder; the installer then sees no others.
-    """
-
-    action: Literal["install", "upgrade", "remove"]
-    environment: Environment
-    changes: tuple[Change, ...]
-    targets: tuple[Target, ...] = ()
-    notes: tuple[str, ...] = ()
-    unpack: Callable[[Path], None] | None = None
+__all__ = ["InstallPlan", "apply", "plan_install", "plan_remove", "plan_upgrade"]
 
 
 def plan_install(
@@ -147,7 +120,7 @@ def plan_remove(ids: Sequence[str], *, environment: Environment | None = None) -
         ids: of plugins, or names of their distributions.
 
     Raises:
-        InputError: I001 or I010, what stands against it.
+        InputError: I001, I005 or I010, what stands against it.
     """
     environment = environment or Environment.here()
     installed = discover()
@@ -158,23 +131,9 @@ def plan_remove(ids: Sequence[str], *, environment: Environment | None = None) -
         require_inside(name, environment)
     versions = {canonicalize_name(plugin.distribution): plugin.version for plugin in plugins}
     changes = tuple(Change(name, versions[name], None) for name in names)
-    return InstallPlan("remove", environment, changes, notes=tuple(_orphan_notes(names)))
-
-
-def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
-    """Carry out a plan; if anything fails or is interrupted, the environment is as before.
-
-    Raises:
-        WorkError: I008, it failed; I009, and not everything could be put back.
-        InputError: I011, another process is changing this environment.
-    """
-    if not plan.changes:
-        return
-    touched = [CORE, *(change.name for change in plan.changes if change.before is not None)]
-    with restored_on_failure(plan.environment, touched), tempfile.TemporaryDirectory() as scratch:
-        for command in _commands(plan, Path(scratch)):
-            _run(command, plan, report)
-        _check(plan)
+    require_needs_kept(changes, environment)
+    notes = (*_orphan_notes(names), *_leftover_notes(environment))
+    return InstallPlan("remove", environment, changes, notes=notes)
 
 
 # --- planning -------------------------------------------------------------------------------------
@@ -201,7 +160,9 @@ def _plan(
     require_kept(changes, environment)
     require_pinned(changes, wanted)
     require_as_named(changes, wanted)
-    return InstallPlan(action, environment, changes, tuple(wanted), tuple(notes))
+    require_own_files(changes, environment)
+    notes = (*notes, *_leftover_notes(environment))
+    return InstallPlan(action, environment, changes, tuple(wanted), notes)
 
 
 def _newer(plugin: Found, catalog: Mapping[str, PluginEntry]) -> Target | str:
@@ -254,79 +215,6 @@ def _orphan_notes(names: Sequence[str]) -> Iterator[str]:
         yield f"nothing else needs: {', '.join(left)}; they stay"
 
 
-# --- doing ----------------------------------------------------------------------------------------
-
-
-def _commands(plan: InstallPlan, scratch: Path) -> Iterator[list[str]]:
-    if plan.action == "remove":
-        names = [change.name for change in plan.changes]
-        yield [*plan.environment.installer("uninstall"), *names]
-        return
-    only = []
-    if plan.unpack is not None:
-        plan.unpack(scratch)
-        only = offline.options(scratch)
-    for command in pinned(plan.environment, plan.changes, scratch / "requirements.txt"):
-        yield [*command, *only]
-
-
-def _run(command: Sequence[str], plan: InstallPlan, report: Report) -> None:
-    """Run the installer to its end; it is gone before anything is put back."""
-    said: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=offline.environ() if plan.unpack is not None else None,
-        start_new_session=True,
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                said.append(line)
-                report(line.rstrip())
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # with the builds that it started
-            raise
-    if process.returncode:
-        raise _failed(plan, f"the installer ended with {process.returncode}", "".join(said))
-
-
-def _check(plan: InstallPlan) -> None:
-    """The plugins are there, whole, and nobody else's; or, after a removal, gone."""
-    try:
-        rows, strangers = inspect(plan.environment)
-    except ChildError as error:
-        raise _failed(plan, f"the environment's Python fails: {error}") from error
-    if plan.action == "remove":
-        gone = {change.name for change in plan.changes}
-        left = [row.distribution for row in rows if canonicalize_name(row.distribution) in gone]
-        faults = [f"{name} is still there" for name in left]
-    else:
-        faults = [f"brings what belongs to {CORE}: {stranger}" for stranger in strangers]
-        for target in plan.targets:
-            name = target.distribution or _built_from(target, plan.changes)
-            mine = [row for row in rows if canonicalize_name(row.distribution) == name]
-            faults += misfits(target, mine)
-    if faults:
-        raise _failed(plan, "; ".join(faults))
-
-
-def _built_from(target: Target, changes: Iterable[Change]) -> str | None:
-    """The distribution that came from a folder."""
-    folder = Path(target.requirement)
-    return next((each.name for each in changes if local_path(each.source) == folder), None)
-
-
-def _failed(plan: InstallPlan, found: str, said: str = "") -> WorkError:
-    return WorkError(
-        "I008",
-        f"could not {plan.action} {', '.join(change.name for change in plan.changes)}; "
-        "the environment is as it was",
-        where=plan.environment,
-        found=found,
-        faults=last_lines(said),
-        remedy="mend what is named, and run again",
-    )
+def _leftover_notes(environment: Environment) -> Iterator[str]:
+    for left in leftovers(environment):
+        yield f"{left.told}; {left.remedy}"

@@ -93,6 +93,12 @@ def leaving(distributions: Collection[str]) -> set[str]:
 
 def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
     """The error that says so."""
+    if plugin_id in known_plugins():
+        return BackendError(
+            "B003",
+            f"plugin {plugin_id!r} is not installed",
+            remedy=f"vox plugin install {plugin_id}",
+        )
     near = difflib.get_close_matches(plugin_id, sorted(set(known)), n=1)
     return BackendError(
         "B003",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vox_core.errors import BackendError
+from vox_core.errors import VoxError
 from vox_core.host import Candidate, Environment, Request, Status, Verdict
 from vox_core.host.blocked import blocking
 from vox_core.host.discover import Found
@@ -143,7 +143,7 @@ def how_asked(request: Request) -> str:
     return f"{request.explicit_origin or 'by name:'} {request.explicit}"
 
 
-def on_one_line(fault: BackendError) -> str:
+def on_one_line(fault: VoxError) -> str:
     """A fault as the reason of a verdict."""
     details = "; ".join(fault.faults) or fault.found
     return f"{fault.what}: {details}" if details else fault.what

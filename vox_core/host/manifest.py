@@ -101,7 +101,8 @@ def _listed(families: object) -> object:
 
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
-Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+ID = "[a-z][a-z0-9_-]*"
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=f"^{ID}$")]
 Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_at_least_one)]
 
 _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,21 @@ def _understand(output: bytes) -> Hardware:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "output"
         raise Failed(f"gave a wrong answer: {place}: {first['msg']}") from error
-    if hardware.present != bool(hardware.devices):
-        raise Failed("gave a wrong answer: `present` and `devices` disagree")
+    if wrong := next(_wrong(hardware), None):
+        raise Failed(f"gave a wrong answer: {wrong}")
     return hardware
+
+
+def _wrong(hardware: Hardware) -> Iterator[str]:
+    """What no schema of types tells."""
+    if hardware.present != bool(hardware.devices):
+        yield "`present` and `devices` disagree"
+    if not hardware.detail.isprintable():
+        yield f"detail: {hardware.detail!r} is not one line of text"
+    for number, device in enumerate(hardware.devices):
+        for text in (device.name, device.tag, *device.features):
+            if not text.isprintable():
+                yield f"devices.{number}: {text!r} is not one line of text"
+        for size in (device.memory_bytes, device.available_bytes):
+            if size is not None and size < 0:
+                yield f"devices.{number}: {size} is no number of bytes"

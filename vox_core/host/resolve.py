@@ -10,8 +10,9 @@ name every package with its version and hash and look for no other, so an index 
 between changes nothing.
 
 A dry run builds what has no wheel, which is to run its code before anybody has agreed to anything.
-So an index is asked for wheels alone, unless sources are allowed; a folder or a commit that is
-itself asked for cannot be planned without.
+So wheels alone are asked for, unless sources are allowed, and pip is kept from building what a
+package requires by address (unbuilt.py). A folder or a commit that is itself asked for cannot be
+planned without a build; what it requires by address is looked at first.
 
 Which changes are acceptable is for install.py. Nothing here changes an environment.
 """
@@ -38,11 +39,12 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from vox_core.host.ask import ask
+from vox_core.host.ask import ask, only_source
 from vox_core.host.contents import digest, is_installed, project_table
 from vox_core.host.discover import UNKNOWN, installed_versions
 from vox_core.host.environment import Environment
 from vox_core.host.origin import file_name, local_path, size_of
+from vox_core.host.unbuilt import guarded, sources_among, static_needs
 
 ONLY_WHEELS = "--only-binary=:all:"
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
@@ -96,7 +98,7 @@ def resolve(
     """The changes that would fulfil `requirements`, sorted by name.
 
     Args:
-        allow_source: what an index has no wheel of may be built, also to find out what it needs.
+        allow_source: what there is no wheel of may be built, also to find out what it needs.
 
     Raises:
         InputError: I003, a wheel cannot be read; I004, there are none; what the installer says
@@ -201,13 +203,37 @@ def _by_content(changes: Iterable[Change], requirements: Iterable[str]) -> list[
 def _pip_changes(
     environment: Environment, requirements: Sequence[str], more: Sequence[str]
 ) -> list[Change]:
-    with tempfile.TemporaryDirectory() as folder:
-        report, log = Path(folder, "report.json"), Path(folder, "log")
-        options = ["--quiet", "--dry-run", "--report", str(report), "--log", str(log), *more]
-        ask([*environment.installer("install"), *options, *requirements], environment, log=log)
-        rows = json.loads(report.read_text(encoding="utf-8"))["install"]
+    command = environment.installer("install")
+    if ONLY_WHEELS in more:
+        if built := [text for text in requirements if must_build(text)]:
+            _require_no_source(environment, built)
+        else:
+            command = guarded(command)
+    rows = _pip_report([*command, *more, *requirements], environment)
     before = installed_versions(row["metadata"]["name"] for row in rows)
     return [_pip_change(row, before) for row in rows]
+
+
+def _pip_report(command: Sequence[str], environment: Environment) -> list[dict[str, Any]]:
+    """What pip says in a dry run that it would install."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, log = Path(folder, "report.json"), Path(folder, "log")
+        options = ["--quiet", "--dry-run", "--report", str(report), "--log", str(log)]
+        ask([*command, *options], environment, log=log)
+        rows: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return rows
+
+
+def _require_no_source(environment: Environment, built: Sequence[str]) -> None:
+    """Of what is asked for as a folder or a commit: they are built, what they name is not."""
+    static = {text: static_needs(Path(text)) for text in built}
+    needs = [need for each in static.values() for need in each or ()]
+    if dynamic := [text for text in built if static[text] is None]:
+        command = [*environment.installer("install"), "--no-deps", "--ignore-installed", *dynamic]
+        for row in _pip_report(command, environment):
+            needs += row["metadata"].get("requires_dist", [])
+    if found := sorted(sources_among(needs)):
+        raise only_source(environment, found)
 
 
 def _pip_change(row: Mapping[str, Any], before: Mapping[str, str]) -> Change:

@@ -165,9 +165,23 @@ def _wishes(request: Request) -> str:
 def _way_out(request: Request, judged: Sequence[Judged], environment: Environment) -> str:
     """For one asked for by name what would let it in; else what is asked too much of all."""
     (first, *others) = judged
+    if elsewhere := _who_quantises(judged, environment):
+        return elsewhere
     if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
         return _concession(request, judged)
     return f"{_repair(first, environment)}, or "
+
+
+def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
+    """Who has the quantisation that is asked for, and is not in use here: what brings it in."""
+    here = {each.found.id: each for each in judged}
+    for name in environment.quantising:
+        if name not in here:
+            return f"{_install(name, environment)}, which has it; or "
+        refusal = here[name].refusal
+        if refusal and refusal.kind == "blocked":
+            return f"{_repair(here[name], environment)}, or "
+    return ""
 
 
 def _concession(request: Request, judged: Sequence[Judged]) -> str:

@@ -71,6 +71,9 @@ def from_path(folder: Path, id: str | None, catalog: Mapping[str, PluginEntry]) 
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise _no_source(folder, "a folder with a pyproject.toml", "the path")
     name = project_table(folder).get("name")
+    if not isinstance(name, str | None):
+        expected = "a pyproject.toml with a name that is a string"
+        raise _no_source(folder / "pyproject.toml", expected, f"[project] name, found {name!r}")
     return _named(str(folder.resolve()), name, id, catalog)
 
 

@@ -151,7 +151,7 @@ FAILING: dict[str, tuple[dict[str, Any], str]] = {
     "a newer API": (NEWER, "good: api: written for 9.0"),
     "it brings the core's": (
         {**GOOD, "files": {**GOOD["files"], "vox_core/__init__.py": ""}},
-        "the environment's Python fails",
+        "vox_core/__init__.py, which belongs to vox-ml",
     ),
 }
 

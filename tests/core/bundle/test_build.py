@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.pylock import Pylock
+from packaging.tags import sys_tags
 
 from tests.core.bundle.samples import CATALOG, LIB, TINY, changed, faults, package, sources
 from vox_core.catalog import Catalog, load_catalog
@@ -69,6 +70,18 @@ def test_no_wheel_of_another_version_or_platform_is_taken(
         (tmp_path / name).write_bytes(b"")
     made = build("small", catalog, tmp_path / "small.zip", wheel_folders=[wheels, tmp_path])
     assert [wheel.file for wheel in made.wheels] == [LIB, TINY]
+
+
+@pytest.mark.parametrize("kind", ["cp{0}-none-any", "py{0}-none-any", "cp{0}-abi3-{1}"])
+def test_a_wheel_of_one_python_makes_a_bundle_of_one_python(
+    catalog: Catalog, wheels: Path, tmp_path: Path, kind: str
+) -> None:
+    platform = next(iter(sys_tags())).platform
+    tag = kind.format(f"{sys.version_info[0]}{sys.version_info[1]}", platform)
+    shutil.copy(wheels / TINY, tmp_path / TINY)
+    shutil.copy(wheels / LIB, tmp_path / LIB.replace("py3-none-any", tag))
+    made = build("small", catalog, tmp_path / "small.zip", wheel_folders=[tmp_path])
+    assert made.about.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def test_all_missing_sources_are_told(tmp_path: Path) -> None:

@@ -155,6 +155,46 @@ def test_a_bundle_for_another_python_and_platform(
     assert [each.split(",")[0] for each in found] == ["made for Python 2.7", "made for 2.7"]
 
 
+@pytest.mark.usefixtures("nvidia")
+def test_the_tags_of_the_wheels_decide_whatever_the_label_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = bundled(world, plugin("good", "1.0"), {**TORCH, "version": "1.0"})
+    place = ask(str(world.python))
+    assert "py3-none-any" in place.tags
+    assert f"cp{place.version.replace('.', '')}-none-any" in place.tags
+    other = replace(place, tags=place.tags - {"py3-none-any"})
+    monkeypatch.setattr("vox_core.host.bundle.apply.ask", lambda python: other)
+    assert refused(world, file, "B009") == (
+        f"torch-1.0-py3-none-any.whl: not for Python {place.full_version} on {place.platform}",
+        f"vox_t_good-1.0-py3-none-any.whl: not for Python {place.full_version} on {place.platform}",
+    )
+
+
+def test_markers_are_those_of_the_other_python(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = [f"x; python_full_version {sign} '99.0.7'" for sign in ("==", "!=")]
+    needs = [need.replace("x;", f"x{number};") for number, need in enumerate(needs)]
+    file = bundled(world, plugin("good", "1.0", needs))
+    other = replace(ask(str(world.python)), full_version="99.0.7")
+    monkeypatch.setattr("vox_core.host.bundle.apply.ask", lambda python: other)
+    told = plan_apply(file, catalog_of(world), str(world.python)).notes
+    assert [note.split("needs ")[1][:2] for note in told if "needs" in note] == ["x0"]
+
+
+def test_what_the_catalog_does_not_vouch_for_is_noted(world: World, tmp_path: Path) -> None:
+    lib = {"name": "vox-t-lib", "version": "1.0", "files": {"vox_t_lib/__init__.py": ""}}
+    file = bundled(world, plugin("good", "1.0", ["vox-t-lib"]), lib)
+    sound = verify(file, catalog_of(world))
+    text = world.catalog.read_text()
+    world.catalog.write_text(text.replace('vox-t-lib = "local:nowhere"', ""))
+    labelled = replaced("BUNDLE.toml", "dependencies = false", "dependencies = true")
+    path = rewritten(sound, tmp_path, labelled)
+    told = plan_apply(path, catalog_of(world), str(world.python)).notes
+    assert "the catalog does not vouch for what its own plugins need: vox-t-lib 1.0" in told
+
+
 def test_what_is_no_python(bundle: Bundle, catalog: Catalog) -> None:
     for name in ("/nowhere/python", shutil.which("false") or "false", shutil.which("true") or ""):
         with pytest.raises(VoxError) as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from tests.core.bundle.samples import (
     rewritten,
     swap_a_byte,
 )
+from tests.core.install_samples import wheel
 from vox_core.catalog import Catalog
 from vox_core.host.bundle.archive import Bundle
+from vox_core.host.bundle.needs import beyond_parts
 from vox_core.host.bundle.verify import verify
 
 
@@ -152,3 +154,48 @@ def test_a_pin_of_other_files(bundle: Bundle, tmp_path: Path) -> None:
     pinned = changed(tmp_path, 'api = "1.0"', f'sha256 = {{ "a.whl" = "{"0" * 64}" }}')
     found = faults(lambda: verify(bundle.file, pinned), "B008")
     assert found == (f"{TINY}: not one of the files that the catalog pins",)
+
+
+# --- dependencies ---------------------------------------------------------------------------------
+
+
+def packed(members: Members, folder: Path, name: str, needs: Sequence[str] = ()) -> str:
+    """One who adds a wheel, locks it, and says that the bundle has dependencies."""
+    file = wheel(str(folder), name, "1.0", {f"{name}.py": ""}, needs)
+    content = (folder / file).read_bytes()
+    members[f"wheels/{file}"] = content
+    table = (
+        f'\n[[packages]]\nname = "{name}"\nversion = "1.0"\n[[packages.wheels]]\n'
+        f'path = "wheels/{file}"\nsize = {len(content)}\n'
+        f'hashes = {{ sha256 = "{sha256(content).hexdigest()}" }}\n'
+    )
+    members["pylock.toml"] += table.encode()
+    about = members["BUNDLE.toml"].decode()
+    members["BUNDLE.toml"] = about.replace("dependencies = false", "dependencies = true").encode()
+    return file
+
+
+def test_what_nothing_requires_is_not_let_in_by_the_label(
+    bundle: Bundle, catalog: Catalog, tmp_path: Path
+) -> None:
+    def edit(members: Members) -> None:
+        packed(members, tmp_path, "not-there", ["deeper[fast]", "other; extra == 'more'"])
+        packed(members, tmp_path, "deeper", ["quick; extra == 'fast'", "slow; extra == 'slow'"])
+        for name in ("quick", "slow", "other", "evil"):
+            packed(members, tmp_path, name)
+
+    path = rewritten(bundle, tmp_path, edit)
+    assert faults(lambda: verify(path, catalog), "B008") == (
+        "slow-1.0-py3-none-any.whl: nothing in the bundle requires it",
+        "other-1.0-py3-none-any.whl: nothing in the bundle requires it",
+        "evil-1.0-py3-none-any.whl: nothing in the bundle requires it",
+    )
+
+
+def test_what_is_required_is_let_in_and_told(
+    bundle: Bundle, catalog: Catalog, tmp_path: Path
+) -> None:
+    path = rewritten(bundle, tmp_path, lambda members: packed(members, tmp_path, "not-there"))
+    sound = verify(path, catalog)
+    assert [each.name for each in beyond_parts(sound, catalog)] == ["not-there"]
+    assert beyond_parts(bundle, catalog) == ()

@@ -6,6 +6,6 @@
 
 pip makes the wheels; install.py carries the plan out, as it does for single plugins, with the
 installer seeing the bundle alone and holding it against the lock's hashes. The catalog decides what
-belongs into a bundle (parts.py), fit.py whether it is for an environment (interpreter.py);
-archive.py has the file format, read.py and members.py read it without trust.
+belongs into a bundle (parts.py, needs.py), fit.py whether it is for an environment
+(interpreter.py); archive.py has the file format, read.py and members.py read it without trust.
 """

@@ -24,9 +24,10 @@ from packaging.utils import canonicalize_name
 from vox_core.catalog import Catalog
 from vox_core.errors import InputError
 from vox_core.host.bundle.archive import Bundle, Wheel
-from vox_core.host.bundle.fit import allows, needs_of, notes, require_fit
+from vox_core.host.bundle.fit import notes, require_fit
 from vox_core.host.bundle.interpreter import Interpreter, ask
 from vox_core.host.bundle.members import Unreadable
+from vox_core.host.bundle.needs import allows, needs_of
 from vox_core.host.bundle.read import invalid, opened, unpack
 from vox_core.host.bundle.verify import verified
 from vox_core.host.environment import Environment
@@ -61,7 +62,7 @@ def plan_apply(file: Path, catalog: Catalog, python: str = sys.executable) -> In
         place.environment,
         changes,
         _targets(bundle, catalog),
-        tuple(notes(bundle, needs, place)),
+        tuple(notes(bundle, catalog, needs, place)),
         partial(_unpack, bundle, {change.name for change in changes}),
     )
 

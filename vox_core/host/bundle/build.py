@@ -169,19 +169,24 @@ def _describe(
     from importlib.metadata import version
 
     here = ask(sys.executable)
+    wheels = tuple(wheels)
     tags = [tag for wheel in wheels for tag in _least_bound(wheel.tags)]
-    any_python = all(tag.abi in ("none", "abi3") for tag in tags)
     bundle = catalog.bundle(bundle_id)
     return About(
         id=bundle.id,
         description=bundle.description,
         plugins=[plugin.id for plugin in catalog.resolve(bundle_id)],
         vox=version("vox-ml"),
-        python=ANY if any_python else here.version,
+        python=ANY if all(map(_is_for_any_python, wheels)) else here.version,
         platform=ANY if all(tag.platform == "any" for tag in tags) else here.platform,
         catalog=catalog.digest,
         dependencies=with_dependencies,
     )
+
+
+def _is_for_any_python(wheel: Wheel) -> bool:
+    """Neither of one version, nor from one version on (`py312`, or `cp312` with `abi3`)."""
+    return any((tag.interpreter, tag.abi) == ("py3", "none") for tag in wheel.tags)
 
 
 def _least_bound(tags: Iterable[Tag]) -> list[Tag]:

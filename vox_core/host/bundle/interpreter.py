@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import packaging
 from packaging.utils import canonicalize_name
 
 from vox_core.errors import BackendError
 from vox_core.host.environment import Environment, find_uv, package_folders
 
 _LIMIT_S = 60.0
+_PACKAGING = str(Path(packaging.__file__).parents[1])
 # `-P` would do as much as the second line, but is not known before Python 3.11.
 _QUESTION = """
 import sys
@@ -28,8 +30,16 @@ for each in metadata.distributions():
     except Exception:
         pass  # somebody else's damage
 pip = importlib.util.find_spec("pip")
+sys.path.append(sys.argv[1])  # for packaging alone, if it is not there
+try:
+    from packaging.tags import sys_tags
+    tags = [str(tag) for tag in sys_tags()]
+except Exception:
+    tags = []  # too old a Python for it, and for vox
 print(json.dumps({
     "version": "%d.%d" % sys.version_info[:2],
+    "full_version": platform.python_version(),
+    "tags": tags,
     "platform": "-".join((platform.system(), platform.machine())).lower(),
     "python": sys.executable,
     "prefix": sys.prefix,
@@ -47,12 +57,16 @@ class Interpreter:
 
     Args:
         version: `3.12`, as `About` has it.
+        full_version: `3.12.4`.
+        tags: those of the wheels that it can install.
         platform: `linux-x86_64`, as `About` has it.
         environment: where it keeps its packages.
         installed: canonical name -> version, of every distribution that it sees.
     """
 
     version: str
+    full_version: str
+    tags: frozenset[str]
     platform: str
     environment: Environment
     installed: Mapping[str, str]
@@ -78,7 +92,7 @@ def ask(python: str) -> Interpreter:
 
 def _answer(python: str) -> Mapping[str, Any]:
     done = subprocess.run(
-        [python, "-c", _QUESTION],
+        [python, "-c", _QUESTION, _PACKAGING],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -104,7 +118,14 @@ def _interpreter(told: Mapping[str, Any]) -> Interpreter:
         has_pip=told["has_pip"],
         uv=find_uv(Path(paths["scripts"])),
     )
-    return Interpreter(told["version"], told["platform"], environment, installed)
+    return Interpreter(
+        told["version"],
+        told["full_version"],
+        frozenset(told["tags"]),
+        told["platform"],
+        environment,
+        installed,
+    )
 
 
 def _short(error: Exception) -> str:

@@ -11,6 +11,7 @@ from vox_core.catalog import Catalog, PluginEntry
 from vox_core.errors import BackendError
 from vox_core.host.bundle.archive import About, Bundle, Wheel
 from vox_core.host.bundle.members import Unreadable, archive_in, text
+from vox_core.host.bundle.needs import strangers
 from vox_core.host.bundle.parts import parts_of
 from vox_core.host.bundle.read import Contents, inspect, invalid, opened
 from vox_core.host.manifest import FILE_NAME, parse_manifest
@@ -56,6 +57,9 @@ def _catalog_faults(
             faults += parts[name].faults(wheel)
         elif not about.dependencies:
             faults.append(f"{wheel.file}: the catalog's bundle does not hold it")
+    if about.dependencies:
+        unasked = strangers(archive, contents.sound, parts, faults)
+        faults += [f"{wheel.file}: nothing in the bundle requires it" for wheel in unasked]
     sound = {wheel.name: wheel for wheel in contents.sound}
     for plugin in plugins:
         if wheel_of_it := sound.get(canonicalize_name(plugin.distribution)):
