@@ -2,6 +2,7 @@
 #
 #   make demo    the whole way: train, compare, merge a small model
 #   make test    lint, types, every test; what CI runs
+#   make test-long    longer forms of some tests
 #
 # PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
 
@@ -21,11 +22,12 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-long lint clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
+	@echo "make test-long    longer forms of some tests"
 	@echo "make lint    lint and types only"
 	@echo "make clean   remove .venv and what tools left behind"
 
@@ -33,7 +35,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/vox quickstart
 
 test: lint $(BLAS)
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
+
+test-long: lint $(BLAS)
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -83,7 +83,10 @@ def test_there_are_at_least_twenty() -> None:
     assert len(MUTANTS) >= 20
 
 
-@pytest.mark.parametrize("dtypes", [("bf16", "fp32"), ("fp16",), ("bf16",)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtypes", [("bf16", "fp32"), ("bf16",), pytest.param(("fp16",), marks=pytest.mark.long)]
+)
 def test_the_right_backend_is_not_caught(
     dtypes: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
