@@ -35,8 +35,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that no process is left alone with one at the end; `gpu` tests
-    are skipped where there is no NVIDIA driver (asking torch would cost seconds)."""
+    """Files with slow tests first, so that no process is left alone with one at the end. Skip `gpu`
+    tests where there is no NVIDIA driver; asking torch would cost seconds."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     if shutil.which("nvidia-smi"):
