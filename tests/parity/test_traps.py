@@ -48,7 +48,7 @@ def a_pad_token_trained(patch: pytest.MonkeyPatch) -> None:
 
 def micro_batch_means_averaged(patch: pytest.MonkeyPatch) -> None:
     """Each micro-batch counts the same, however many tokens it trains."""
-    right = train.Trainer._step
+    right = train.Trainer.step
 
     def step(self: train.Trainer, given: Step) -> Any:
         share = given.total_weight / len(given.batches)
@@ -58,7 +58,7 @@ def micro_batch_means_averaged(patch: pytest.MonkeyPatch) -> None:
         ]
         return right(self, replace(given, batches=tuple(evened)))
 
-    patch.setattr(train.Trainer, "_step", step)
+    patch.setattr(train.Trainer, "step", step)
 
 
 def no_bias_correction(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
-from vox_core.errors import TrainingError
+from vox_core.contract.loop import not_finite
 from vox_torch.arrays import at_least_float32
 
 if TYPE_CHECKING:
@@ -119,16 +119,6 @@ class MasterAdamW:
             torch.zeros_like(m) if p.grad is None else p.grad.to(m.dtype)
             for p, m in zip(self._parameters, self._masters, strict=True)
         ]
-
-
-def not_finite(what: str, value: float) -> TrainingError:
-    """The error for a number that is NaN or infinite."""
-    return TrainingError(
-        "T001",
-        f"the {what} is not finite",
-        found=value,
-        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
-    )
 
 
 def _numpy(tensor: torch.Tensor) -> object:

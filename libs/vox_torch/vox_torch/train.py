@@ -7,16 +7,16 @@ share, so the result does not depend on how the step was cut. Randomness (dropou
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from typing import TYPE_CHECKING
 
-from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, Validation
+from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
+from vox_core.contract.loop import follow, micro_batch_seed, not_finite
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.loss import Rows, rows, weighted_nll
-from vox_torch.optimizer import MasterAdamW, not_finite
+from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import ComputeDType
 
 if TYPE_CHECKING:
@@ -49,20 +49,7 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
-        last, stopped = self._job.start.step, False
-        if last == 0 and self._job.validation:
-            self._validate(last)
-        for step in self._job.steps:
-            self._context.emit(self._step(step))
-            last = step.number
-            if step.evaluate:
-                self._validate(last)
-            if self._context.checkpoint_due(last):
-                self._context.checkpoint(self._optimizer.state(last, self._job.start.adapter))
-            if stopped := self._context.stop_requested():
-                break
-        state = self._optimizer.state(last, self._job.start.adapter)
-        return TrainResult(state, stopped and last < self._job.plan.contract.total_steps)
+        return follow(self._job, self._context, self)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """Weighted mean loss over `batches`."""
@@ -77,10 +64,12 @@ class Trainer:
                 weight += float(batch.weights_T.sum())
         return total / weight
 
-    def _validate(self, step: int) -> None:
-        self._context.emit(Validation(step, self.evaluate(self._job.validation)))
+    def state(self, step: int) -> TrainState:
+        """Masters and moments after `step`."""
+        return self._optimizer.state(step, self._job.start.adapter)
 
-    def _step(self, step: Step) -> StepDone:
+    def step(self, step: Step) -> StepDone:
+        """Take one optimizer step."""
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
         loss = sum(
@@ -128,9 +117,3 @@ def only_adapter_dropout(model: nn.Module) -> None:
             module.training = module.gradient_checkpointing
         elif hasattr(module, "lora_dropout"):
             module.training = True
-
-
-def micro_batch_seed(seed: int, step: int, index: int) -> int:
-    """The seed of a micro-batch's randomness: 63 bits of SHA-256 over the three numbers."""
-    digest = hashlib.sha256(f"{seed}/{step}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

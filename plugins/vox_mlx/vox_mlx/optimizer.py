@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
-from vox_core.errors import TrainingError
+from vox_core.contract.loop import not_finite
 from vox_mlx.arrays import float32
 
 if TYPE_CHECKING:
@@ -65,21 +65,11 @@ class AdamW:
         mx.eval(self.values, self._first, self._second)
         return total
 
-    def state(self, structure: AdapterState) -> TrainState:
-        """Values and moments as numpy, under canonical names."""
+    def state(self, step: int, structure: AdapterState) -> TrainState:
+        """Values and moments as numpy, under canonical names; none before the first step."""
         adapter = structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
         moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
-        return TrainState(self._step, adapter, moments if self._step else {})
-
-
-def not_finite(what: str, value: float) -> TrainingError:
-    """The error for a number that is NaN or infinite."""
-    return TrainingError(
-        "T001",
-        f"the {what} is not finite",
-        found=value,
-        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
-    )
+        return TrainState(step, adapter, moments if step else {})
 
 
 def _or_zero(moment: Floats | None, like: mx.array) -> mx.array:

@@ -11,7 +11,6 @@ hold every micro-batch's activations at once, a shorter one would wait for the d
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from vox_core.adapter.mlx_config import require_window
-from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, Validation
+from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
+from vox_core.contract.loop import follow, micro_batch_seed, not_finite
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.head import choose_at_head
 from vox_mlx.inject import inject
 from vox_mlx.loss import LENGTHS, Arrays, rows, weighted_nll
-from vox_mlx.optimizer import AdamW, Values, not_finite
+from vox_mlx.optimizer import AdamW, Values
 from vox_mlx.recompute import recompute_layers
 
 if TYPE_CHECKING:
@@ -55,20 +55,7 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
-        last, stopped = self._job.start.step, False
-        if last == 0 and self._job.validation:
-            self._validate(last)
-        for step in self._job.steps:
-            self._context.emit(self._step(step))
-            last = step.number
-            if step.evaluate:
-                self._validate(last)
-            if self._context.checkpoint_due(last):
-                self._context.checkpoint(self._optimizer.state(self._job.start.adapter))
-            if stopped := self._context.stop_requested():
-                break
-        state = self._optimizer.state(self._job.start.adapter)
-        return TrainResult(state, stopped and last < self._job.plan.contract.total_steps)
+        return follow(self._job, self._context, self)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """Weighted mean loss over `batches`."""
@@ -78,14 +65,12 @@ class Trainer:
             weight += float(batch.weights_T.sum())
         return total / weight
 
-    def _rows(self, batch: Batch) -> Arrays:
-        # Few shapes, where each is compiled; elsewhere no padding that is not needed.
-        return rows(batch, LENGTHS if _on_gpu() else 1).arrays()
+    def state(self, step: int) -> TrainState:
+        """Values and moments after `step`."""
+        return self._optimizer.state(step, self._job.start.adapter)
 
-    def _validate(self, step: int) -> None:
-        self._context.emit(Validation(step, self.evaluate(self._job.validation)))
-
-    def _step(self, step: Step) -> StepDone:
+    def step(self, step: Step) -> StepDone:
+        """Take one optimizer step."""
         started = time.perf_counter()
         loss, gradients = 0.0, Values()
         for index, batch in enumerate(step.batches):
@@ -108,6 +93,10 @@ class Trainer:
             seconds=time.perf_counter() - started,
         )
 
+    def _rows(self, batch: Batch) -> Arrays:
+        # Few shapes, where each is compiled; elsewhere no padding that is not needed.
+        return rows(batch, LENGTHS if _on_gpu() else 1).arrays()
+
     def _share(self, values: Values, batch: Arrays, key: mx.array | None) -> mx.array:
         """`sum(weight * nll)` of a micro-batch, as a function of the trained values."""
         tokens_NL, index_K, targets_K, weights_K = batch
@@ -125,9 +114,3 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_gpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.gpu)
-
-
-def micro_batch_seed(seed: int, step: int, index: int) -> int:
-    """The seed of a micro-batch's randomness: 63 bits of SHA-256 over the three numbers."""
-    digest = hashlib.sha256(f"{seed}/{step}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
