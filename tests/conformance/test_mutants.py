@@ -85,7 +85,12 @@ def test_there_are_at_least_twenty() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtypes", [("bf16", "fp32"), ("bf16",), pytest.param(("fp16",), marks=pytest.mark.long)]
+    "dtypes",
+    [
+        ("bf16", "fp32"),
+        pytest.param(("bf16",), marks=pytest.mark.long),
+        pytest.param(("fp16",), marks=pytest.mark.long),
+    ],
 )
 def test_the_right_backend_is_not_caught(
     dtypes: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch
