@@ -88,6 +88,7 @@ CODES: dict[str, str] = {
     "S001": "the disk is full",
     "S002": "a file could not be read or written",
     "T001": "the loss is not finite",
+    "T002": "the device has not got the memory for the run",
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",
     "V003": "the converted adapter does not do what its source does",

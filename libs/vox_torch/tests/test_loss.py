@@ -8,7 +8,8 @@ from libs.vox_torch.tests.jobs import batch, documents
 
 from vox_core.testing.tiny import FAMILIES
 from vox_torch.base import load_base
-from vox_torch.loss import rows, weighted_nll
+from vox_torch.layout import rows
+from vox_torch.loss import weighted_nll
 
 # Two float32 forwards of the same documents, padded differently: the largest relative difference
 # seen over the families is 3e-7 (a few units in the last place of a sum of some hundred terms).

@@ -14,7 +14,8 @@ from vox_core.contract.loop import micro_batch_seed
 from vox_core.errors import TrainingError
 from vox_core.testing.tiny import FAMILIES
 from vox_torch.base import load_base
-from vox_torch.loss import rows, weighted_nll
+from vox_torch.layout import rows
+from vox_torch.loss import weighted_nll
 
 # DESIGN.md: two right float32 implementations agree on a loss curve to 1e-5 relative, and on the
 # final adapter to 1e-3 in relative Frobenius norm (measured: 1e-6 and 1.3e-4).

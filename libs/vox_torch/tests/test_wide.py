@@ -15,7 +15,8 @@ from vox_core.run.context import Context
 from vox_core.testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.engine import Engine
-from vox_torch.loss import rows, weighted_nll
+from vox_torch.layout import rows
+from vox_torch.loss import weighted_nll
 from vox_torch.profile import DeviceProfile
 
 WIDE = Engine(DeviceProfile("cpu", compute_dtype="fp64"))

@@ -24,7 +24,7 @@ def float32(array: NDArray[Any]) -> torch.Tensor:
     import torch
 
     copy = torch.empty(array.shape, dtype=torch.float32)
-    return copy.copy_(_as_tensor(array))
+    return copy.copy_(as_tensor(array))
 
 
 def float32_blocks(
@@ -47,7 +47,7 @@ def float32_blocks(
     for start in range(0, out_features, rows):
         block = slice(start, min(start + rows, out_features))
         W_PI = buffer_PI[: block.stop - block.start]
-        yield block, W_PI.copy_(_as_tensor(_oriented(read(), transposed)[block]))
+        yield block, W_PI.copy_(as_tensor(_oriented(read(), transposed)[block]))
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _oriented(W: NDArray[Any], transposed: bool) -> NDArray[Any]:
     return W.T if transposed else W
 
 
-def _as_tensor(array: NDArray[Any]) -> torch.Tensor:
+def as_tensor(array: NDArray[Any]) -> torch.Tensor:
     """A tensor over the array's own memory, to be read only."""
     import numpy as np
     import torch

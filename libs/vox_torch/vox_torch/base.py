@@ -1,4 +1,4 @@
-"""Loading a base model: from a local folder, safetensors only, frozen, in one dtype."""
+"""Loading a base model: from a local folder, safetensors only, frozen, in one dtype or quantised."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vox_core.contract import Quant
 from vox_core.errors import ModelError
 from vox_torch.profile import ComputeDType
 from vox_torch.wide import compute_in_float64
@@ -32,14 +33,30 @@ def torch_dtype(name: ComputeDType) -> torch.dtype:
     return dtype
 
 
-def load_base(folder: Path, dtype: ComputeDType, device: str) -> PreTrainedModel:
-    """Load the model of `folder`, frozen and in evaluation mode.
+def load_base(
+    folder: Path, dtype: ComputeDType, device: str, quant: Quant = "none"
+) -> PreTrainedModel:
+    """Load the model of `folder`, frozen and in evaluation mode, quantised if asked for.
 
     Raises:
         ModelError: M002, transformers cannot build this model or its weights do not fit.
     """
+    if quant == "none":
+        model = _load_plain(folder, dtype)
+    else:
+        from vox_torch.quantised import load_quantised
+
+        model = load_quantised(folder, torch_dtype(dtype), device, quant)
+    if dtype == "fp64":
+        compute_in_float64(model)
+    model.requires_grad_(False)
+    return model.to(device).eval()
+
+
+def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
+    model: PreTrainedModel
     with quiet(), model_errors(folder):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -58,10 +75,7 @@ def load_base(folder: Path, dtype: ComputeDType, device: str) -> PreTrainedModel
             faults=missing,
             remedy="fetch the model again, whole",
         )
-    if dtype == "fp64":
-        compute_in_float64(model)
-    model.requires_grad_(False)
-    return model.to(device).eval()
+    return model
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError
+from vox_torch.libraries import absent
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +41,10 @@ def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> 
     Raises:
         AdapterError: A002, PEFT made other parameters than the adapter has.
     """
-    from peft import get_peft_model
-
     _require_linear(base, state)
-    with _advice_silenced():
+    with _advice_silenced(), absent("bitsandbytes"):
+        from peft import get_peft_model
+
         model = get_peft_model(
             base, peft_config(base, state, dropout), autocast_adapter_dtype=False
         )

@@ -21,7 +21,7 @@ def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -
     """Load what the job names; streamed, it computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(streamed_model(job.model, job.adapter), "cpu")
-    model = load_base(job.model, compute_dtype or job.dtype, device)
+    model = load_base(job.model, compute_dtype or job.dtype, device, job.quant)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
     return TorchModel(model, device)

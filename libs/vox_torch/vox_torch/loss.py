@@ -1,68 +1,40 @@
 """The loss of documents, on the positions that are trained and on no others.
 
-Documents of a batch become rows, padded on the right. A causal model's real positions never see
-what lies to their right, so padding needs no mask, and rows never see one another: documents are
-isolated for attention and for recurrent state alike. Logits are computed only where weight > 0,
-which saves the (T, V) matrix that dominates memory with today's vocabularies.
+Logits are computed only where weight > 0, which saves the (T, V) matrix that dominates memory with
+today's vocabularies. `weighted_nll` does so in the plainest way, for padded rows and any model, and
+is the reference. `HeadLoss` goes further: a chunk of positions at a time, whose gradient is taken
+on the spot, so that never more than a chunk of logits exists.
 
-Shape legend: N documents, L longest document, K trained positions, H hidden size, V vocabulary.
+Both leave the head to the model's own forward, so that whatever a family does to its logits
+(scaling, soft-capping), and whatever PEFT wraps around the head, stays in force.
+
+Shape legend: N documents, L longest document, K trained positions, C positions of a chunk, H hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import Batch
 from vox_torch.arrays import at_least_float32
+from vox_torch.layout import Rows, Trained
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A batch as torch tensors.
-
-    Args:
-        tokens_NL: int64, padded with 0.
-        trained_NL: bool, where weight > 0.
-        targets_K: int64, in the order of `trained_NL`.
-        weights_K: float32.
-    """
-
-    tokens_NL: torch.Tensor
-    trained_NL: torch.Tensor
-    targets_K: torch.Tensor
-    weights_K: torch.Tensor
-
-
-def rows(batch: Batch, device: str) -> Rows:
-    """Lay a batch out as padded rows."""
-    import numpy as np
-    import torch
-
-    documents = list(batch.documents())
-    longest = max(d.stop - d.start for d in documents)
-    tokens_NL = np.zeros((len(documents), longest), np.int64)
-    trained_NL = np.zeros((len(documents), longest), bool)
-    for row, document in enumerate(documents):
-        length = document.stop - document.start
-        tokens_NL[row, :length] = batch.tokens_T[document]
-        trained_NL[row, :length] = batch.weights_T[document] > 0
-    trained_T = batch.weights_T > 0
-    arrays = (tokens_NL, trained_NL, batch.targets_T[trained_T], batch.weights_T[trained_T])
-    return Rows(*(torch.from_numpy(array).to(device) for array in arrays))
+CHUNK_ELEMENTS = 16 * 2**20
+"""Logits computed at once: 32 MiB in bfloat16, 64 MiB more while they are float32."""
 
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
     """`sum(weight * nll)` over the batch, not yet divided: a scalar in float32 or wider."""
-    with only_at(head, batch.trained_NL):
+    with only_at(head, batch.chosen_NL):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
-    return (negative_log_likelihood(logits_KV, batch.targets_K) * batch.weights_K).sum()
+    nll_K = negative_log_likelihood(logits_KV, batch.trained.targets_K)
+    return (nll_K * batch.trained.weights_K).sum()
 
 
 def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
@@ -78,11 +50,7 @@ def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) ->
 
 @contextmanager
 def only_at(head: nn.Module, chosen_NL: torch.Tensor) -> Iterator[None]:
-    """Let the output head see the chosen positions only.
-
-    A hook on the head, and not a head of our own, so that whatever a family does to its logits
-    (scaling, soft-capping) and whatever PEFT wraps around the head stays in force.
-    """
+    """Let the output head see the chosen positions only."""
 
     def choose(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         (hidden_NLH,) = args
@@ -93,3 +61,49 @@ def only_at(head: nn.Module, chosen_NL: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+class HeadLoss:
+    """From hidden states to the loss, a chunk at a time.
+
+    Args:
+        logits: maps hidden states (1, C, H) to logits (1, C, V).
+        parameters: what is trained inside `logits`; often nothing.
+        vocabulary: V.
+    """
+
+    def __init__(
+        self,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        parameters: list[torch.nn.Parameter],
+        vocabulary: int,
+    ) -> None:
+        self._logits, self._parameters = logits, parameters
+        self._chunk = max(1, CHUNK_ELEMENTS // vocabulary)
+
+    def __call__(self, hidden_KH: torch.Tensor, trained: Trained) -> torch.Tensor:
+        """`sum(weight * nll)`: a scalar in float32 or wider."""
+        import torch
+
+        from vox_torch.functions import gradient_in_forward
+
+        chunks = list(self._chunks(trained))
+        if not chunks:
+            return hidden_KH.sum()  # of no rows: zero, with a gradient
+        if torch.is_grad_enabled():
+            return gradient_in_forward(self._of, hidden_KH, chunks, self._parameters)
+        losses = [self._of(hidden_KH[at], part) for at, part in chunks]
+        return torch.stack(losses).sum()
+
+    def _chunks(self, trained: Trained) -> Iterator[tuple[slice, Trained]]:
+        for start in range(0, len(trained.targets_K), self._chunk):
+            at = slice(start, start + self._chunk)
+            yield at, Trained(trained.targets_K[at], trained.weights_K[at])
+
+    def _of(self, hidden_CH: torch.Tensor, part: Trained) -> torch.Tensor:
+        """The loss of one chunk."""
+        from vox_torch.functions import WeightedNll
+
+        logits_CV = self._logits(hidden_CH[None])[0]
+        loss: torch.Tensor = WeightedNll.apply(logits_CV, part.targets_K, part.weights_K)
+        return loss

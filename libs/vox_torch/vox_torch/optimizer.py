@@ -10,12 +10,10 @@ bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
-from vox_core.contract.loop import not_finite
 from vox_torch.arrays import at_least_float32
 
 if TYPE_CHECKING:
@@ -40,41 +38,55 @@ class MasterAdamW:
             betas=(spec.beta1, spec.beta2),
             eps=spec.eps,
             weight_decay=spec.weight_decay,
+            fused=True,
         )
 
-    def collect(self) -> None:
-        """Move the parameters' gradients onto the masters'."""
+    def collect(self, factor: float) -> None:
+        """Move the parameters' gradients, times `factor`, onto the masters'."""
         import torch
 
-        torch._foreach_add_([m.grad for m in self._masters], self._gradients())
+        pairs = [
+            (m.grad, p.grad.to(m.dtype))
+            for p, m in zip(self._parameters, self._masters, strict=True)
+            if p.grad is not None
+        ]
+        totals, gradients = zip(*pairs, strict=True)
+        torch._foreach_add_(totals, gradients, alpha=factor)
         for parameter in self._parameters:
             parameter.grad = None
 
-    def update(self, lr: float) -> float:
+    def norm(self) -> torch.Tensor:
+        """The global gradient norm, a scalar on the device."""
+        import torch
+
+        return torch.nn.utils.get_total_norm([m.grad for m in self._masters])
+
+    def forget(self) -> None:
+        """Drop the gradients: the step is not taken."""
+        import torch
+
+        torch._foreach_zero_([m.grad for m in self._masters])
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def update(self, lr: float, norm: float) -> None:
         """Clip, step and publish.
 
-        Returns:
-            The global gradient norm before clipping.
-
-        Raises:
-            TrainingError: T001, the norm is not finite; nothing was changed.
+        Args:
+            norm: the global gradient norm.
         """
         import torch
 
-        gradients = [m.grad for m in self._masters]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not math.isfinite(total := norm.item()):
-            raise not_finite("gradient norm", total)
-        if self._clip:
-            torch.nn.utils.clip_grads_with_norm_(self._masters, self._clip, norm)
+        if self._clip and norm > self._clip:
+            gradients = [m.grad for m in self._masters]
+            torch._foreach_mul_(gradients, self._clip / (norm + 1e-6))
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
         self._round_state()
-        torch._foreach_zero_(gradients)
+        self.forget()
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, self._masters)
-        return total
 
     def restore(self, state: TrainState) -> None:
         """Take masters and moments from a state; at step 0 there are no moments."""
@@ -86,7 +98,7 @@ class MasterAdamW:
             if name in state.moments:
                 first, second = (torch.tensor(m).to(master) for m in state.moments[name])
                 self._adamw.state[master] = {
-                    "step": torch.tensor(float(state.step)),
+                    "step": torch.tensor(float(state.step), device=master.device),
                     "exp_avg": first,
                     "exp_avg_sq": second,
                 }
@@ -111,14 +123,6 @@ class MasterAdamW:
                 kept = self._adamw.state[master]
                 for tensor in (master, kept["exp_avg"], kept["exp_avg_sq"]):
                     tensor.copy_(tensor.float())
-
-    def _gradients(self) -> list[torch.Tensor]:
-        import torch
-
-        return [
-            torch.zeros_like(m) if p.grad is None else p.grad.to(m.dtype)
-            for p, m in zip(self._parameters, self._masters, strict=True)
-        ]
 
 
 def _numpy(tensor: torch.Tensor) -> object:

@@ -19,12 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.adapter.targets import parameter_names
 from vox_core.contract import AdapterState
-from vox_core.errors import ModelError
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
-from vox_torch.base import model_errors, quiet
+from vox_torch.unloaded import materialise, stored_names, without_weights
 
 if TYPE_CHECKING:
     import torch
@@ -38,47 +36,20 @@ def streamed_model(folder: Path, adapter: AdapterState | None = None) -> PreTrai
     Raises:
         ModelError: M002, the files and the modules do not match one to one.
     """
-    model = _without_weights(folder)
+    import torch
+
+    model = without_weights(folder, torch.float32)
     weights = WeightFolder(folder)
-    names = _stored_names(model, weights)
+    names = stored_names(model, weights)
     for path, module in model.named_modules():
         if _is_streamed(module):
             _stream(module, path, names, weights, adapter)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta and name in names and not _belongs_to_streamed(model, name):
             value = adapter.saved.get(name) if adapter else None
-            _materialise(model, name, weights.read(names[name]) if value is None else value)
+            stored = weights.read(names[name]) if value is None else value
+            materialise(model, name, float32(stored))
     return model.eval()
-
-
-def _without_weights(folder: Path) -> PreTrainedModel:
-    import torch
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with quiet(), model_errors(folder):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.tie_weights()
-    return model
-
-
-def _stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
-    """Parameter name -> tensor name; tied parameters find the tensor that is stored."""
-    stored = parameter_names(weights.tensors, model.config.model_type)
-    parameters = list(model.named_parameters(remove_duplicate=False))
-    of_parameter = {id(p): stored[name] for name, p in parameters if name in stored}
-    names = {n: stored.get(n) or of_parameter.get(id(p), "") for n, p in parameters}
-    if missing := [name for name, tensor in names.items() if not tensor]:
-        raise ModelError(
-            "M002",
-            "weights are missing from the model folder, or are stored under unknown names",
-            where=model.name_or_path,
-            faults=missing,
-            remedy="fetch the model again, whole",
-        )
-    return names
 
 
 def _is_streamed(module: nn.Module) -> bool:
@@ -94,14 +65,6 @@ def _is_streamed(module: nn.Module) -> bool:
 def _belongs_to_streamed(model: nn.Module, name: str) -> bool:
     owner, _, leaf = name.rpartition(".")
     return leaf == "weight" and _is_streamed(model.get_submodule(owner))
-
-
-def _materialise(model: nn.Module, name: str, value: Any) -> None:
-    import torch
-
-    owner, _, leaf = name.rpartition(".")
-    parameter = torch.nn.Parameter(float32(value), requires_grad=False)
-    setattr(model.get_submodule(owner), leaf, parameter)
 
 
 def _stream(

@@ -1,8 +1,10 @@
 """The training loop: the same for every device.
 
-loss of a step = sum(weight * nll) / total_weight, over the step; each micro-batch contributes its
-share, so the result does not depend on how the step was cut. Randomness (dropout) is seeded per
-(run seed, step, micro-batch).
+loss of a step = sum(weight * nll) / total_weight, over the step: gradients are those of the sum, and
+are divided once they are float32, so the result does not depend on how the step was cut. Randomness
+(dropout) is seeded per (run seed, step, micro-batch).
+
+Nothing waits for the device but the end of a step, where its loss and gradient norm are read.
 """
 
 from __future__ import annotations
@@ -11,20 +13,27 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
+from vox_core.contract import Notice, RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
 from vox_core.contract.loop import follow, micro_batch_seed, not_finite
 from vox_torch.base import load_base
 from vox_torch.inject import attach
-from vox_torch.loss import Rows, rows, weighted_nll
+from vox_torch.lora import fuse
+from vox_torch.memory import Shortage, halved
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import ComputeDType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    import torch
     from torch import nn
 
     from vox_core.contract import Batch
+
+# What the loss is multiplied by for the backward in float16, where a gradient ends at 65504: the
+# first that keeps every gradient finite. Tried anew at each step, so that a resumed run finds the
+# same one.
+_FLOAT16_SCALES = tuple(2.0**-n for n in range(0, 25, 4))
 
 
 class Trainer:
@@ -37,15 +46,22 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        contract = job.plan.contract
-        base = load_base(job.model, compute_dtype or job.plan.dtype, device)
+        from vox_torch.forward import loss_of
+
+        contract, dtype = job.plan.contract, compute_dtype or job.plan.dtype
+        base = load_base(job.model, dtype, device, contract.quant)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
-        self._head = self._adapted.model.get_output_embeddings()
+        fuse(self._adapted.model)
+        self._loss, fault = loss_of(self._adapted.model, device)
+        if fault:
+            context.emit(Notice(f"documents are computed in padded rows: {fault}"))
         if job.plan.gradient_checkpointing:
             self._adapted.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
-        self._job, self._context, self._device = job, context, device
+        self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
+        self._job, self._context = job, context
+        self._memory = Shortage(job.plan, device)
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -59,8 +75,7 @@ class Trainer:
         self._adapted.model.eval()
         with torch.inference_mode():
             for batch in batches:
-                laid = rows(batch, self._device)
-                total += float(weighted_nll(self._adapted.model, self._head, laid))
+                total += float(self._loss(batch))
                 weight += float(batch.weights_T.sum())
         return total / weight
 
@@ -69,16 +84,16 @@ class Trainer:
         return self._optimizer.state(step, self._job.start.adapter)
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step."""
+        """Take one optimizer step.
+
+        Raises:
+            TrainingError: T001, the loss or the gradient is not finite; T002, the device has not
+                got the memory. The step was not applied.
+        """
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
-        loss = sum(
-            self._micro_batch(rows(batch, self._device), step, index)
-            for index, batch in enumerate(step.batches)
-        )
-        if not math.isfinite(loss):
-            raise not_finite("loss", loss)
-        norm = self._optimizer.update(step.lr)
+        loss, norm = self._finite_gradients(step)
+        self._optimizer.update(step.lr, norm)
         return StepDone(
             step=step.number,
             loss=loss,
@@ -89,14 +104,49 @@ class Trainer:
             seconds=time.perf_counter() - started,
         )
 
-    def _micro_batch(self, batch: Rows, step: Step, index: int) -> float:
+    def _finite_gradients(self, step: Step) -> tuple[float, float]:
+        """Loss and gradient norm; the gradients are with the optimizer."""
+        for scale in self._scales:
+            loss, norm = self._within_memory(step, scale)
+            if not math.isfinite(loss):
+                raise not_finite("loss", loss)
+            if math.isfinite(norm):
+                return loss, norm
+            self._optimizer.forget()
+        raise not_finite("gradient norm", norm)
+
+    def _within_memory(self, step: Step, scale: float) -> tuple[float, float]:
+        """The same, in smaller micro-batches once the memory has not sufficed."""
+        if not self._memory.met:
+            try:
+                return self._gradients(step, step.batches, scale)
+            except Exception as error:
+                told = self._memory.meet(error)
+            self._optimizer.forget()
+            self._memory.release()
+            self._context.emit(told)
+        with self._memory.met_again():
+            return self._gradients(step, halved(step.batches), scale)
+
+    def _gradients(
+        self, step: Step, batches: Sequence[Batch], scale: float
+    ) -> tuple[float, float]:
+        import torch
+
+        losses = [self._micro_batch(b, step, i, scale) for i, b in enumerate(batches)]
+        norm = self._optimizer.norm()
+        loss = torch.stack(losses).sum() / step.total_weight
+        both: tuple[float, float] = loss.item(), norm.item()
+        return both
+
+    def _micro_batch(self, batch: Batch, step: Step, index: int, scale: float) -> torch.Tensor:
         import torch
 
         torch.manual_seed(micro_batch_seed(self._context.seed, step.number, index))
-        loss = weighted_nll(self._adapted.model, self._head, batch) / step.total_weight
-        loss.backward()
-        self._optimizer.collect()
-        return loss.item()
+        loss = self._loss(batch)
+        (loss * scale).backward()
+        self._optimizer.collect(1 / (scale * step.total_weight))
+        return loss.detach()
 
 
 def only_adapter_dropout(model: nn.Module) -> None:

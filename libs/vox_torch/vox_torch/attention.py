@@ -1,0 +1,164 @@
+"""Attention of documents that lie end to end: each sees itself, and nothing else.
+
+Registered under `DOCUMENTS` among transformers' attention functions, which is how a model is told
+to use it. On a GPU in half precision one kernel takes all documents (torch's variable-length
+attention); elsewhere each document goes through scaled dot product attention by itself.
+
+Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vox_torch.layout import Extents
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DOCUMENTS = "vox_documents"
+
+# What transformers' models hand to attention and this one does, or which says nothing here.
+_KNOWN = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
+
+
+def register() -> None:
+    """Make `DOCUMENTS` known to transformers; once is enough, and more does no harm."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(DOCUMENTS, attend)
+
+
+def attend(
+    module: nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1HTD: torch.Tensor,
+    value_1HTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    documents: Extents,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface; returns (1, T, H, D), and no weights.
+
+    Raises:
+        NotImplementedError: the model asks for something else than causal attention with a window.
+    """
+    _require_known(module, attention_mask, others)
+    scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window if sliding_window and sliding_window < documents.longest else None
+    if softcap is None and query_1HTD.is_cuda and query_1HTD.element_size() == 2:
+        return _varlen(query_1HTD, key_1HTD, value_1HTD, documents, scale, window), None
+    return _one_by_one(
+        query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap
+    ), None
+
+
+def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> None:
+    strange = [name for name, value in others.items() if name not in _KNOWN and value is not None]
+    if mask is not None:
+        strange.append("attention_mask")
+    if strange or not getattr(module, "is_causal", True):
+        raise NotImplementedError(f"attention with {', '.join(strange) or 'is_causal=False'}")
+
+
+def _varlen(
+    query_1HTD: torch.Tensor,
+    key_1HTD: torch.Tensor,
+    value_1HTD: torch.Tensor,
+    documents: Extents,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds, longest = documents.bounds_N1, documents.longest
+    out_THD: torch.Tensor = varlen_attn(
+        *(each[0].transpose(0, 1) for each in (query_1HTD, key_1HTD, value_1HTD)),
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_1HTD.shape[1] != key_1HTD.shape[1],
+    )
+    return out_THD[None]
+
+
+def _one_by_one(
+    query_1HTD: torch.Tensor,
+    key_1HTD: torch.Tensor,
+    value_1HTD: torch.Tensor,
+    documents: Extents,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    import torch
+
+    out = []
+    for extent in documents.documents():
+        qkv = [each[:, :, extent] for each in (query_1HTD, key_1HTD, value_1HTD)]
+        length = extent.stop - extent.start
+        seen_LL = _within(length, window, query_1HTD) if window and length > window else None
+        if softcap is None:
+            out.append(_sdpa(*qkv, scale, seen_LL))
+        else:
+            out.append(_capped(*qkv, scale, seen_LL, softcap))
+    return torch.cat(out, dim=2).transpose(1, 2)
+
+
+def _sdpa(
+    query_1HLD: torch.Tensor,
+    key_1HLD: torch.Tensor,
+    value_1HLD: torch.Tensor,
+    scale: float,
+    seen_LL: torch.Tensor | None,
+) -> torch.Tensor:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(
+        query_1HLD,
+        key_1HLD,
+        value_1HLD,
+        attn_mask=seen_LL,
+        is_causal=seen_LL is None,
+        scale=scale,
+        enable_gqa=query_1HLD.shape[1] != key_1HLD.shape[1],
+    )
+
+
+def _capped(
+    query_1HLD: torch.Tensor,
+    key_1HLD: torch.Tensor,
+    value_1HLD: torch.Tensor,
+    scale: float,
+    seen_LL: torch.Tensor | None,
+    softcap: float,
+) -> torch.Tensor:
+    """With scores bent towards +-softcap, as Gemma 2 has them (arXiv:2408.00118, section 2)."""
+    import torch
+
+    groups = query_1HLD.shape[1] // key_1HLD.shape[1]
+    key_1HLD = key_1HLD.repeat_interleave(groups, dim=1)
+    value_1HLD = value_1HLD.repeat_interleave(groups, dim=1)
+    scores_1HLL = (query_1HLD @ key_1HLD.transpose(2, 3)) * scale
+    scores_1HLL = torch.tanh(scores_1HLL / softcap) * softcap
+    if seen_LL is None:
+        seen_LL = _within(query_1HLD.shape[2], None, query_1HLD)
+    scores_1HLL = scores_1HLL.masked_fill(~seen_LL, float("-inf"))
+    weights_1HLL = scores_1HLL.softmax(dim=-1, dtype=torch.float32)
+    return weights_1HLL.to(query_1HLD.dtype) @ value_1HLD
+
+
+def _within(length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """bool (L, L): what each position sees: itself and at most `window - 1` before it."""
+    import torch
+
+    seen_LL = torch.ones((length, length), dtype=torch.bool, device=like.device).tril()
+    return seen_LL if window is None else seen_LL.triu(1 - window)

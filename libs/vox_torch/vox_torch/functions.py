@@ -1,0 +1,145 @@
+"""The autograd functions of the training step: what torch's own would keep, and these do not.
+
+    WeightedNll           softmax - onehot as one array, from logits in their own dtype
+    gradient_in_forward   a loss by chunks: the gradient of each is taken at once
+    LoraLinear            x W^T + scale * (x A^T) B^T, keeping x alone
+    FrozenLinear          x W^T for a W that is computed when it is needed
+
+This module imports torch, and is imported when there is a model to compute with.
+
+Shape legend: X tokens, I input features, O output features, R rank, K trained positions, C positions
+of a chunk, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vox_torch.arrays import at_least_float32
+
+if TYPE_CHECKING:
+    from vox_torch.layout import Trained
+
+Weight = Callable[[], torch.Tensor]
+"""A frozen (O, I) matrix, when asked."""
+
+
+class WeightedNll(torch.autograd.Function):
+    """`sum(weight * nll)` of logits (C, V), in float32 or wider (see loss.py)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor
+    ) -> torch.Tensor:
+        wide_CV = at_least_float32(logits_CV)
+        lse_C = wide_CV.logsumexp(dim=1)
+        ctx.save_for_backward(logits_CV, lse_C, targets_C, weights_C)
+        return ((lse_C - wide_CV.gather(1, targets_C[:, None])[:, 0]) * weights_C).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        logits_CV, lse_C, targets_C, weights_C = ctx.saved_tensors
+        gradient_CV = (at_least_float32(logits_CV) - lse_C[:, None]).exp_()
+        gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
+        gradient_CV.mul_((weights_C * gradient)[:, None])
+        return gradient_CV.to(logits_CV.dtype), None, None
+
+
+def gradient_in_forward(
+    loss: Callable[[torch.Tensor, Trained], torch.Tensor],
+    hidden_KH: torch.Tensor,
+    chunks: Sequence[tuple[slice, Trained]],
+    parameters: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """The sum of the chunks' losses, and what of the graph there is is freed after each.
+
+    Args:
+        loss: of one chunk.
+        chunks: rows of `hidden_KH`, and what is trained there.
+        parameters: what is trained inside `loss`.
+    """
+    total: torch.Tensor = _Chunked.apply(hidden_KH, loss, chunks, *parameters)
+    return total
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_KH: torch.Tensor,
+        loss: Callable[[torch.Tensor, Trained], torch.Tensor],
+        chunks: Sequence[tuple[slice, Trained]],
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        gradient_KH, sums = torch.empty_like(hidden_KH), [torch.zeros_like(p) for p in parameters]
+        losses = []
+        for at, part in chunks:
+            with torch.enable_grad():
+                hidden_CH = hidden_KH[at].detach().requires_grad_()
+                of_chunk = loss(hidden_CH, part)
+                gradient_CH, *gradients = torch.autograd.grad(of_chunk, [hidden_CH, *parameters])
+            gradient_KH[at] = gradient_CH
+            for total, gradient in zip(sums, gradients, strict=True):
+                total += gradient
+            losses.append(of_chunk.detach())
+        ctx.save_for_backward(gradient_KH, *sums)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_KH, *parameters = (
+            saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors
+        )
+        return hidden_KH, None, None, *parameters
+
+
+class LoraLinear(torch.autograd.Function):
+    """A frozen linear layer with its adapter (Hu et al., arXiv:2106.09685).
+
+    The base is frozen, so the backward has no weight gradient for it; x A^T is computed once more
+    there, which costs R / O of what it would cost to keep an output.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_XI: torch.Tensor,
+        A_RI: torch.Tensor,
+        B_OR: torch.Tensor,
+        weight: Weight,
+        bias_O: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_XI, A_RI, B_OR)
+        ctx.weight, ctx.scale = weight, scale
+        y_XO = torch.nn.functional.linear(x_XI, weight(), bias_O)
+        return y_XO.addmm_(x_XI @ A_RI.T, B_OR.T, alpha=scale)
+
+    @staticmethod
+    def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_XI, A_RI, B_OR = ctx.saved_tensors
+        gB_XR = g_XO @ B_OR
+        gradient_A = (gB_XR.T @ x_XI) * ctx.scale
+        gradient_B = (g_XO.T @ (x_XI @ A_RI.T)) * ctx.scale
+        gradient_x = None
+        if ctx.needs_input_grad[0]:
+            gradient_x = (g_XO @ ctx.weight()).addmm_(gB_XR, A_RI, alpha=ctx.scale)
+        return gradient_x, gradient_A, gradient_B, None, None, None
+
+
+class FrozenLinear(torch.autograd.Function):
+    """A frozen linear layer whose weight is not kept for the backward, but computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_XI: torch.Tensor, weight: Weight, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.weight = weight
+        return torch.nn.functional.linear(x_XI, weight(), bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        return (g_XO @ ctx.weight() if ctx.needs_input_grad[0] else None), None, None

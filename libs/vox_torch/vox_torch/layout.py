@@ -1,0 +1,131 @@
+"""A batch as tensors: documents end to end, or in padded rows.
+
+End to end wastes nothing, and attention keeps documents apart (attention.py). Padded rows work for
+every model: a causal model's real positions never see what lies to their right, so padding needs
+no mask, and rows never see one another, neither through attention nor through recurrent state.
+
+Shape legend: T tokens, N documents, L longest document, K trained positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vox_core.contract import Batch
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What is trained in a batch, in the order of its tokens.
+
+    Args:
+        targets_K: int64.
+        weights_K: float32.
+    """
+
+    targets_K: torch.Tensor
+    weights_K: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Documents as padded rows.
+
+    Args:
+        tokens_NL: int64, padded with 0.
+        chosen_NL: bool, where weight > 0.
+    """
+
+    tokens_NL: torch.Tensor
+    chosen_NL: torch.Tensor
+    trained: Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Where documents lie in a row of T tokens, for attention on both kinds of devices.
+
+    Args:
+        bounds: N + 1 offsets, as Python has them.
+        bounds_N1: the same, int32, on the device.
+        longest: tokens of the longest document.
+    """
+
+    bounds: tuple[int, ...]
+    bounds_N1: torch.Tensor
+    longest: int
+
+    def documents(self) -> list[slice]:
+        """The extent of each document."""
+        return list(itertools.starmap(slice, itertools.pairwise(self.bounds)))
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEnd:
+    """Documents one after the other, as a single row.
+
+    Args:
+        tokens_1T: int64.
+        positions_1T: int64; each document counts from 0.
+        chosen_K: int64, the positions with weight > 0.
+    """
+
+    tokens_1T: torch.Tensor
+    positions_1T: torch.Tensor
+    chosen_K: torch.Tensor
+    extents: Extents
+    trained: Trained
+
+
+def rows(batch: Batch, device: str) -> Rows:
+    """Lay a batch out as padded rows."""
+    import numpy as np
+
+    documents = list(batch.documents())
+    longest = max(d.stop - d.start for d in documents)
+    tokens_NL = np.zeros((len(documents), longest), np.int64)
+    chosen_NL = np.zeros((len(documents), longest), bool)
+    for row, document in enumerate(documents):
+        length = document.stop - document.start
+        tokens_NL[row, :length] = batch.tokens_T[document]
+        chosen_NL[row, :length] = batch.weights_T[document] > 0
+    return Rows(on(device, tokens_NL), on(device, chosen_NL), _trained(batch, device))
+
+
+def end_to_end(batch: Batch, device: str) -> EndToEnd:
+    """Lay a batch out as it comes."""
+    import numpy as np
+
+    documents = list(batch.documents())
+    bounds = np.asarray([*batch.starts_D, len(batch.tokens_T)], np.int32)
+    positions_T = np.concatenate([np.arange(d.stop - d.start) for d in documents])
+    longest = max(d.stop - d.start for d in documents)
+    return EndToEnd(
+        tokens_1T=on(device, batch.tokens_T[None]),
+        positions_1T=on(device, positions_T[None]),
+        chosen_K=on(device, np.flatnonzero(batch.weights_T > 0)),
+        extents=Extents(tuple(bounds.tolist()), on(device, bounds), longest),
+        trained=_trained(batch, device),
+    )
+
+
+def on(device: str, array: NDArray[Any]) -> torch.Tensor:
+    """The array on the device; to a GPU out of pinned memory, so that nothing waits for the copy."""
+    import numpy as np
+    import torch
+
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _trained(batch: Batch, device: str) -> Trained:
+    trained_T = batch.weights_T > 0
+    return Trained(on(device, batch.targets_T[trained_T]), on(device, batch.weights_T[trained_T]))

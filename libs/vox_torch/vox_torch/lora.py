@@ -1,0 +1,70 @@
+"""The adapter's arithmetic in one autograd function, under PEFT's own modules.
+
+PEFT stays the owner of structure and names; what changes is the forward of the layers that compute
+`x W^T + scale * (x A^T) B^T` and nothing else. Layers with dropout, DoRA, or a base that is no plain
+linear layer keep PEFT's own path.
+
+Shape legend: X tokens, I input features, O output features, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from peft.tuners.lora import Linear
+    from torch import nn
+
+
+def fuse(model: PeftModel) -> list[str]:
+    """Swap the forward of every layer that allows it; returns the paths of those that do not."""
+    from peft.tuners.lora import LoraLayer
+
+    kept = []
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        if _is_plain(layer):
+            layer.forward = partial(_forward, layer)
+        else:
+            kept.append(path)
+    return kept
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    from peft.tuners.lora import Linear
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    if type(layer) is not Linear or not isinstance(layer.base_layer, nn.Linear | Conv1D):
+        return False
+    no_dropout = isinstance(layer.lora_dropout["default"], nn.Identity)
+    return no_dropout and not layer.use_dora["default"] and not layer.lora_bias["default"]
+
+
+def _forward(layer: Linear, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    from vox_torch.functions import LoraLinear
+
+    x_XI = x.reshape(-1, x.shape[-1])
+    y_XO: torch.Tensor = LoraLinear.apply(
+        x_XI,
+        layer.lora_A["default"].weight,
+        layer.lora_B["default"].weight,
+        weight_of(layer.base_layer),
+        layer.base_layer.bias,
+        layer.scaling["default"],
+    )
+    return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
+
+
+def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:
+    """The layer's weight (O, I), read each time it is asked for: a quantised one is computed."""
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(layer, Conv1D):
+        return lambda: layer.weight.T
+    return lambda: layer.weight

@@ -1,0 +1,110 @@
+"""When the device's memory does not suffice: once per run, go on in smaller micro-batches.
+
+The loss of a step is a sum over its documents, so cutting a micro-batch in two changes memory and
+time and not what is learned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vox_core.contract import Batch, ExecutionPlan, Notice
+from vox_core.errors import TrainingError
+
+
+def halved(batches: Sequence[Batch]) -> list[Batch]:
+    """Each micro-batch of several documents as two; a single document cannot be cut."""
+    return list(itertools.chain.from_iterable(map(_halves, batches)))
+
+
+class Shortage:
+    """What became of the memory in this run; `met` once it was short."""
+
+    def __init__(self, plan: ExecutionPlan, device: str) -> None:
+        self.met = False
+        self._plan, self._device = plan, device
+
+    def meet(self, error: Exception) -> Notice:
+        """What to tell of the first shortage; any other error is raised again."""
+        if not is_out_of_memory(error):
+            raise error
+        self.met = True
+        return Notice(
+            f"{self._device}: out of memory; from here on micro-batches are half as large, for the "
+            f"same loss. {_first_line(error)}",
+            "warning",
+        )
+
+    def release(self) -> None:
+        """Give back what torch keeps for later."""
+        import torch
+
+        if self._device != "cpu":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def met_again(self) -> Iterator[None]:
+        """Turn a second shortage into an error that says what to change.
+
+        Raises:
+            TrainingError: T002.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._exhausted(error) from error
+
+    def _exhausted(self, error: Exception) -> TrainingError:
+        plan = self._plan
+        tokens = max(1, plan.micro_batch_tokens // 4)
+        ways = [f"--micro-batch-tokens {tokens}", f"a smaller --seq-len than {plan.contract.seq_len}"]
+        if not plan.gradient_checkpointing:
+            ways.insert(0, "--gradient-checkpointing")
+        if plan.contract.quant == "none":
+            ways.append("--quant nf4")
+        return TrainingError(
+            "T002",
+            "the device has not got the memory for this run",
+            where=self._device,
+            found=_first_line(error),
+            remedy=f"the step was not applied; resume or train again with {', '.join(ways)}",
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch ran out of memory, on a GPU or on the CPU, which has no class for it."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _halves(batch: Batch) -> Iterator[Batch]:
+    """Two batches of about as many tokens each."""
+    starts = batch.starts_D.tolist()
+    if len(starts) == 1:
+        yield batch
+        return
+    middle = len(batch.tokens_T) / 2
+    cut = min(starts[1:], key=lambda start: abs(start - middle))
+    yield _part(batch, 0, cut)
+    yield _part(batch, cut, len(batch.tokens_T))
+
+
+def _part(batch: Batch, start: int, stop: int) -> Batch:
+    inside = batch.starts_D[(batch.starts_D >= start) & (batch.starts_D < stop)]
+    return Batch(
+        batch.tokens_T[start:stop],
+        batch.targets_T[start:stop],
+        batch.weights_T[start:stop],
+        inside - start,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

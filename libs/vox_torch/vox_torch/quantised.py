@@ -1,0 +1,181 @@
+"""Linear layers whose frozen weight is kept packed, and computed anew at each use.
+
+    nf4, nf4-single   bitsandbytes' 4-bit blocks, with and without double quantisation
+    int8              one scale an output feature
+
+What is computed, operation by operation, is in `vox_core.weights`: nf4.py and int8.py. Activations
+stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
+done on the CPU whatever the device, tensor by tensor from the files, so that the full-precision
+model is never in memory and the packed weights are the same numbers everywhere.
+
+This module imports torch, and is imported when a base is quantised.
+
+Shape legend: O output features, I input features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.contract import Quant
+from vox_core.weights import WeightFolder
+from vox_torch.arrays import as_tensor
+from vox_torch.functions import FrozenLinear
+from vox_torch.libraries import import_bitsandbytes
+from vox_torch.unloaded import materialise, stored_names, without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Packed(Protocol):
+    """A weight (O, I) that is not kept as such."""
+
+    def weight(self) -> torch.Tensor:
+        """(O, I), in the compute dtype."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        ...
+
+
+class QuantisedLinear(nn.Linear):
+    """A frozen linear layer over a packed weight.
+
+    To everything that asks, PEFT among them, it is a linear layer: `weight` is computed when read.
+    """
+
+    def __init__(self, packed: Packed, out_features: int, in_features: int) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = out_features, in_features
+        self.packed = packed
+        self.register_parameter("bias", None)
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """(O, I), in the compute dtype."""
+        return self.packed.weight()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x W^T + b`, keeping neither x nor W for the backward."""
+        y: torch.Tensor = FrozenLinear.apply(x, self.packed.weight, self.bias)
+        return y
+
+
+class Nf4:
+    """A weight in bitsandbytes' NF4 (arXiv:2305.14314), in blocks of 64."""
+
+    def __init__(
+        self, W_OI: torch.Tensor, dtype: torch.dtype, device: str, *, double: bool
+    ) -> None:
+        functional = import_bitsandbytes().functional
+        data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
+        state.dtype = dtype
+        if double:
+            _pack_scales(state, functional)
+        self._data, self._state = data.to(device), state
+        self._state.to(device)
+        self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
+
+    def weight(self) -> torch.Tensor:
+        """See `Packed`."""
+        return self._dequantise(self._data, self._state)
+
+    @property
+    def nbytes(self) -> int:
+        """See `Packed`."""
+        second = self._state.state2
+        scales = [self._state.absmax, *([second.absmax] if second else [])]
+        return sum(tensor.nbytes for tensor in (self._data, *scales))
+
+
+def _pack_scales(state: Any, functional: Any) -> None:
+    """bitsandbytes' double quantisation, but for a mean that is the same on every machine."""
+    scales_G = state.absmax
+    state.offset = scales_G.double().mean().float()
+    state.absmax, state.state2 = functional.quantize_blockwise(
+        scales_G - state.offset, blocksize=256
+    )
+    state.nested = True
+
+
+class Int8:
+    """A weight as int8 with one float32 step an output feature."""
+
+    def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype, device: str) -> None:
+        wide_OI = W_OI.float()
+        scale_O1 = wide_OI.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
+        self._data = (wide_OI * (1 / scale_O1 * 127)).round().to(torch.int8).to(device)
+        self._step_O1 = (scale_O1 / 127).to(device)
+        self._dtype = dtype
+
+    def weight(self) -> torch.Tensor:
+        """See `Packed`."""
+        return (self._data.float() * self._step_O1).to(self._dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """See `Packed`."""
+        return self._data.nbytes + self._step_O1.nbytes
+
+
+def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> Packed:
+    """Pack a weight as it is stored; it will be computed in `dtype`."""
+    if quant == "int8":
+        return Int8(W_OI, dtype, device)
+    return Nf4(W_OI, dtype, device, double=quant == "nf4")
+
+
+def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
+    """The model of `folder` with its linear layers packed; the rest is in `dtype`.
+
+    Raises:
+        ModelError: M002, transformers cannot build this model or its weights do not fit.
+    """
+    model, weights = without_weights(folder, dtype), WeightFolder(folder)
+    names = stored_names(model, weights)
+    for path in quantised_modules(linear_modules(weights.tensors, model.config.model_type)):
+        tensor = as_tensor(weights.read(names.pop(f"{path}.weight")))
+        _replace(model, path, tensor, quant, dtype, device)
+    wide = _kept_wide(model, dtype)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta:
+            own = torch.float32 if any(part in name for part in wide) else dtype
+            value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
+            materialise(model, name, value)
+    model.tie_weights()
+    return cast("PreTrainedModel", model.to(device))
+
+
+def _replace(
+    model: nn.Module,
+    path: str,
+    stored: torch.Tensor,
+    quant: Quant,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Put a packed layer in the place of a linear one; its bias comes with the other parameters."""
+    from transformers.pytorch_utils import Conv1D
+
+    old = model.get_submodule(path)
+    W_OI = stored.T.contiguous() if isinstance(old, Conv1D) else stored
+    layer = QuantisedLinear(pack(W_OI, quant, dtype, device), *W_OI.shape)
+    layer.bias = old.bias
+    model.set_submodule(path, layer)
+
+
+def _kept_wide(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
+    """Parts of names of what a family keeps in float32 beside half precision."""
+    if dtype == torch.float32:
+        return set()
+    strict = set(model._keep_in_fp32_modules_strict or ())
+    return strict | set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else strict

@@ -1,0 +1,73 @@
+"""A model as transformers builds it, before its weights: on the meta device, with names to fill in.
+
+For loaders that put something else in the place of a weight (stream.py, quantised.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vox_core.adapter.targets import parameter_names
+from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder
+from vox_torch.base import model_errors, quiet
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model of `folder`: parameters on the meta device, buffers computed.
+
+    Raises:
+        ModelError: M002, transformers cannot build it.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet(), model_errors(folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+    """Parameter name -> tensor name; tied parameters find the tensor that is stored.
+
+    Raises:
+        ModelError: M002, the files and the parameters do not match one to one.
+    """
+    stored = parameter_names(weights.tensors, model.config.model_type)
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    of_parameter = {id(p): stored[name] for name, p in parameters if name in stored}
+    names = {n: stored.get(n) or of_parameter.get(id(p), "") for n, p in parameters}
+    missing = [name for name, tensor in names.items() if not tensor]
+    wrong = [
+        f"{name}: {list(weights.tensors[names[name]].shape)}, expected {list(parameter.shape)}"
+        for name, parameter in parameters
+        if names[name] and weights.tensors[names[name]].shape != tuple(parameter.shape)
+    ]
+    if missing or wrong:
+        raise ModelError(
+            "M002",
+            "weights are missing from the model folder, have the wrong shape, or are stored under "
+            "unknown names",
+            where=model.name_or_path,
+            faults=missing + wrong,
+            remedy="fetch the model again, whole",
+        )
+    return names
+
+
+def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put a frozen parameter in its place."""
+    import torch
+
+    owner, _, leaf = name.rpartition(".")
+    parameter = torch.nn.Parameter(value, requires_grad=False)
+    setattr(model.get_submodule(owner), leaf, parameter)
