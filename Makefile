@@ -3,6 +3,7 @@
 #   make demo    the whole way: train, compare, merge a small model
 #   make test    lint, types, every test; what CI runs
 #   make test-long    longer forms of some tests
+#   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
 #
 # PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
 
@@ -22,13 +23,14 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help demo test test-long lint clean
+.PHONY: help demo test test-long lint bench clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
 	@echo "make test-long    longer forms of some tests"
 	@echo "make lint    lint and types only"
+	@echo "make bench   vox's training against its peers, for hours; QUICK=1 for a quarter of one"
 	@echo "make clean   remove .venv and what tools left behind"
 
 demo: $(VENV)/.installed
@@ -44,6 +46,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The peers are installed beside vox: what is compared are trainers, on the same torch.
+bench: $(VENV)/.installed-bench $(BLAS)
+	@$(BIN)/vox model pull smollm2-135m
+	VOX_MLX_BLAS=$(BLAS) $(BIN)/python -m benchmarks.training $(if $(QUICK),--quick --name cpu-quick)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .hypothesis build dist
@@ -64,7 +71,7 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
 
 PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
-	plugins/vox_mlx/pyproject.toml
+	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
@@ -73,5 +80,10 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_mlx
+	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_cuda -e plugins/vox_mlx
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-dev benchmarks/requirements.txt
+	@echo "installing the peers for the benchmark …"
+	@$(PIP_INSTALL) -r benchmarks/requirements.txt
 	@touch $@

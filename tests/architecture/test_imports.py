@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
+    frozenset({"memory"}),
     frozenset({"run", "testing"}),
     frozenset({"cli"}),
 )
@@ -57,20 +58,23 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_core": {"vox_core"},
     "vox_torch": {"vox_torch", *PLUGIN_CORE} - {"vox_core.hookspecs"},
     "vox_cpu": {"vox_cpu", "vox_torch", *PLUGIN_CORE},
+    "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
     "vox_torch": ROOT / "libs/vox_torch/vox_torch",
     "vox_cpu": ROOT / "plugins/vox_cpu/vox_cpu",
+    "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
 BANNED: dict[str, set[str]] = {
     "vox_core": TENSOR_LIBRARIES,
-    "vox_torch": {"pluggy", "bitsandbytes", "mlx", "mlx_lm"},
+    "vox_torch": {"pluggy", "mlx", "mlx_lm"},
     "vox_cpu": {"bitsandbytes", "mlx", "mlx_lm"},
+    "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).

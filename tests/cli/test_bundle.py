@@ -45,6 +45,7 @@ def test_list(vox) -> None:
     assert rows == [
         ["vox-base", "no"],
         ["vox-cpu", "cpu"],
+        ["vox-nvidia", "cuda"],
         ["vox-apple", "mlx"],
         ["vox-dev", "cpu,"],
     ]

@@ -102,6 +102,7 @@ def test_the_catalog_that_ships() -> None:
     assert {id: [each.id for each in catalog.resolve(id)] for id in catalog.bundles} == {
         "vox-base": [],
         "vox-cpu": ["cpu"],
+        "vox-nvidia": ["cuda"],
         "vox-apple": ["mlx"],
         "vox-dev": ["cpu", "mlx"],
     }

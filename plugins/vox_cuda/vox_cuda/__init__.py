@@ -1,0 +1,59 @@
+"""The CUDA backend of vox: the torch engine on an NVIDIA GPU, with bitsandbytes' quantisations.
+
+One process computes on one GPU, the first that it may see. The dtype is decided at plan time from
+the probe; whether torch can use the GPU that the probe found is asked before each operation, so
+that a torch without CUDA is told as that, and not in the middle of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vox_core.hookspecs import hookimpl
+from vox_cuda.ready import require_cuda
+from vox_torch.engine import Engine
+from vox_torch.profile import DeviceProfile
+
+if TYPE_CHECKING:
+    from vox_core.contract import (
+        Check,
+        LoadedModel,
+        LoadJob,
+        MergeJob,
+        MergeResult,
+        RunContext,
+        TrainJob,
+        TrainResult,
+    )
+
+
+class CudaBackend:
+    """vox's hooks on a `vox_torch` engine."""
+
+    def __init__(self) -> None:
+        self._engine = Engine(DeviceProfile("cuda"))
+
+    @hookimpl
+    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+        require_cuda()
+        return self._engine.train(job, context)
+
+    @hookimpl
+    def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:
+        require_cuda()
+        return self._engine.merge(job)
+
+    @hookimpl
+    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+        require_cuda()
+        return self._engine.load(job)
+
+    @hookimpl
+    def vox_doctor(self) -> Iterator[Check]:
+        from vox_cuda.doctor import checks
+
+        return checks()
+
+
+backend = CudaBackend()

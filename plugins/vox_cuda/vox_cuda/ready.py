@@ -1,0 +1,128 @@
+"""Whether the torch that is installed can compute on the GPU that the probe found.
+
+The probe cannot ask: it runs without site-packages, and importing torch takes longer than it is
+given. So this is asked at the start of each operation, the cheapest question first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from vox_core.errors import BackendError
+
+ORDER = "CUDA_DEVICE_ORDER"
+WHEELS = "https://download.pytorch.org/whl/cuXXX"
+
+
+def require_cuda() -> None:
+    """See that torch was built with CUDA, reaches the GPU, and has code for it.
+
+    Raises:
+        BackendError: B004; it was not, does not, or has not.
+    """
+    same_order()
+    version, cuda = torch_build()
+    if cuda is None:
+        raise without_cuda(version)
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        _unreachable(version, error)
+    capability, built_for = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
+    if not has_code_for(capability, built_for):
+        raise _without_code(version, capability, built_for)
+
+
+def same_order() -> None:
+    """Have CUDA number GPUs as the probe does, by PCI bus and not the fastest first.
+
+    Only before CUDA is initialised; who has asked for another order gets that one, from the probe
+    as well.
+    """
+    os.environ.setdefault(ORDER, "PCI_BUS_ID")
+
+
+def torch_build() -> tuple[str, str | None]:
+    """torch's version, and that of the CUDA it was built with; None if it was built without.
+
+    torch keeps both in a file of plain assignments, which is run by itself: the answer costs a
+    millisecond, and importing torch seconds. A version that ends in `+cpu` does not tell: wheels
+    for some platforms, and builds of one's own, have no such ending.
+    """
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None, "the manifest requires torch"
+    facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return str(facts["__version__"]), facts.get("cuda")
+
+
+def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
+    """Whether a build for `sm_80`, `sm_90a`, `compute_90`, … runs on a GPU of `capability`.
+
+    Binary code runs on its own major version from its own minor on; a letter at the end binds it to
+    exactly its own. `compute_…` is compiled on the spot for what is newer. (CUDA C++ Programming
+    Guide, Compute Capabilities; as torch counts them, (9, 0) is 90.)
+    """
+    here = 10 * capability[0] + capability[1]
+    for build in built_for:
+        if not (parts := re.fullmatch(r"(sm|compute)_(\d+)([a-z]?)", build)):
+            continue
+        kind, number, bound = parts[1], int(parts[2]), bool(parts[3])
+        if here == number:
+            return True
+        if here > number and not bound and (kind == "compute" or here // 10 == number // 10):
+            return True
+    return False
+
+
+def with_cuda(version: str) -> str:
+    """How to get the same torch with CUDA; pip leaves one of the same version as it is."""
+    release = version.partition("+")[0]
+    return (
+        f"install it with CUDA: pip uninstall torch, then pip install torch=={release} "
+        f"--index-url {WHEELS}, where cuXXX is cu126 for CUDA 12.6, and no newer than the CUDA "
+        "version that `nvidia-smi` shows"
+    )
+
+
+def without_cuda(version: str) -> BackendError:
+    return BackendError(
+        "B004",
+        "torch is built without CUDA",
+        where=f"torch {version}",
+        found="no CUDA version in torch.version",
+        expected="a build of torch for CUDA",
+        remedy=with_cuda(version),
+    )
+
+
+def _unreachable(version: str, error: Exception) -> NoReturn:
+    raise BackendError(
+        "B004",
+        "torch does not reach the GPU",
+        where=f"torch {version}",
+        found=str(error).partition("\n")[0],
+        expected="a GPU that CUDA can be initialised on",
+        remedy="`vox plugin doctor cuda` shows driver and versions; a driver that is older than "
+        "torch's CUDA is to be upgraded, or torch installed for an older CUDA",
+    ) from error
+
+
+def _without_code(
+    version: str, capability: tuple[int, int], built_for: Iterable[str]
+) -> BackendError:
+    return BackendError(
+        "B004",
+        "torch is built without code for this GPU",
+        where=f"torch {version}",
+        found=f"a GPU of compute capability {capability[0]}.{capability[1]}",
+        expected=f"one that it is built for: {', '.join(built_for)}",
+        remedy=f"install a torch that has it: --index-url {WHEELS}, an older CUDA for an older GPU",
+    )
