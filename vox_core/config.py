@@ -45,7 +45,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
-QuantChoice = Literal["none", "nf4", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
+QuantChoice = Literal["none", "nf4", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
 
 
 def _kebab(name: str) -> str:

@@ -54,6 +54,18 @@ def test_families_may_be_listed() -> None:
     assert parse_manifest(text, "here").capabilities.families == ("llama", "qwen3")
 
 
+def test_what_is_said_of_memory_and_what_is_assumed() -> None:
+    silent = parse_manifest(BACKEND, "here").memory
+    assert (silent.runtime_bytes, silent.activations, silent.logits_elements) == (10**9, 1.5, 0)
+    assert silent.padded_rows and silent.dequantises
+    said = parse_manifest(f"{BACKEND}[memory]\nruntime-bytes = 5\npadded-rows = false\n", "here")
+    assert (said.memory.runtime_bytes, said.memory.padded_rows) == (5, False)
+    wrong = f"{BACKEND}[memory]\nruntime-byte = 5\nactivations = 0\nlogits-elements = -1\n"
+    told = "\n".join(faults_of(wrong).faults)
+    assert "runtime-byte: unknown key (did you mean runtime-bytes?)" in told
+    assert "memory.activations" in told and "memory.logits-elements" in told
+
+
 def test_automatic_unless_it_says_otherwise() -> None:
     assert parse_manifest(BACKEND, "here").automatic
     by_name = BACKEND.replace("[capabilities]", "automatic = false\n[capabilities]")
@@ -86,8 +98,8 @@ ONE_FAULT = {
     "quantisation": (
         '["none"]',
         '["nf5"]',
-        "capabilities.quantisations.0: input should be 'none', 'nf4', 'int8', 'affine4', "
-        "'affine8', 'mxfp4' or 'nvfp4' (found: 'nf5')",
+        "capabilities.quantisations.0: input should be 'none', 'nf4', 'nf4-single', "
+        "'int8', 'affine4', 'affine8', 'mxfp4' or 'nvfp4' (found: 'nf5')",
     ),
     "text for a switch": (
         'families = "*"',

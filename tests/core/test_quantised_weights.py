@@ -146,7 +146,7 @@ def test_the_plain_configuration_keeps_what_others_say_of_their_formats():
 def test_weights_larger_than_a_chunk_are_quantised_as_one(monkeypatch):
     form, W = MLX_FORMATS["affine4"], weight(33)
     whole = form.quantise(W)
-    monkeypatch.setattr("vox_core.weights.codec._CHUNK", 4 * 128)
+    monkeypatch.setattr("vox_core.weights.chunks.CHUNK", 4 * 128)
     for one, other in zip(form.quantise(W), whole, strict=True):
         assert one.tobytes() == other.tobytes()
     assert form.round_trip(W).tobytes() == form.dequantise(whole, BF16).tobytes()

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from vox_core import host
 from vox_core.adapter.targets import linear_modules, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
-from vox_core.contract import Notice
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
 from vox_core.run import load, prepare, requantise, telemetry
@@ -30,7 +29,7 @@ from vox_core.run.merger import Merger
 from vox_core.run.train import train
 from vox_core.run.trained import trained_weights
 from vox_core.testing.llama import write_llama
-from vox_core.weights import MLX_FORMATS, MlxFormat, WeightFolder, open_weights
+from vox_core.weights import CODECS, MLX_FORMATS, MlxFormat, WeightFolder, open_weights
 
 usage = namedtuple("usage", "total used free")
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
@@ -216,16 +215,23 @@ class TestMerging:
         expected = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
         assert seen.tobytes() == expected.tobytes()
 
-    def test_with_no_reference_for_the_quantisation_the_base_is_all_there_is(self, run, tmp_path):
+    @pytest.mark.parametrize("quant", ["nf4", "nf4-single", "int8"])
+    def test_what_another_machine_quantised_is_merged_onto_as_well(
+        self, base, run, tmp_path, quant
+    ):
+        """None of them is MLX's, and the backend at hand has none of them."""
         manifest = tmp_path / "run" / "vox_adapter.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "quant": "nf4"}))
-        with pytest.raises(PlanError, match="cannot be computed outside its backend"):
-            merge(run, MergeSettings(out=tmp_path / "merged", onto="trained-base"))
-        events = []
-        report = merge(run, MergeSettings(out=tmp_path / "merged"), observe=events.append)
-        assert report.proof.from_trained is None
-        warnings = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
-        assert ["nf4" in message for message in warnings] == [True]
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "quant": quant}))
+        out = tmp_path / "merged"
+        proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
+        assert proof.from_trained == proof.relative <= proof.tolerance
+        update = locate(run).adapter.modules[PROJECTION.removesuffix(".weight")]
+        seen = CODECS[quant].round_trip(WeightFolder(base).read(PROJECTION))
+        expected = seen.astype(np.float32) + 2 * update.B_OR @ update.A_RI
+        merged = WeightFolder(out).read(PROJECTION).astype(np.float32)
+        assert np.allclose(merged, expected, rtol=2**-8, atol=1e-6)
+        noise = merge(run, MergeSettings(out=tmp_path / "plain")).proof
+        assert noise.from_trained > 2 * noise.relative
 
     @pytest.mark.parametrize("quant", ["affine4", "affine8", "mxfp4", "nvfp4"])
     def test_a_merged_model_is_written_quantised_on_request(self, base, run, tmp_path, quant):

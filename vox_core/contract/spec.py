@@ -14,7 +14,9 @@ API_VERSION = "1.0"
 Method: TypeAlias = Literal["lora", "rslora", "dora"]
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
-Quant: TypeAlias = Literal["none", "nf4", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
+Quant: TypeAlias = Literal[
+    "none", "nf4", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"
+]
 
 
 @dataclass(frozen=True, slots=True)

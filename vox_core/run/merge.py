@@ -17,7 +17,7 @@ from pathlib import Path
 from vox_core import files, models
 from vox_core.config import MergeSettings
 from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant
-from vox_core.errors import AdapterError, BackendError, PlanError, StorageError
+from vox_core.errors import AdapterError, BackendError, StorageError
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
 from vox_core.run.context import Context, Observe, ignore
@@ -31,10 +31,6 @@ from vox_core.run.trained import TrainedWeights, trained_weights
 from vox_core.weights import Weights
 
 MANIFEST = "vox_merge.json"
-_NO_REFERENCE = (
-    "the run was trained on a base quantised to {quant}; how far the merged model is from that "
-    "cannot be said, because the quantisation has no reference outside its backend"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,6 @@ def merge(
     _require_space(weights, trained, settings, out)
     backend, selection = choose(_request(source, source.adapter, settings, backend_origin))
     observe(Notice(selection.why))
-    if trained is None:
-        observe(Notice(_NO_REFERENCE.format(quant=source.quant), "warning"))
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch, files.atomic_folder(out) as folder:
         context = Context(0, Path(scratch), observe)
         dtype = _stored(settings.dtype)
@@ -112,26 +106,14 @@ def _request(
     )
 
 
-def _chosen(source: Source, trained: Weights | None, settings: MergeSettings) -> Weights:
-    """What the adapter is added to.
-
-    Raises:
-        PlanError: P001, the weights that it was trained on cannot be computed here.
-    """
+def _chosen(source: Source, trained: Weights, settings: MergeSettings) -> Weights:
+    """What the adapter is added to."""
     if settings.onto == "base":
         return source.weights
-    if isinstance(trained, TrainedWeights):
-        # A dtype that was asked for is rounded to once, after the adapter was added.
-        return trained.rounded() if settings.dtype == "auto" else trained
-    if trained is not None:
-        return trained
-    raise PlanError(
-        "P001",
-        "the weights that the run was trained on cannot be computed outside its backend",
-        where="--onto trained-base",
-        found=f"a run with --quant {source.quant}",
-        remedy="merge with --onto base",
-    )
+    if isinstance(trained, TrainedWeights) and settings.dtype == "auto":
+        return trained.rounded()
+    # A dtype that was asked for is rounded to once, after the adapter was added.
+    return trained
 
 
 @contextmanager
@@ -200,13 +182,11 @@ def _stored(choice: str) -> DType | None:
     return kinds.get(choice)
 
 
-def _require_space(
-    weights: Weights, trained: Weights | None, settings: MergeSettings, out: Path
-) -> None:
+def _require_space(weights: Weights, trained: Weights, settings: MergeSettings, out: Path) -> None:
     """Room for the result, and for what lies beside it at one time: a plain copy that the proof
     computes with, or else the quantised model, which is smaller than the plain one."""
     merged = written_bytes(weights, _stored(settings.dtype))
-    copies = [copy_bytes(each) for each in (weights, trained) if each is not None]
+    copies = [copy_bytes(each) for each in (weights, trained)]
     needed = merged + max([*copies, merged if settings.quant != "none" else 0])
     parent = next(p for p in out.absolute().parents if p.exists())
     free = shutil.disk_usage(parent).free

@@ -44,7 +44,7 @@ class Merger:
 
     Args:
         weights: what the adapter is added to: the base's own, or `trained`.
-        trained: what it was trained on; None where that has no reference.
+        trained: what it was trained on.
         dtype: what to store; None keeps each tensor's own.
 
     Raises:
@@ -56,7 +56,7 @@ class Merger:
         source: Source,
         adapter: AdapterState,
         weights: Weights,
-        trained: Weights | None,
+        trained: Weights,
         backend: Backend,
         context: Context,
         dtype: DType | None,
@@ -161,7 +161,7 @@ class Merger:
 
     def _from_trained(self, proof: Proof, folder: Path, merged_TV: Floats) -> float | None:
         """How far the merged model is from the adapter on the weights that it was trained on."""
-        if self._source.quant == "none" or self._trained is None:
+        if self._source.quant == "none":
             return None
         if self._trained is self._weights:
             return proof.relative

@@ -51,7 +51,7 @@ MIN_CARRIED, MAX_CARRIED = 0.9, 1.1
 @dataclass(frozen=True, slots=True)
 class Proof:
     """The measured figures; see the module. `max_difference` is that of a single logit;
-    `from_trained` is None where the base was not quantised, or where that has no reference."""
+    `from_trained` is None where the base was not quantised."""
 
     relative: float
     tolerance: float

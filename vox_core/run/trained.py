@@ -1,7 +1,7 @@
 """The base as training saw it: each weight as its quantisation left it.
 
 A backend quantises the linear layers when it loads a model, from the weights as the files have
-them. Here the same is computed by the reference in `vox_core.weights.codec`, so that any backend
+them. Here the same is computed by the references in `vox_core.weights.CODECS`, so that any backend
 can merge onto those weights, or be held against them, without knowing of the format.
 """
 
@@ -80,15 +80,15 @@ class TrainedWeights:
         return TensorInfo("F32", info.shape, 0, 4 * math.prod(info.shape))
 
 
-def trained_weights(source: Source) -> Weights | None:
-    """What the adapter of `source` was trained on; None where its quantisation has no reference."""
+def trained_weights(source: Source) -> Weights:
+    """What the adapter of `source` was trained on."""
     return as_trained(source.weights, source.quant, source.modules, source.trained_in)
 
 
 def as_trained(
     weights: Weights, quant: Quant, modules: Mapping[str, ModuleShape], dtype: DType | None
-) -> Weights | None:
-    """`weights` as a run sees them; None where the quantisation has no reference.
+) -> Weights:
+    """`weights` as a run sees them.
 
     Args:
         modules: every linear module of the base.
@@ -96,8 +96,5 @@ def as_trained(
     """
     if weights.quant != "none" or quant == "none":
         return weights
-    codec = CODECS.get(quant)
-    if codec is None:
-        return None
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
-    return TrainedWeights(weights, codec, quantised_modules(modules), computed_in)
+    return TrainedWeights(weights, CODECS[quant], quantised_modules(modules), computed_in)

@@ -1,10 +1,14 @@
 """What the named quantisations make of a weight, in float64: packed and unpacked again.
 
-Written apart from `vox_core.weights.codec`, which backends may use; tests/conformance holds the two
-against one another.
+Written apart from `vox_core.weights.CODECS`, which backends may use; tests/conformance holds the
+two against one another.
 
-    nf4       16 levels of a normal distribution, times the largest magnitude of 64 values in a row
+    nf4-single
+              16 levels of a normal distribution, times the largest magnitude of 64 values in a row
               (Dettmers et al. 2023, arXiv:2305.14314, appendix E)
+    nf4       the same, with those magnitudes packed once more: their mean, and for what each is
+              away from it a float of 8 bits, times the largest of 256 (the same, section 3;
+              Dettmers 2015, arXiv:1511.04561)
     int8      127 steps to either side, times the largest magnitude of an output row
               (Dettmers et al. 2022, arXiv:2208.07339, section 2)
     affine4   15 or 255 steps from one end of 64 values in a row to the other, the end of larger
@@ -14,9 +18,9 @@ against one another.
     nvfp4     the same levels, times a float8 (E4M3) for 16 values
 
 A group is values next to one another in memory, along the input features. Whole weights were held
-against those of bitsandbytes 0.50 (relative distance 3e-8 for nf4, and 2e-3 with its scales packed
-once more; 2e-3 for int8, which it makes from float16) and of MLX (affine 1e-7, mxfp4 and nvfp4 to
-the bit). The formats' own error is 9e-2 to 1.2e-1 with four bits and 5e-3 with eight.
+against those of bitsandbytes 0.50 (relative distance 3e-8 for nf4 and nf4-single; 2e-3 for int8,
+which it makes from float16) and of MLX (affine 1e-7, mxfp4 and nvfp4 to the bit). The formats' own
+error is 9e-2 to 1.2e-1 with four bits and 5e-3 with eight.
 
 Shape legend: O output features, I input features, G groups, S values of a group, 64 where it says
 so.
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-GROUP = 64
+GROUP, SCALE_GROUP = 64, 256
 MX_GROUP, NV_GROUP = 32, 16
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -47,6 +51,19 @@ NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 """The quantiles of the paper, as bitsandbytes has them: float32, from -1 to 1."""
+DYNAMIC = np.array(
+    [
+        0.0,
+        1.0,
+        *(
+            sign * 10.0**power * (0.1 + 0.9 * (step + 0.5) / 2 ** (power + 6))
+            for power in range(-6, 1)
+            for step in range(2 ** (power + 6))
+            for sign in (-1, 1)
+        ),
+    ]
+)
+"""Floats of 8 bits: a power of ten, and as many bits for the fraction as it leaves."""
 E2M1 = (-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Every value of a float of four bits."""
 
@@ -56,8 +73,28 @@ def round_trip(quant: Quant, weight_OI: Doubles) -> Doubles:
     return _FORMATS[quant](weight_OI)
 
 
-def _nf4(weight_OI: Doubles) -> Doubles:
+def _nf4_single(weight_OI: Doubles) -> Doubles:
     return _levelled(weight_OI, GROUP, NF4, lambda largest_G1: largest_G1)
+
+
+def _nf4(weight_OI: Doubles) -> Doubles:
+    largest_G1 = np.abs(weight_OI.reshape(-1, GROUP)).max(1, keepdims=True)
+    taken_G64 = _nf4_single(weight_OI).reshape(-1, GROUP) / _not_zero(largest_G1)
+    found: Doubles = (taken_G64 * _packed(largest_G1)).reshape(weight_OI.shape)
+    return found
+
+
+def _packed(scale_G1: Doubles) -> Doubles:
+    """Scales packed once more. Floats of 8 bits are found as bitsandbytes does on the CPU, from the
+    middle of one of 65536 bins."""
+    mean = scale_G1.mean()
+    found = []
+    for some_S1 in np.split(scale_G1 - mean, range(SCALE_GROUP, len(scale_G1), SCALE_GROUP)):
+        largest = np.abs(some_S1).max()
+        middle_S1 = np.round((some_S1 / _not_zero(largest) + 1) / 2 * 65535) / 65535 * 2 - 1
+        nearest_S = np.abs(middle_S1 - DYNAMIC).argmin(1)
+        found.append(DYNAMIC[nearest_S, None] * largest + mean)
+    return np.concatenate(found)
 
 
 def _mxfp4(weight_OI: Doubles) -> Doubles:
@@ -116,6 +153,7 @@ def _not_zero(values: Doubles) -> Doubles:
 
 _FORMATS: dict[Quant, Callable[[Doubles], Doubles]] = {
     "nf4": _nf4,
+    "nf4-single": _nf4_single,
     "int8": _int8,
     "affine4": _affine(15),
     "affine8": _affine(255),

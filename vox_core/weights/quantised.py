@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
-from vox_core.weights.codec import MLX_FORMATS, MlxFormat, Packed
 from vox_core.weights.file import TensorInfo, numpy_dtype
 from vox_core.weights.folder import WeightFolder, Weights
+from vox_core.weights.mlx_formats import MLX_FORMATS, MlxFormat, Packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 # the weights are short. float32 in disguise is at 2e-3 of it or less.
 LEAST = 0.25
 # From the reference of the dequantised weights, as a part of what the quantisation does. Seen with
-# numpy: 0.02 for nf4 with scales that are packed once more, 0.12 to 0.41 with the output head
+# numpy: 0.02 for nf4 with scales that are not packed once more, 0.12 to 0.41 with the output head
 # quantised too; 0.98 and more for another format, other groups or no quantisation at all. Three
 # formats are made in two ways, which are that far apart: int8 may round the activations as well
 # (arXiv:2208.07339, section 2), 1.14; mxfp4 may take the smaller power of two, as the
 # specification does, 1.08; nvfp4 may have a scale for the whole tensor besides, 1.91.
 MOST: dict[Quant, float] = {
-    **dict.fromkeys(("nf4", "affine4", "affine8"), 0.5),
+    **dict.fromkeys(("nf4", "nf4-single", "affine4", "affine8"), 0.5),
     "int8": 2.0,
     "mxfp4": 2.0,
     "nvfp4": 3.0,
