@@ -1,8 +1,8 @@
 """Attention of documents that lie end to end: each sees itself, and nothing else.
 
 Registered under `DOCUMENTS` among transformers' attention functions, which is how a model is told
-to use it. On a GPU in half precision one kernel takes all documents (torch's variable-length
-attention); elsewhere each document goes through scaled dot product attention by itself.
+to use it. On an accelerator in half precision one kernel takes all documents (torch's attention for
+variable lengths); elsewhere each document goes through scaled dot product attention by itself.
 
 Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 """
@@ -51,11 +51,9 @@ def attend(
     _require_known(module, attention_mask, others)
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and sliding_window < documents.longest else None
-    if softcap is None and query_1HTD.is_cuda and query_1HTD.element_size() == 2:
+    if softcap is None and not query_1HTD.is_cpu and query_1HTD.element_size() == 2:
         return _varlen(query_1HTD, key_1HTD, value_1HTD, documents, scale, window), None
-    return _one_by_one(
-        query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap
-    ), None
+    return _one_by_one(query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap), None
 
 
 def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> None:

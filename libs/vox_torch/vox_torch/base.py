@@ -1,4 +1,4 @@
-"""Loading a base model: from a local folder, safetensors only, frozen, in one dtype or quantised."""
+"""Loading a base model: a local folder, safetensors only, frozen, in one dtype or quantised."""
 
 from __future__ import annotations
 

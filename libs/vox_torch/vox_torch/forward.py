@@ -1,17 +1,19 @@
 """From a batch to its loss: documents end to end where the model allows it, else in padded rows.
 
 End to end is faster: no padding, and logits by chunks. Whether a model allows it is tried, and not
-looked up: two short documents go both ways when the model is loaded, and where the losses are not
-the same the model gets padded rows. So a family that nobody has thought of trains correctly, and one
-that passes recurrent state from token to token never sees a document's state in the next.
+looked up: two short documents go both ways when the model is loaded, and where the outcomes are not
+the same the model gets padded rows. So a family that nobody has thought of trains correctly, and
+one that passes a state from token to token never carries it from one document into the next.
+
+This module imports torch, and is imported when there is a model to compute with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +28,18 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-Loss: TypeAlias = "Callable[[Batch], torch.Tensor]"
-"""Maps a batch to `sum(weight * nll)`, a scalar."""
+
+class Loss(Protocol):
+    """From a batch to its loss."""
+
+    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
+        """`scale * sum(weight * nll)`, a scalar in float32 or wider.
+
+        Args:
+            scale: of the gradients, from the first on: float16 ends at 65504.
+        """
+        ...
+
 
 _MIXED_BY_STATE = ("linear", "recurrent", "mamba", "conv", "rwkv")
 """What the names of layers say that pass a state from token to token (`config.layer_types`)."""
@@ -62,8 +74,8 @@ class Padded:
         self._model, self._device = model, device
         self._head = model.get_output_embeddings()
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        return weighted_nll(self._model, self._head, rows(batch, self._device))
+    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
+        return weighted_nll(self._model, self._head, rows(batch, self._device)) * scale
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """(K, H) before the head, where the batch is trained."""
@@ -79,13 +91,14 @@ class Together:
     def __init__(self, model: PeftModel, device: str) -> None:
         self._model, self._device = model.get_base_model(), device
         self._body = self._model.base_model
-        in_body = {id(p) for p in self._body.parameters()}
-        beyond = [p for p in self._model.parameters() if p.requires_grad and id(p) not in in_body]
-        self._head_loss = HeadLoss(self._logits, beyond, self._model.config.get_text_config().vocab_size)
+        below = {id(p) for p in self._body.parameters()}
+        above = [p for p in self._model.parameters() if p.requires_grad and id(p) not in below]
+        vocabulary = self._model.config.get_text_config().vocab_size
+        self._head_loss = HeadLoss(self._logits, above, vocabulary)
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
+    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
         laid = end_to_end(batch, self._device)
-        return self._head_loss(self._hidden(laid), laid.trained)
+        return self._head_loss(self._hidden(laid), laid.trained.scaled(scale))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """(K, H) before the head, where the batch is trained."""
@@ -158,7 +171,7 @@ def _fault(padded: Padded, together: Together, base: PreTrainedModel, own: str) 
     with torch.no_grad():
         try:
             found_KH = together.hidden(batch).double()
-        except (NotImplementedError, TypeError, AttributeError, KeyError) as error:
+        except (NotImplementedError, RuntimeError, TypeError, AttributeError, KeyError) as error:
             return f"{type(error).__name__}: {error}"
         base.set_attn_implementation(own)
         expected_KH = padded.hidden(batch).double()

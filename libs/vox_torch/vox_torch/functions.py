@@ -7,8 +7,8 @@
 
 This module imports torch, and is imported when there is a model to compute with.
 
-Shape legend: X tokens, I input features, O output features, R rank, K trained positions, C positions
-of a chunk, H hidden size, V vocabulary.
+Shape legend: X tokens, I input features, O output features, R rank, K trained positions, C
+positions of a chunk, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -82,17 +82,15 @@ class _Chunked(torch.autograd.Function):
                 of_chunk = loss(hidden_CH, part)
                 gradient_CH, *gradients = torch.autograd.grad(of_chunk, [hidden_CH, *parameters])
             gradient_KH[at] = gradient_CH
-            for total, gradient in zip(sums, gradients, strict=True):
-                total += gradient
+            for so_far, gradient in zip(sums, gradients, strict=True):
+                so_far.add_(gradient)
             losses.append(of_chunk.detach())
         ctx.save_for_backward(gradient_KH, *sums)
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_KH, *parameters = (
-            saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors
-        )
+        hidden_KH, *parameters = (saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
         return hidden_KH, None, None, *parameters
 
 

@@ -32,6 +32,10 @@ class Trained:
     targets_K: torch.Tensor
     weights_K: torch.Tensor
 
+    def scaled(self, scale: float) -> Trained:
+        """The same with other weights."""
+        return self if scale == 1 else Trained(self.targets_K, self.weights_K * scale)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -116,7 +120,7 @@ def end_to_end(batch: Batch, device: str) -> EndToEnd:
 
 
 def on(device: str, array: NDArray[Any]) -> torch.Tensor:
-    """The array on the device; to a GPU out of pinned memory, so that nothing waits for the copy."""
+    """The array on the device; out of pinned memory, so that nothing waits for the copy."""
     import numpy as np
     import torch
 

@@ -1,8 +1,8 @@
 """The adapter's arithmetic in one autograd function, under PEFT's own modules.
 
 PEFT stays the owner of structure and names; what changes is the forward of the layers that compute
-`x W^T + scale * (x A^T) B^T` and nothing else. Layers with dropout, DoRA, or a base that is no plain
-linear layer keep PEFT's own path.
+`x W^T + scale * (x A^T) B^T` and nothing else. Layers with dropout or DoRA, and those whose base is
+no plain linear layer, keep PEFT's own path.
 
 Shape legend: X tokens, I input features, O output features, R rank.
 """

@@ -42,7 +42,7 @@ class Shortage:
         import torch
 
         if self._device != "cpu":
-            torch.cuda.empty_cache()
+            torch.accelerator.empty_cache()
 
     @contextmanager
     def met_again(self) -> Iterator[None]:
@@ -61,7 +61,8 @@ class Shortage:
     def _exhausted(self, error: Exception) -> TrainingError:
         plan = self._plan
         tokens = max(1, plan.micro_batch_tokens // 4)
-        ways = [f"--micro-batch-tokens {tokens}", f"a smaller --seq-len than {plan.contract.seq_len}"]
+        shorter = f"a smaller --seq-len than {plan.contract.seq_len}"
+        ways = [f"--micro-batch-tokens {tokens}", shorter]
         if not plan.gradient_checkpointing:
             ways.insert(0, "--gradient-checkpointing")
         if plan.contract.quant == "none":

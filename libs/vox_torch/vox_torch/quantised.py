@@ -24,7 +24,8 @@ from torch import nn
 
 from vox_core.adapter.targets import linear_modules, quantised_modules
 from vox_core.contract import Quant
-from vox_core.weights import WeightFolder
+from vox_core.weights import WeightFolder, pack_scales, scale_levels
+from vox_core.weights.nf4 import SCALE_BLOCK
 from vox_torch.arrays import as_tensor
 from vox_torch.functions import FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
@@ -79,15 +80,18 @@ class Nf4:
         functional = import_bitsandbytes().functional
         data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
         state.dtype = dtype
+        # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
+        # begins one, unless there is one row.
+        self._shape, state.shape = W_OI.shape, torch.Size((1, W_OI.numel()))
         if double:
-            _pack_scales(state, functional)
+            _pack_scales(state, functional.QuantState)
         self._data, self._state = data.to(device), state
         self._state.to(device)
         self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
 
     def weight(self) -> torch.Tensor:
         """See `Packed`."""
-        return self._dequantise(self._data, self._state)
+        return self._dequantise(self._data, self._state).view(self._shape)
 
     @property
     def nbytes(self) -> int:
@@ -97,12 +101,16 @@ class Nf4:
         return sum(tensor.nbytes for tensor in (self._data, *scales))
 
 
-def _pack_scales(state: Any, functional: Any) -> None:
-    """bitsandbytes' double quantisation, but for a mean that is the same on every machine."""
-    scales_G = state.absmax
-    state.offset = scales_G.double().mean().float()
-    state.absmax, state.state2 = functional.quantize_blockwise(
-        scales_G - state.offset, blocksize=256
+def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
+    """Double quantisation, with a mean and levels that are the same on every machine."""
+    packed = pack_scales(state.absmax.numpy())
+    state.absmax = torch.from_numpy(packed.codes_G)
+    state.offset = torch.tensor(packed.offset)
+    state.state2 = kind(
+        absmax=torch.from_numpy(packed.most_C),
+        code=torch.from_numpy(scale_levels().copy()),
+        blocksize=SCALE_BLOCK,
+        dtype=torch.float32,
     )
     state.nested = True
 

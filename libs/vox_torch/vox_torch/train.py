@@ -1,8 +1,8 @@
 """The training loop: the same for every device.
 
-loss of a step = sum(weight * nll) / total_weight, over the step: gradients are those of the sum, and
-are divided once they are float32, so the result does not depend on how the step was cut. Randomness
-(dropout) is seeded per (run seed, step, micro-batch).
+loss of a step = sum(weight * nll) / total_weight, over the step: gradients are those of the sum,
+and are divided once they are float32, so the result does not depend on how the step was cut.
+Randomness (dropout) is seeded per (run seed, step, micro-batch).
 
 Nothing waits for the device but the end of a step, where its loss and gradient norm are read.
 """
@@ -120,7 +120,7 @@ class Trainer:
         if not self._memory.met:
             try:
                 return self._gradients(step, step.batches, scale)
-            except Exception as error:
+            except (RuntimeError, MemoryError) as error:
                 told = self._memory.meet(error)
             self._optimizer.forget()
             self._memory.release()
@@ -128,9 +128,7 @@ class Trainer:
         with self._memory.met_again():
             return self._gradients(step, halved(step.batches), scale)
 
-    def _gradients(
-        self, step: Step, batches: Sequence[Batch], scale: float
-    ) -> tuple[float, float]:
+    def _gradients(self, step: Step, batches: Sequence[Batch], scale: float) -> tuple[float, float]:
         import torch
 
         losses = [self._micro_batch(b, step, i, scale) for i, b in enumerate(batches)]
@@ -143,10 +141,10 @@ class Trainer:
         import torch
 
         torch.manual_seed(micro_batch_seed(self._context.seed, step.number, index))
-        loss = self._loss(batch)
-        (loss * scale).backward()
+        loss = self._loss(batch, scale)
+        loss.backward()
         self._optimizer.collect(1 / (scale * step.total_weight))
-        return loss.detach()
+        return loss.detach() / scale
 
 
 def only_adapter_dropout(model: nn.Module) -> None:

@@ -1,0 +1,173 @@
+"""Documents end to end: the loss and the gradients of padded rows, or else padded rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
+
+from vox_core.contract import AdapterState, Notice
+from vox_core.testing.tiny import FAMILIES
+from vox_core.weights import WeightFolder
+from vox_torch import attention, forward, loss
+from vox_torch.base import load_base
+from vox_torch.forward import Padded, Together, loss_of
+from vox_torch.inject import Adapted, attach
+from vox_torch.lora import fuse
+
+# Two orders of the same float32 sums: the largest seen over the families are 2e-7 and 6e-7.
+LOSS, GRADIENT = 2e-6, 5e-6
+END_TO_END = sorted(set(FAMILIES) - {"qwen3_5"})
+
+
+def adapted(folder, saved=(), **settings) -> Adapted:
+    """A model with an adapter that has an effect, and parameters that are trained whole."""
+    state = start(folder, plan(folder, **settings)).adapter
+    read = WeightFolder(folder).read
+    state = AdapterState(state.method, state.modules, {name: read(name) for name in saved})
+    model = attach(load_base(folder, "fp32", "cpu"), state)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def gradients(model: Adapted, value: torch.Tensor) -> torch.Tensor:
+    found = torch.autograd.grad(value, list(model.parameters.values()))
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def assert_same(model: Adapted, one: torch.Tensor, other: torch.Tensor) -> None:
+    assert one.item() == pytest.approx(other.item(), rel=LOSS)
+    expected = gradients(model, other)
+    assert (gradients(model, one) - expected).norm() < GRADIENT * expected.norm()
+
+
+def padded(model: Adapted) -> Padded:
+    base = model.model.get_base_model()
+    base.set_attn_implementation("sdpa" if base._supports_sdpa else "eager")
+    return Padded(model.model, "cpu")
+
+
+@pytest.mark.parametrize("family", END_TO_END)
+def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)  # several chunks, and a last short one
+    model = adapted(tiny(family))
+    together, fault = loss_of(model.model, "cpu")
+    assert (type(together), fault) == (Together, None)
+    # Longer than the sliding windows of 16.
+    some = batch(documents(5))
+    found = together(some)
+    assert_same(model, found, padded(model)(some))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{"targets": ("lm_head", "q_proj")}, {"targets": ("q_proj",), "saved": ("lm_head.weight",)}],
+)
+def test_what_is_trained_in_the_head_gets_its_gradient(tiny, what, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    model = adapted(tiny("llama"), **what)
+    assert any("lm_head" in name for name in model.parameters)
+    some = batch(documents(3))
+    found = loss_of(model.model, "cpu")[0](some)
+    assert_same(model, found, padded(model)(some))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fused_adapter_is_pefts(tiny, family):
+    model = adapted(tiny(family))
+    some = batch(documents(3))
+    by_peft = Padded(model.model, "cpu")(some)
+    expected = gradients(model, by_peft)
+    assert fuse(model.model) == []
+    fused = Padded(model.model, "cpu")(some)
+    assert fused.item() == pytest.approx(by_peft.item(), rel=LOSS)
+    assert (gradients(model, fused) - expected).norm() < GRADIENT * expected.norm()
+
+
+def test_layers_that_do_more_keep_pefts_own_path(tiny):
+    folder = tiny("llama")
+    made = plan(folder, method="dora")
+    dora = attach(load_base(folder, "fp32", "cpu"), start(folder, made).adapter)
+    assert len(fuse(dora.model)) == len(made.modules)
+    dropping = attach(load_base(folder, "fp32", "cpu"), start(folder, plan(folder)).adapter, 0.5)
+    assert len(fuse(dropping.model)) == len(made.modules)
+
+
+def test_recurrent_layers_get_rows_and_the_run_says_so(tiny):
+    _, events = train(tiny("qwen3_5"), [step(1, [documents(3)])])
+    told = [event.message for event in events if isinstance(event, Notice)]
+    assert any("padded rows" in text and "linear_attention" in text for text in told)
+
+
+def test_a_state_that_leaks_is_found_without_being_named(tiny, monkeypatch):
+    monkeypatch.setattr(forward, "_recurrent", lambda _base: None)
+    kind, fault = loss_of(adapted(tiny("qwen3_5")).model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "apart" in fault
+
+
+def test_attention_that_leaks_is_found(tiny, monkeypatch):
+    def leaking(self):
+        return [slice(0, self.bounds[-1])]
+
+    monkeypatch.setattr(attention.Extents, "documents", leaking)
+    kind, fault = loss_of(adapted(tiny("llama")).model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "apart" in fault
+
+
+def test_attention_that_asks_for_more_gets_rows(tiny, monkeypatch):
+    monkeypatch.setattr(attention, "_KNOWN", set())
+    kind, fault = loss_of(adapted(tiny("llama")).model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "NotImplementedError" in fault
+
+
+def test_capped_attention_with_and_without_a_window():
+    """Gemma 2's, against its formula in float64."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 4) for heads in (4, 2, 2))
+    extents = attention.Extents((0, 9), torch.tensor([0, 9]), 9)
+    for window in (None, 3):
+        found, _ = attention.attend(
+            torch.nn.Module(),
+            query,
+            key,
+            value,
+            None,
+            documents=extents,
+            scaling=0.7,
+            softcap=2.0,
+            sliding_window=window,
+        )
+        wide_q, wide_k, wide_v = (t.double() for t in (query, key, value))
+        for head in range(4):
+            scores = np.tanh((wide_q[0, head] @ wide_k[0, head // 2].T).numpy() * 0.7 / 2) * 2
+            rows, columns = np.indices((9, 9))
+            seen = (columns <= rows) & (rows - columns < (window or 9))
+            weights = np.where(seen, np.exp(scores), 0)
+            expected = weights / weights.sum(1, keepdims=True) @ wide_v[0, head // 2].numpy()
+            # Float32 arithmetic on sums of nine terms.
+            assert found[0, :, head].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_batch_without_trained_positions_adds_nothing(tiny):
+    model = adapted(tiny("llama"))
+    some = batch([(tokens, np.zeros_like(weights)) for tokens, weights in documents(2)])
+    together, _ = loss_of(model.model, "cpu")
+    found = together(some)
+    assert found.item() == 0
+    assert not gradients(model, found).any()
+
+
+def test_training_is_the_same_end_to_end_and_in_rows(tiny, monkeypatch):
+    folder, steps = tiny("llama"), [step(n, [documents(3, seed=n)]) for n in range(1, 6)]
+    _, together = train(folder, steps)
+    monkeypatch.setattr(forward, "_recurrent", lambda _base: "told so")
+    _, rows = train(folder, steps)
+    # DESIGN.md: two right float32 implementations.
+    assert losses(together) == pytest.approx(losses(rows), rel=1e-5)

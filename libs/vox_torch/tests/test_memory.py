@@ -1,0 +1,115 @@
+"""Memory that does not suffice: the same losses in smaller parts, or an error that helps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, train
+
+from vox_core.contract import Notice
+from vox_core.errors import TrainingError
+from vox_torch import forward
+from vox_torch import train as training
+from vox_torch.memory import halved, is_out_of_memory
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let batches of more than so many documents run out of memory, in the backward half-way."""
+
+    def fit(most: int) -> None:
+        whole = forward.Together.__call__
+
+        def call(self, some, scale=1.0):
+            if len(some.starts_D) > most:
+                whole(self, some, scale).backward()  # gradients are there, and must not be kept
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+            return whole(self, some, scale)
+
+        monkeypatch.setattr(forward.Together, "__call__", call)
+
+    return fit
+
+
+def steps(count: int) -> list:
+    return [step(n, [documents(4, seed=n), documents(2, seed=50 + n)]) for n in range(1, count + 1)]
+
+
+def test_a_first_shortage_halves_the_micro_batches_for_the_same_loss(tiny, short):
+    _, enough = train(tiny("llama"), steps(4))
+    short(3)
+    _, events = train(tiny("llama"), steps(4))
+    # DESIGN.md: two right float32 implementations.
+    assert losses(events) == pytest.approx(losses(enough), rel=1e-5)
+    told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
+    assert len(told) == 1
+    assert "out of memory" in told[0]
+    assert "2 GiB" in told[0]
+
+
+def test_a_second_shortage_says_what_to_change(tiny, short):
+    short(1)
+    with pytest.raises(TrainingError) as caught:
+        train(tiny("llama"), steps(1))
+    assert caught.value.code == "VOX-T002"
+    for way in ("--gradient-checkpointing", "--micro-batch-tokens", "--quant nf4"):
+        assert way in caught.value.remedy
+
+
+def test_what_the_run_does_already_is_not_recommended(tiny, short):
+    short(1)
+    made = plan(tiny("llama"), quant="nf4", dtype="bf16")
+    made = dataclasses.replace(made, gradient_checkpointing=True)
+    with pytest.raises(TrainingError) as caught:
+        train(tiny("llama"), steps(1), made)
+    assert "--gradient-checkpointing" not in caught.value.remedy
+    assert "--quant" not in caught.value.remedy
+
+
+def test_other_errors_are_not_taken_for_it(tiny, monkeypatch):
+    def fail(_self, _batch, _scale):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(forward.Together, "__call__", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        train(tiny("llama"), steps(1))
+
+
+def test_the_cpus_allocator_is_understood():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_halves_lose_nothing_and_are_about_equal():
+    whole = batch(documents(5))
+    first, second = halved([whole])
+    for name in ("tokens_T", "targets_T", "weights_T"):
+        together = np.concatenate([getattr(first, name), getattr(second, name)])
+        assert np.array_equal(together, getattr(whole, name))
+    assert len(first.starts_D) + len(second.starts_D) == 5
+    assert second.starts_D[0] == 0
+    longest = max(d.stop - d.start for d in whole.documents())
+    assert abs(len(first.tokens_T) - len(second.tokens_T)) <= longest
+    single = batch(documents(1))
+    assert halved([single]) == [single]
+
+
+def test_float16_gradients_that_overflow_are_scaled_and_learn_the_same(tiny, monkeypatch):
+    """Weights of 1e5: the gradient of their sum is beyond 65504, that of the mean is not."""
+    folder, some = tiny("llama"), [step(n, [documents(3, seed=n)]) for n in range(1, 5)]
+    for one in some:
+        for part in one.batches:
+            part.weights_T[part.weights_T > 0] = 1e5
+        object.__setattr__(one, "total_weight", sum(float(b.weights_T.sum()) for b in one.batches))
+    _, wide = train(folder, some, plan(folder, total_steps=4))
+    _, half = train(folder, some, plan(folder, dtype="fp16", total_steps=4))
+    # float16 has 11 significant bits; DESIGN.md's bound for half precision.
+    assert losses(half) == pytest.approx(losses(wide), rel=1e-2)
+    monkeypatch.setattr(training, "_FLOAT16_SCALES", (1.0,))
+    with pytest.raises(TrainingError, match="gradient norm"):
+        train(folder, some, plan(folder, dtype="fp16", total_steps=4))

@@ -1,0 +1,141 @@
+"""Packed linear layers: the numbers of the formats, forward and backward, and what they weigh."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
+
+from vox_core.contract import LoadJob
+from vox_core.testing.tiny import FAMILIES
+from vox_core.weights import CODECS, numpy_dtype
+from vox_torch.arrays import as_tensor
+from vox_torch.base import load_base
+from vox_torch.forward import loss_of
+from vox_torch.inject import attach
+from vox_torch.load import load
+from vox_torch.lora import fuse
+from vox_torch.quantised import QuantisedLinear, pack
+
+QUANTS = ["nf4", "nf4-single", "int8"]
+DTYPES = {"bf16": ("BF16", torch.bfloat16), "fp32": ("F32", torch.float32)}
+
+
+def weight(shape: tuple[int, int], stored: str) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.1, shape).astype(numpy_dtype(stored))
+
+
+# Widths of whole blocks, of parts of blocks (where bitsandbytes' own kernel would go wrong), odd.
+@pytest.mark.parametrize("shape", [(3, 128), (5, 96), (6, 32), (4, 100), (3, 27)])
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_packed_weights_are_the_references_to_the_bit(quant, stored, shape):
+    W_OI = weight(shape, stored)
+    for name, dtype in DTYPES.values():
+        packed = pack(as_tensor(W_OI), quant, dtype, "cpu")
+        expected = CODECS[quant].round_trip(W_OI, numpy_dtype(name))
+        assert torch.equal(packed.weight(), as_tensor(expected))
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_a_layer_is_dequantise_and_multiply_forward_and_backward(quant):
+    W_OI = weight((64, 128), "BF16")
+    layer = QuantisedLinear(pack(as_tensor(W_OI), quant, torch.bfloat16, "cpu"), 64, 128)
+    left = torch.from_numpy(CODECS[quant].round_trip(W_OI, np.dtype("float32")))
+    torch.manual_seed(0)
+    x = torch.randn(10, 128).bfloat16().requires_grad_()
+    gradient = torch.randn(10, 64).bfloat16()
+    y = layer(x)
+    y.backward(gradient)
+    # A product of bfloat16 factors, summed in float32 and rounded once: 2^-9 of the largest, and as
+    # much again for the weight that was rounded to bfloat16 before.
+    for found, expected in [(y, x.float() @ left.T), (x.grad, gradient.float() @ left)]:
+        assert (found.float() - expected).abs().max() < 2**-8 * expected.abs().max()
+
+
+def test_a_layer_keeps_neither_input_nor_weight_for_the_backward():
+    packed = pack(as_tensor(weight((64, 128), "BF16")), "nf4", torch.bfloat16, "cpu")
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        QuantisedLinear(packed, 64, 128)(torch.randn(10, 128).bfloat16().requires_grad_())
+    assert kept == []
+
+
+@pytest.mark.parametrize(("quant", "bits"), [("nf4", 4.127), ("nf4-single", 4.5), ("int8", 8.125)])
+def test_what_a_packed_weight_takes(quant, bits):
+    packed = pack(as_tensor(weight((256, 256), "BF16")), quant, torch.bfloat16, "cpu")
+    # 4 bits and 8 of scale for 64, and 32 more for 256 of those; 32 for 64; 32 for a row of 256.
+    assert packed.nbytes * 8 / 256**2 == pytest.approx(bits, abs=1e-3)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_on_the_very_weights_of_the_reference(tiny, tmp_path, family, quant):
+    """Against a plain model whose linear layers hold what the format leaves."""
+    from vox_core.adapter.targets import linear_modules, quantised_modules
+    from vox_core.weights import WeightFolder
+
+    folder = tiny(family)
+    stored = WeightFolder(folder)
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    plain = load_base(folder, "fp32", "cpu")
+    for path, shape in quantised_modules(linear_modules(stored.tensors, kind)).items():
+        W = stored.read(shape.tensor)
+        left = CODECS[quant].round_trip(W.T if shape.transposed else W)
+        plain.get_submodule(path).weight.data = torch.from_numpy(
+            np.ascontiguousarray(left.T if shape.transposed else left)
+        )
+    found, expected = [], []
+    for model, into in ((load_base(folder, "fp32", "cpu", quant), found), (plain, expected)):
+        adapted = attach(model, start(folder, plan(folder)).adapter)
+        assert fuse(adapted.model) == []
+        value = loss_of(adapted.model, "cpu")[0](batch(documents(3)))
+        gradients = torch.autograd.grad(value, list(adapted.parameters.values()))
+        into.extend([value.item(), torch.cat([g.flatten() for g in gradients])])
+    # The same float32 products, in another order.
+    assert found[0] == pytest.approx(expected[0], rel=2e-6)
+    assert (found[1] - expected[1]).norm() < 5e-6 * expected[1].norm()
+
+
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
+def test_a_quantised_base_learns_with_every_method(tiny, method):
+    folder, some = tiny("llama"), documents(4)
+    made = plan(folder, method=method, quant="nf4", dtype="bf16", total_steps=12)
+    _, events = train(folder, [step(n, [some], lr=1e-2) for n in range(1, 13)], made)
+    assert losses(events)[-1] < 0.9 * losses(events)[0]
+
+
+def test_a_loaded_model_is_quantised_as_asked(tiny):
+    tokens = np.arange(1, 20)
+    logits = {}
+    for quant in ("none", "nf4", "int8"):
+        model = load(LoadJob(tiny("llama"), "fp32", quant=quant), "cpu")
+        logits[quant] = model.logits(tokens)
+        model.close()
+    distance = {
+        quant: np.linalg.norm(found - logits["none"]) / np.linalg.norm(logits["none"])
+        for quant, found in logits.items()
+    }
+    # A four-bit weight is off by a tenth, an eight-bit one by half a hundredth.
+    assert 0 < distance["int8"] < 0.1 * distance["nf4"] < 0.1
+
+
+def test_parameters_of_the_wrong_shape_are_told(tiny, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    from vox_core.errors import ModelError
+
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for file in tiny("llama").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    name = next(n for n in tensors if n.endswith("q_proj.weight"))
+    save_file({**tensors, name: tensors[name][:, :-1]}, folder / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load_base(folder, "fp32", "cpu", "nf4")
+    assert caught.value.code == "VOX-M002"
+    assert any("q_proj" in fault for fault in caught.value.faults)
