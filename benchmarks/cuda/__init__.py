@@ -1,0 +1,1 @@
+"""vox's training against its peers on one NVIDIA GPU."""

@@ -1,0 +1,73 @@
+"""What is measured: one cell for each model, dtype and kind of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from benchmarks.training.documents import Data
+from vox_core.contract import DType, Quant
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One table of the results.
+
+    Args:
+        steps: optimizer steps of a run; the first is not counted.
+        per_step: documents of a step.
+        row_tokens: tokens computed at once, for those trainers that may choose.
+    """
+
+    model: str
+    dtype: DType
+    data: Data
+    trainers: tuple[str, ...]
+    rounds: int
+    steps: int
+    per_step: int = 8
+    row_tokens: int = 2048
+    quant: Quant = "none"
+
+    @property
+    def id(self) -> str:
+        kind = self.dtype if self.quant == "none" else self.quant
+        return f"{self.model}/{kind}/{self.data}"
+
+
+TORCH = ("vox", "trl", "trl-best", "loop")
+MLX = ("vox-mlx", "mlx-lm")
+
+
+def cpu(*, quick: bool) -> list[Cell]:
+    """Cells for the processor. Quick ones end in a quarter of an hour on two cores."""
+    rounds, steps = (2, 3) if quick else (3, 6)
+    tiny = Cell("tiny", "fp32", "chat", TORCH, rounds, 30)
+    if quick:
+        model = "smollm2-135m-real"
+        chat = Cell(model, "bf16", "chat", TORCH, rounds, steps)
+        return [tiny, chat, Cell(model, "bf16", "mixed", TORCH, 1, steps, per_step=4)]
+    return [tiny, *_cpu_models(rounds, steps)]
+
+
+def _cpu_models(rounds: int, steps: int) -> Iterable[Cell]:
+    for model in ("smollm2-135m-real", "qwen2.5-0.5b"):
+        for data in ("chat", "fixed", "mixed"):
+            # MLX multiplies bfloat16 in a scalar loop on Linux, so it is measured in float32.
+            yield Cell(model, "fp32", data, TORCH + _mlx(), rounds, steps)
+            yield Cell(model, "bf16", data, TORCH, rounds, steps)
+
+
+def _mlx() -> tuple[str, ...]:
+    return MLX if find_spec("mlx_lm") and find_spec("vox_mlx") else ()
+
+
+def cuda(*, quick: bool) -> list[Cell]:
+    """Cells for one NVIDIA GPU, ragged data in all of them."""
+    rounds, steps = (2, 6) if quick else (3, 12)
+    return [
+        Cell(model, "bf16", "mixed", TORCH, rounds, steps, 32, 16384, quant)
+        for model in ("smollm2-135m", "qwen3-0.6b", "llama-3.1-8b")
+        for quant in ("none", "nf4")
+    ]

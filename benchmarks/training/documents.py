@@ -1,0 +1,87 @@
+"""Token ids and weights for the steps of a cell: a function of shape, vocabulary and seed.
+
+    chat    mean 60 tokens, the answer trained (the last 40 to 80 %)
+    fixed   512 tokens, all trained
+    mixed   log-normal up to 2048, mean 330, the last 40 to 80 % trained
+
+Ids are random; a token repeats the one before it with a probability of the document's own, so that
+documents differ in loss (models.py says why). A model with real weights is given pieces of text
+instead: at random ids its bfloat16 losses are 1 % from its float32 ones, which is the gate's width.
+
+Shape legend: T tokens of a document, N tokens of a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from vox_core.adapter.initial import generator
+from vox_core.data.encode import Document
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Data: TypeAlias = Literal["chat", "fixed", "mixed"]
+Steps: TypeAlias = Sequence[Sequence[Document]]
+
+# Location and width of the logarithm, then the bounds. Means after the bounds: 60 and 330.
+_LOG_NORMAL = {"chat": (3.98, 0.5, 16, 256), "mixed": (5.38, 0.95, 32, 2048)}
+
+
+def make_steps(
+    data: Data, vocabulary: int, steps: int, per_step: int, text_N: NDArray[np.int64] | None = None
+) -> Steps:
+    """`steps` optimizer steps of `per_step` documents; pieces of `text_N` if there is one."""
+    random = generator("benchmark", data)
+
+    def ids(length: int) -> NDArray[np.int64]:
+        if text_N is None:
+            return _repeating(random.integers(0, vocabulary, length), random.random(), random)
+        return np.take(text_N, random.integers(len(text_N)) + np.arange(length), mode="wrap")
+
+    return [[_document(data, ids, random) for _ in range(per_step)] for _ in range(steps)]
+
+
+def _document(
+    data: Data, ids: Callable[[int], NDArray[np.int64]], random: np.random.Generator
+) -> Document:
+    length = _length(data, random)
+    prompt = 1 if data == "fixed" else max(1, int(length * random.uniform(0.2, 0.6)))
+    weights_T = (np.arange(length) >= prompt).astype(np.float32)
+    return Document(ids(length).astype(np.int32), weights_T, Path(data), 0, 0)
+
+
+def _length(data: Data, random: np.random.Generator) -> int:
+    if data == "fixed":
+        return 512
+    mean, width, shortest, longest = _LOG_NORMAL[data]
+    return int(np.clip(random.lognormal(mean, width), shortest, longest))
+
+
+def _repeating(
+    ids_T: NDArray[np.int64], share: float, random: np.random.Generator
+) -> NDArray[np.int64]:
+    fresh_T = random.random(len(ids_T)) >= share
+    fresh_T[0] = True
+    return ids_T[np.maximum.accumulate(np.where(fresh_T, np.arange(len(ids_T)), 0))]
+
+
+def write(file: Path, steps: Steps) -> None:
+    """As `[[[tokens, weights], …], …]`, which needs nothing of vox to be read."""
+    lists = [[[d.tokens_T.tolist(), d.weights_T.astype(int).tolist()] for d in s] for s in steps]
+    file.write_text(json.dumps(lists))
+
+
+def read(file: Path) -> list[list[tuple[list[int], list[int]]]]:
+    """Tokens and weights of each document of each step."""
+    return [[(tokens, weights) for tokens, weights in s] for s in json.loads(file.read_text())]
+
+
+def tokens(steps: Steps) -> list[int]:
+    """Real tokens of each step."""
+    return [sum(len(document) for document in step) for step in steps]

@@ -1,0 +1,128 @@
+"""What was measured, what follows from it, and its JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.training.cells import Cell
+from benchmarks.training.gate import MOVED, Verdict, judge
+from benchmarks.training.stats import Spread, rate, ratios, spread
+from benchmarks.training.task import Answer
+
+COUNTERPARTS = {"mlx-lm": "vox-mlx"}
+"""Peers that vox is held against on another backend than the device's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One answer of each trainer that has one, and the roof in FLOP per second."""
+
+    answers: Mapping[str, Answer]
+    roof: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One trainer in one cell. Numbers are None where there is no result.
+
+    Args:
+        tokens_per_second: real tokens, padding never counted, over all steps but the first.
+        ahead: how many times as fast vox is, round by round; on the same library (COUNTERPARTS).
+        to_adapter: seconds from command to saved adapter.
+        memory: bytes, the largest of all rounds, by kind.
+        utilisation: share of the roof.
+        void: why there is no result.
+    """
+
+    trainer: str
+    tokens_per_second: Spread | None = None
+    step_milliseconds: float | None = None
+    ahead: Spread | None = None
+    to_adapter: float | None = None
+    memory: Mapping[str, int] | None = None
+    utilisation: float | None = None
+    worst_loss: float | None = None
+    void: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A cell with all its rounds.
+
+    Args:
+        tokens, flop: of each step.
+        faults: trainer -> how it failed.
+    """
+
+    cell: Cell
+    tokens: Sequence[int]
+    flop: Sequence[int]
+    reference: Answer
+    tolerance: float
+    rounds: Sequence[Round]
+    faults: Mapping[str, str]
+
+    def rows(self) -> list[Row]:
+        return [self._row(trainer) for trainer in self.cell.trainers]
+
+    def _row(self, trainer: str) -> Row:
+        if trainer in self.faults:
+            return Row(trainer, void=f"failed: {self.faults[trainer]}")
+        verdict = self._verdict(trainer)
+        if not verdict.passed:
+            return Row(trainer, worst_loss=verdict.worst, void=verdict.told())
+        answers = [r.answers[trainer] for r in self.rounds]
+        moved = max((a.moved / self.reference.moved for a in answers), key=lambda m: abs(m - 1))
+        if not abs(moved - 1) <= MOVED[self.cell.dtype]:
+            return Row(trainer, void=f"its adapter moved {moved:.2f} times as far as it should")
+        rates = self._rates(trainer, self.tokens)
+        flops = self._rates(trainer, self.flop)
+        kinds = answers[0].memory
+        return Row(
+            trainer=trainer,
+            tokens_per_second=spread(rates),
+            step_milliseconds=1e3 / spread(self._rates(trainer, [1] * len(self.tokens))).median,
+            ahead=self._ahead(trainer, rates),
+            to_adapter=spread([a.saved for a in answers]).median,
+            memory={kind: max(a.memory[kind] for a in answers) for kind in kinds},
+            utilisation=ratios(flops, [r.roof for r in self.rounds]).median,
+            worst_loss=verdict.worst,
+        )
+
+    def _verdict(self, trainer: str) -> Verdict:
+        """That of the worst round."""
+        verdicts = [
+            judge(r.answers[trainer].losses, self.reference.losses, self.tolerance)
+            for r in self.rounds
+        ]
+        return max(verdicts, key=lambda v: v.worst)
+
+    def _ahead(self, trainer: str, rates: Sequence[float]) -> Spread | None:
+        """None where vox itself has no result to be ahead with."""
+        vox = COUNTERPARTS.get(trainer, "vox")
+        known = vox in self.cell.trainers and vox not in self.faults
+        if not known or not self._verdict(vox).passed:
+            return None
+        return ratios(self._rates(vox, self.tokens), rates)
+
+    def _rates(self, trainer: str, amounts: Sequence[float]) -> list[float]:
+        return [rate(amounts, r.answers[trainer].marks) for r in self.rounds]
+
+
+def to_json(measured: Measured) -> dict[str, Any]:
+    """Everything: the rows, and what they were computed from; a loss that is no number is null."""
+    rows = [asdict(row) for row in measured.rows()]
+    whole: dict[str, Any] = _finite({"id": measured.cell.id, **asdict(measured), "rows": rows})
+    return whole
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

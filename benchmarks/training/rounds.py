@@ -1,0 +1,138 @@
+"""One cell: the documents, the reference, and interleaved rounds of new processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.training import documents, gate, models
+from benchmarks.training.cells import Cell
+from benchmarks.training.documents import Steps
+from benchmarks.training.flops import step_flop
+from benchmarks.training.result import Measured, Round
+from benchmarks.training.task import Answer, Device, Task
+from vox_core.contract import AdapterSpec, OptimizerSpec
+from vox_core.run.schedule import learning_rate
+
+SEED = 42
+ADAPTER = AdapterSpec("lora", 16, 32.0, 0.0, ("all-linear",))
+# A tenth of vox's default, which no speed depends on: Adam's first steps follow the sign of a
+# gradient, and at 2e-4 rounding alone puts SmolLM2's bfloat16 losses 1 to 2 % off in two steps.
+OPTIMIZER = OptimizerSpec(2e-5, "cosine", 0.03, 0.0, 1.0)
+Say = Callable[[str], None]
+
+
+class Bench:
+    """Cells on one device, with folders for models and for what the runs leave.
+
+    Args:
+        cache: made models are kept here.
+        work: everything else; can go afterwards.
+    """
+
+    def __init__(self, device: Device, cache: Path, work: Path, threads: int, say: Say) -> None:
+        self._device, self._cache, self._work, self._say = device, cache, work, say
+        count = str(threads)
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        self._env = {**os.environ, **quiet, "OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
+        self._references: dict[str, Answer] = {}
+
+    def measure(self, cell: Cell) -> Measured:
+        """All rounds of a cell."""
+        task, steps = self._prepare(cell)
+        reference = self._reference(cell, task)
+        faults: dict[str, str] = {}
+        rounds = [self._round(cell, task, number, faults) for number in range(cell.rounds)]
+        return Measured(
+            cell=cell,
+            tokens=documents.tokens(steps),
+            flop=step_flop(models.shape_of(cell.model), steps),
+            reference=reference,
+            tolerance=gate.TOLERANCE[cell.dtype],
+            rounds=rounds,
+            faults=faults,
+        )
+
+    def _prepare(self, cell: Cell) -> tuple[Task, Steps]:
+        """The task of every trainer, but for its name, and the documents that it names."""
+        folder = self._work / cell.id.replace("/", "-")
+        folder.mkdir(parents=True)
+        model = models.model_folder(cell.model, self._cache, self._device)
+        models.write_start(folder / "start", model, ADAPTER, SEED)
+        vocabulary = models.shape_of(cell.model).vocabulary
+        text_N = models.text(cell.model, model)
+        steps = documents.make_steps(cell.data, vocabulary, cell.steps, cell.per_step, text_N)
+        documents.write(folder / "documents.json", steps)
+        numbers = range(1, cell.steps + 1)
+        task = Task(
+            trainer="vox",
+            model=str(model),
+            adapter=str(folder / "start"),
+            documents=str(folder / "documents.json"),
+            out="",
+            device=self._device,
+            dtype=cell.dtype,
+            quant=cell.quant,
+            lrs=tuple(learning_rate(OPTIMIZER, n, cell.steps) for n in numbers),
+            optimizer=OPTIMIZER,
+            row_tokens=cell.row_tokens,
+            rank=ADAPTER.rank,
+            alpha=ADAPTER.alpha,
+            seed=SEED,
+        )
+        return task, steps
+
+    def _reference(self, cell: Cell, task: Task) -> Answer:
+        """vox in float32; the same for every dtype of a model and its data."""
+        key = f"{cell.model}/{cell.quant}/{cell.data}/{cell.steps}/{cell.per_step}"
+        if key not in self._references:
+            self._say(f"{cell.id}: reference")
+            answer = self._run(replace(task, dtype="fp32"), "reference")
+            if isinstance(answer, str):
+                raise RuntimeError(f"the reference run of {cell.id} failed: {answer}")
+            self._references[key] = answer
+        return self._references[key]
+
+    def _round(self, cell: Cell, task: Task, number: int, faults: dict[str, str]) -> Round:
+        """Every trainer once, each round beginning with another, and the roof."""
+        turn = number % len(cell.trainers)
+        answers: dict[str, Answer] = {}
+        for trainer in cell.trainers[turn:] + cell.trainers[:turn]:
+            if trainer in faults:
+                continue
+            self._say(f"{cell.id}: round {number + 1} of {cell.rounds}: {trainer}")
+            answer = self._run(replace(task, trainer=trainer), f"{trainer}-{number}")
+            if isinstance(answer, str):
+                faults[trainer] = answer
+            else:
+                answers[trainer] = answer
+        return Round(answers, self._roof(cell))
+
+    def _run(self, task: Task, name: str) -> Answer | str:
+        """One process; its answer, or the last line of what went wrong."""
+        folder = Path(task.documents).parent
+        told, answered = folder / f"{name}.task.json", folder / f"{name}.answer.json"
+        replace(task, out=str(folder / name)).write(told)
+        module = [sys.executable, "-m", "benchmarks.training.worker", str(told), str(answered)]
+        done = self._process([*module, str(time.monotonic())])
+        (folder / f"{name}.log").write_text(done.stdout + done.stderr)
+        if done.returncode < 0:
+            return f"killed by signal {-done.returncode}, as when memory runs out"
+        if done.returncode:
+            return done.stderr.strip().splitlines()[-1]
+        return Answer.read(answered)
+
+    def _roof(self, cell: Cell) -> float:
+        shape = cell.model.removesuffix(models.REAL)
+        module = [sys.executable, "-m", "benchmarks.training.roof"]
+        done = self._process([*module, shape, cell.dtype, self._device, str(cell.row_tokens)])
+        done.check_returncode()
+        return float(done.stdout)
+
+    def _process(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)

@@ -1,0 +1,90 @@
+"""What one process is told, and what it answers. Both are JSON on the disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vox_core.contract import DType, OptimizerSpec, Quant
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One training from start to saved adapter.
+
+    Args:
+        model, adapter: folders; `adapter` holds what training starts from, in PEFT's layout.
+        documents: file of documents.py.
+        out: folder for the trained adapter.
+        lrs: the rate of each step; the same for everybody.
+        row_tokens: what a trainer that may choose computes at once.
+        rank, alpha: of the adapter, as its folder says too.
+    """
+
+    trainer: str
+    model: str
+    adapter: str
+    documents: str
+    out: str
+    device: Device
+    dtype: DType
+    quant: Quant
+    lrs: tuple[float, ...]
+    optimizer: OptimizerSpec
+    row_tokens: int
+    rank: int
+    alpha: float
+    seed: int
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(file: Path) -> Task:
+        told = json.loads(file.read_text())
+        optimizer = OptimizerSpec(**told.pop("optimizer"))
+        return Task(**{**told, "lrs": tuple(told["lrs"]), "optimizer": optimizer})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of it. Times are seconds since the command was given.
+
+    Args:
+        marks: when each step was done, its loss known.
+        saved: when the adapter was on the disk.
+        moved: norm of all B together, which begin at 0.
+        memory: bytes, by kind: `rss`, and on a GPU `allocated` and `reserved`; peaks.
+    """
+
+    losses: list[float]
+    marks: list[float]
+    saved: float
+    moved: float
+    memory: dict[str, int] = field(default_factory=dict)
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(file: Path) -> Answer:
+        return Answer(**json.loads(file.read_text()))
+
+
+@dataclass(slots=True)
+class Diary:
+    """Where a trainer writes down each step that is done."""
+
+    losses: list[float] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
+
+    def step(self, loss: float) -> None:
+        """A step is done, and `loss` is known: nothing of it is still under way on a device."""
+        import time
+
+        self.losses.append(loss)
+        self.marks.append(time.monotonic())

@@ -1,0 +1,94 @@
+"""What the peers in torch share: the base, its adapter and the optimizer, as a user of PEFT would
+set them up."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.training.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def adapted(task: Task, dtype: str, *, adapter_as_base: bool) -> PeftModel:
+    """The base with the adapter to start from, on the device.
+
+    Args:
+        dtype: of the base's weights; of a quantised base, of what it computes in.
+        adapter_as_base: the adapter in that dtype too; PEFT's default is float32.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    compute: torch.dtype = getattr(torch, _DTYPES[dtype])
+    base = AutoModelForCausalLM.from_pretrained(
+        task.model,
+        dtype=compute,
+        attn_implementation=_attention(task),
+        device_map={"": task.device},
+        **_quantised(task, compute),
+    )
+    return PeftModel.from_pretrained(
+        base, task.adapter, is_trainable=True, autocast_adapter_dtype=not adapter_as_base
+    )
+
+
+def adamw(task: Task, model: PeftModel) -> torch.optim.AdamW:
+    """torch's fused AdamW, which transformers takes too unless it is told otherwise."""
+    import torch
+
+    spec = task.optimizer
+    return torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=task.lrs[0],
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        fused=True,
+    )
+
+
+def groups_by_length(lengths: list[int], row_tokens: int, *, padded: bool) -> list[list[int]]:
+    """Indices of a step's documents in groups, longest first, each within `row_tokens`.
+
+    Args:
+        padded: each document counts as long as the longest of its group.
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        cost = lengths[groups[-1][0]] if groups and padded else lengths[index]
+        if not groups or cost > room:
+            groups.append([])
+            cost, room = lengths[index], max(row_tokens, lengths[index])
+        groups[-1].append(index)
+        room -= cost
+    return groups
+
+
+def _attention(task: Task) -> str:
+    flash = task.device == "cuda" and task.dtype == "bf16" and find_spec("flash_attn")
+    return "flash_attention_2" if flash else "sdpa"
+
+
+def _quantised(task: Task, compute: torch.dtype) -> dict[str, Any]:
+    """NF4 as QLoRA has it (Dettmers et al., arXiv:2305.14314), double, as vox has it."""
+    if task.quant == "none":
+        return {}
+    if task.quant != "nf4":
+        raise ValueError(f"the peers' settings for {task.quant} are not here")
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+    return {"quantization_config": config}

@@ -1,0 +1,57 @@
+"""transformers and PEFT in a plain loop: weights and adapter in one dtype, documents sorted by
+length and padded in groups, transformers' own loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.training import documents
+from benchmarks.training.task import Diary, Task
+from benchmarks.training.trainers.base import adamw, adapted, groups_by_length
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+IGNORED = -100
+Rows = list[tuple[list[int], list[int]]]
+
+
+def train(task: Task, diary: Diary) -> None:
+    model = adapted(task, task.dtype, adapter_as_base=True)
+    model.train()
+    optimizer = adamw(task, model)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    for step, lr in zip(documents.read(Path(task.documents)), task.lrs, strict=True):
+        optimizer.param_groups[0]["lr"] = lr
+        loss = _backward(model, step, task)
+        torch.nn.utils.clip_grad_norm_(trained, task.optimizer.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        diary.step(loss.item())
+    model.save_pretrained(task.out)
+
+
+def _backward(model: PeftModel, step: Rows, task: Task) -> torch.Tensor:
+    """Gradients of a step; its loss."""
+    total = sum(sum(weights) for _, weights in step)
+    loss = torch.zeros((), device=task.device)
+    for group in groups_by_length([len(t) for t, _ in step], task.row_tokens, padded=True):
+        share = model(**_padded([step[i] for i in group], task.device), num_items_in_batch=total)
+        share.loss.backward()
+        loss += share.loss.detach()
+    return loss
+
+
+def _padded(rows: Rows, device: str) -> dict[str, torch.Tensor]:
+    longest = max(len(tokens) for tokens, _ in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for row, (tokens, weights) in enumerate(rows):
+        given = torch.tensor(tokens)
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = given, 1
+        labels[row, : len(tokens)] = torch.where(torch.tensor(weights) > 0, given, IGNORED)
+    named = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return {name: tensor.to(device) for name, tensor in named.items()}

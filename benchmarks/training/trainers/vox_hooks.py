@@ -1,0 +1,112 @@
+"""vox: the backend that is installed, driven through its hooks as the core drives it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.training import documents
+from benchmarks.training.models import model_type
+from benchmarks.training.task import Diary, Task
+from vox_core.adapter.peft import read_adapter, write_adapter
+from vox_core.adapter.targets import linear_modules, select_targets
+from vox_core.contract import (
+    AdapterSpec,
+    DataIdentity,
+    Event,
+    ExecutionPlan,
+    FineTuneContract,
+    ModelIdentity,
+    Step,
+    StepDone,
+    TrainJob,
+    TrainState,
+)
+from vox_core.data.encode import Document
+from vox_core.data.order import micro_batches, to_batch
+from vox_core.host import Request, Selection, choose
+from vox_core.run.context import Context
+from vox_core.weights import WeightFolder
+
+
+def train(task: Task, diary: Diary) -> None:
+    backend, selection = choose(_request(task))
+    steps = _documents(task)
+    plan = _plan(task, selection, [d for step in steps for d in step])
+    start = TrainState(0, read_adapter(Path(task.adapter)))
+    job = TrainJob(plan, Path(task.model), [_step(task, n, s) for n, s in enumerate(steps)], start)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, StepDone):
+            diary.step(event.loss)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        context = Context(plan.contract.seed, Path(scratch), observe)
+        result = backend.train(job, context)
+    linear = linear_modules(WeightFolder(Path(task.model)).tensors, model_type(Path(task.model)))
+    write_adapter(Path(task.out), result.state.adapter, base=task.model, modules=linear)
+
+
+def _request(task: Task) -> Request:
+    backend = "mlx" if task.trainer == "vox-mlx" else task.device
+    return Request(
+        operation="train",
+        quant=task.quant,
+        dtype=task.dtype,
+        method="lora",
+        model_type=model_type(Path(task.model)),
+        explicit=backend,
+        explicit_origin="--backend",
+        allow_cpu=True,
+    )
+
+
+def _documents(task: Task) -> list[list[Document]]:
+    return [
+        [
+            Document(np.array(t, np.int32), np.array(w, np.float32), Path(task.documents), 0, 0)
+            for t, w in step
+        ]
+        for step in documents.read(Path(task.documents))
+    ]
+
+
+def _step(task: Task, index: int, step: list[Document]) -> Step:
+    """Cut as `vox train` cuts it."""
+    groups = micro_batches(step, task.row_tokens)
+    batches = tuple(to_batch([step[i] for i in group]) for group in groups)
+    total = sum(float(batch.weights_T.sum()) for batch in batches)
+    return Step(index + 1, batches, total, task.lrs[index])
+
+
+def _plan(task: Task, selection: Selection, all_documents: list[Document]) -> ExecutionPlan:
+    folder = Path(task.model)
+    family = model_type(folder)
+    adapter = AdapterSpec("lora", task.rank, task.alpha, 0.0, ("all-linear",))
+    linear = linear_modules(WeightFolder(folder).tensors, family)
+    longest = max(len(document) for document in all_documents)
+    contract = FineTuneContract(
+        model=ModelIdentity(None, family, "", ""),
+        data=DataIdentity("", len(all_documents), sum(map(len, all_documents)), 0),
+        adapter=adapter,
+        quant=task.quant,
+        optimizer=task.optimizer,
+        batch_size=len(all_documents) // len(task.lrs),
+        seq_len=longest,
+        total_steps=len(task.lrs),
+        seed=task.seed,
+    )
+    return ExecutionPlan(
+        contract=contract,
+        backend=selection.chosen,
+        backend_version="",
+        device=task.device,
+        dtype=task.dtype,
+        micro_batch_tokens=task.row_tokens,
+        modules=select_targets(linear, adapter.targets),
+        eval_every=0,
+        save_every=0,
+        longest=longest,
+    )
