@@ -97,6 +97,30 @@ def require_no_experts(
     )
 
 
+def possible_quants(
+    has: Collection[Quant],
+    stored: Quant,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, HasShape],
+    saved: Collection[str] = (),
+) -> tuple[Quant, ...]:
+    """Those of a backend's quantisations that a run on the model may have.
+
+    Args:
+        stored: what the model's files are quantised to.
+        saved: names of the tensors that are trained whole.
+    """
+    if stored != "none":
+        return (stored,)
+    modules = quantised_modules(linear_modules(tensors, str(config.get("model_type"))))
+    whole = _experts(config, tensors) or any(m.tensor in saved for m in modules.values())
+    return tuple(
+        quant
+        for quant in has
+        if quant == "none" or not (whole or any(_width_faults(quant, modules)))
+    )
+
+
 def make_contract(
     settings: TrainSettings,
     model: ModelIdentity,
@@ -131,6 +155,7 @@ def make_contract(
             warmup=settings.warmup,
             weight_decay=settings.weight_decay,
             clip=settings.clip,
+            name=settings.optimizer,
         ),
         batch_size=settings.batch_size,
         seq_len=seq_len,

@@ -19,6 +19,7 @@ from vox_core.config import TrainSettings
 
 PATHS = [
     "quickstart",
+    "plan",
     "train",
     "merge",
     "convert",

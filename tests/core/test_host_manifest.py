@@ -57,6 +57,7 @@ def test_families_may_be_listed() -> None:
 def test_what_is_said_of_memory_and_what_is_assumed() -> None:
     silent = parse_manifest(BACKEND, "here").memory
     assert (silent.runtime_bytes, silent.activations, silent.logits_elements) == (10**9, 1.5, 0)
+    assert silent.working == 1.5
     assert silent.padded_rows and silent.dequantises
     said = parse_manifest(f"{BACKEND}[memory]\nruntime-bytes = 5\npadded-rows = false\n", "here")
     assert (said.memory.runtime_bytes, said.memory.padded_rows) == (5, False)

@@ -21,6 +21,7 @@ COMMANDS = {
     "quickstart": Entry(
         "vox_core.cli.quickstart:quickstart", "The whole way on a small model, in minutes."
     ),
+    "plan": Entry("vox_core.cli.plan:plan", "What train would do, and the memory it would need."),
     "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
     "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
     "convert": Entry("vox_core.cli.convert:convert", "The adapter of a run, for PEFT or mlx-lm."),

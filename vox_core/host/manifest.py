@@ -18,6 +18,7 @@ or removed without running a line of it.
     dtypes = ["bf16", "fp32"]
     methods = ["lora", "rslora", "dora"]
     families = "*"                          # or a list of `model_type`s
+    optimizers = ["adamw"]                  # optional: what it says if left out
 
     [requires]
     python = ">=3.11"
@@ -25,6 +26,9 @@ or removed without running a line of it.
 
     [probe]
     file = "probe.py"                       # standard library only, run in a process of its own
+
+    [memory]                                # optional: what a prediction of memory should know
+    runtime-bytes = 600000000               # the process and its libraries, without a model
 
 All faults of a manifest are reported together. This module reads text; it finds no files
 (discover.py) and holds nothing against a machine (machine.py).
@@ -47,6 +51,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
+    Field,
     StrictBool,
     StrictInt,
     StringConstraints,
@@ -54,7 +59,7 @@ from pydantic import (
     ValidationError,
 )
 
-from vox_core.contract import API_VERSION, DType, Method, Quant
+from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 
 FILE_NAME = "vox_plugin.toml"
@@ -121,6 +126,7 @@ class Capabilities:
     families: Annotated[Some[Text], BeforeValidator(_listed)]
     distributed: tuple[Name, ...] = ()
     streamed_load: StrictBool = False
+    optimizers: Some[Optimizer] = ("adamw",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,30 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """What a prediction of memory has to know of a backend (`vox_core.memory`). The defaults are
+    those of a backend that says nothing: they predict rather too much.
+
+    Args:
+        runtime_bytes: on the device that trains, before there is a model: there the process and
+            its libraries, or on a device with memory of its own the driver's context.
+        activations: what layers keep for the backward, as a multiple of what is counted.
+        working: the same of what one layer needs while its backward is computed.
+        logits_elements: logits that exist at once; 0: those of all trained positions.
+        padded_rows: documents of a micro-batch are rows as long as the longest.
+        dequantises: a quantised weight is dequantised to be multiplied with.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    runtime_bytes: Annotated[StrictInt, Field(ge=0)] = 1_000_000_000
+    activations: Annotated[float, Field(gt=0)] = 1.5
+    working: Annotated[float, Field(gt=0)] = 1.5
+    logits_elements: Annotated[StrictInt, Field(ge=0)] = 0
+    padded_rows: StrictBool = True
+    dequantises: StrictBool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A valid manifest. A plugin that is no `MlBackend` may leave capabilities and probe out.
 
@@ -169,9 +199,15 @@ class Manifest:
     capabilities: Capabilities = Capabilities((), (), (), (), ())
     requires: Requires = Requires()
     probe: Probe | None = None
+    memory: MemoryProfile = MemoryProfile()
 
 
-_TABLES: dict[str, type] = {"capabilities": Capabilities, "requires": Requires, "probe": Probe}
+_TABLES: dict[str, type] = {
+    "capabilities": Capabilities,
+    "requires": Requires,
+    "probe": Probe,
+    "memory": MemoryProfile,
+}
 
 
 def parse_manifest(text: str, where: object) -> Manifest:

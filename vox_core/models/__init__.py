@@ -90,6 +90,11 @@ def identity(model: LocalModel) -> ModelIdentity:
     )
 
 
+def unhashed(model: LocalModel) -> ModelIdentity:
+    """Which model it is, without its content: for what is planned and not carried out."""
+    return ModelIdentity(model.revision, model.model_type, "", "")
+
+
 def _silent(what: str, done: int, total: int) -> None:
     """Nobody asked for progress."""
 

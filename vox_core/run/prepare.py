@@ -19,6 +19,7 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
 from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.largest import assumed_dataset
 from vox_core.data.records import Record, find_split, load_records
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, StorageError
@@ -41,6 +42,7 @@ class Prepared:
     selection: Selection
     plan: ExecutionPlan
     unused: Mapping[str, int]
+    config: Mapping[str, Any]
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
@@ -73,16 +75,21 @@ def prepare(
     origin: Origin | None,
     resumed_from: str | None,
     progress: models.Progress | None,
+    *,
+    only_planned: bool = False,
 ) -> Prepared:
     """Look at everything.
 
     Args:
         resumed_from: id of the backend of the run that is resumed.
+        only_planned: nothing will be trained: the model is not hashed, so the contract's digest
+            means nothing, and where there is no data a step of whole documents is assumed.
 
     Raises:
         InputError: the first thing that is wrong.
     """
-    train_records, valid_records = _records(settings)
+    assumed = only_planned and not settings.data
+    train_records, valid_records = ([], []) if assumed else _records(settings)
     # Once before a model is fetched, so that a missing backend is told in a second.
     choose(_request(settings, None, origin, resumed_from, settings.quant))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
@@ -94,9 +101,14 @@ def prepare(
     config = json.loads((model.path / "config.json").read_bytes())
     seq_len = plan.sequence_length(settings, config)
     tokenizer = load_tokenizer(model.path)
-    train = build_dataset(train_records, tokenizer, seq_len)
+    train = (
+        assumed_dataset(settings.batch_size, seq_len)
+        if assumed
+        else build_dataset(train_records, tokenizer, seq_len)
+    )
     valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
-    contract = plan.make_contract(settings, models.identity(model), train, valid, seq_len, quant)
+    identity = models.unhashed(model) if only_planned else models.identity(model)
+    contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
     made = plan.make_plan(
         contract,
         settings,
@@ -107,7 +119,7 @@ def prepare(
         longest=_longest(train, valid),
     )
     unused = Counter(name for record in train_records + valid_records for name in record.unused)
-    return Prepared(model, weights, train, valid, backend, selection, made, unused)
+    return Prepared(model, weights, train, valid, backend, selection, made, unused, config)
 
 
 def require_space(made: ExecutionPlan, folder: Path) -> None:
@@ -116,10 +128,8 @@ def require_space(made: ExecutionPlan, folder: Path) -> None:
     Raises:
         StorageError: S001.
     """
-    # Adapter and two moments in each checkpoint, one more while the newest is written, the adapter.
-    needed = 4 * made.trainable_parameters * (3 * (KEPT + 1) + 1)
-    parent = next(p for p in folder.absolute().parents if p.exists())
-    if (free := shutil.disk_usage(parent).free) < needed:
+    needed, (parent, free) = space_needed(made), space_free(folder)
+    if free < needed:
         raise StorageError(
             "S001",
             "there is not enough room for the run",
@@ -130,12 +140,24 @@ def require_space(made: ExecutionPlan, folder: Path) -> None:
         )
 
 
+def space_needed(made: ExecutionPlan) -> int:
+    """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
+    the adapter."""
+    return 4 * made.trainable_parameters * (3 * (KEPT + 1) + 1)
+
+
+def space_free(folder: Path) -> tuple[Path, int]:
+    """The nearest folder above that is there, and the bytes that are free on its disk."""
+    parent = next(p for p in folder.absolute().parents if p.exists())
+    return parent, shutil.disk_usage(parent).free
+
+
 def preflight(prepared: Prepared) -> dict[str, Any]:
     """`preflight.json`: what was found before the run, and how the backend was chosen."""
     return {
         "selection": prepared.selection.to_json(),
-        "data": _account(prepared.train),
-        "valid": _account(prepared.valid) if prepared.valid else None,
+        "data": account(prepared.train),
+        "valid": account(prepared.valid) if prepared.valid else None,
     }
 
 
@@ -143,7 +165,8 @@ def _longest(*datasets: Dataset | None) -> int:
     return max(len(document) for data in datasets if data for document in data.documents)
 
 
-def _account(dataset: Dataset) -> dict[str, Any]:
+def account(dataset: Dataset) -> dict[str, Any]:
+    """What became of the rows."""
     return {
         "rows": dataset.rows,
         "documents": len(dataset.documents),
@@ -179,6 +202,7 @@ def _request(
         quant=quant,
         dtype=None if settings.dtype == "auto" else settings.dtype,
         method=settings.method,
+        optimizer=settings.optimizer,
         model_type=model_type,
         explicit=settings.backend,
         explicit_origin=(origin or "--backend") if settings.backend else None,

@@ -1,6 +1,6 @@
 """`vox train`: from settings to a run folder.
 
-First everything that can be wrong is looked at (`prepare.py`); nothing is written until all of it
+First everything that can be wrong is looked at (`ready.py`); nothing is written until all of it
 holds. Then the backend trains, and what it returns is written here: checkpoints, the adapter in
 PEFT's layout, its manifest, the tokenizer, the model card.
 """
@@ -36,10 +36,11 @@ from vox_core.data.order import epochs_after, make_step_batches, validation_batc
 from vox_core.errors import InputError, WorkError
 from vox_core.host import Origin
 from vox_core.host.observers import Observers
-from vox_core.run import checkpoint, folder, outputs, resume
+from vox_core.run import checkpoint, folder, foresight, outputs, resume
 from vox_core.run.context import Context, Observe, StopSignal, ignore
 from vox_core.run.folder import RunFolder
-from vox_core.run.prepare import Prepared, preflight, prepare, require_space
+from vox_core.run.prepare import Prepared, preflight
+from vox_core.run.ready import make_ready
 from vox_core.run.schedule import learning_rate
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.trained import as_trained
@@ -78,19 +79,8 @@ def train(
         InputError: anything wrong that could be found before the first step; nothing was written.
         WorkError: something failed while working; the run folder keeps what was done.
     """
-    settings, recorded = resume.settings_of(settings)
-    run = RunFolder(settings.resume or settings.out or folder.default_path(settings.model))
-    if recorded is None:
-        files.require_absent(run.path)
-    else:
-        resume.require_unfinished(run, recorded)
-    worked = resume.backends(run) if recorded else []
-    resumed_from = worked[-1]["backend"] if worked else None
-    prepared = prepare(settings, backend_origin, resumed_from, progress)
-    if recorded is not None:
-        resume.require_same(prepared.plan, recorded)
-    require_space(prepared.plan, run.path)
-    return _Run(settings, prepared, run, observe).execute(fresh=recorded is None)
+    ready = make_ready(settings, backend_origin, progress)
+    return _Run(ready.settings, ready.prepared, ready.run, observe).execute(ready.fresh)
 
 
 class _Run:
@@ -170,8 +160,7 @@ class _Run:
         """The base as the backend will see it: DoRA's magnitudes are the norms of those weights."""
         made, prepared = self._prepared.plan, self._prepared
         modules = linear_modules(prepared.weights.tensors, self._contract.model.model_type)
-        seen = as_trained(prepared.weights, self._contract.quant, modules, made.dtype)
-        return seen or prepared.weights
+        return as_trained(prepared.weights, self._contract.quant, modules, made.dtype)
 
     def _announce(self, start: TrainState) -> None:
         self._observe(Notice(self._prepared.selection.why))
@@ -179,6 +168,8 @@ class _Run:
             self._observe(moved)
         for notice in self._prepared.notices():
             self._observe(notice)
+        if short := foresight.warning(self._prepared):
+            self._observe(short)
         made, data = self._prepared.plan, self._contract.data
         self._observe(
             RunStart(

@@ -1,0 +1,175 @@
+"""What `vox plan` hands to its service, and how a plan is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vox_core.cli.plan import SECTIONS
+from vox_core.config import TrainSettings
+from vox_core.memory import Option
+from vox_core.run import planning
+from vox_core.run.planning import PlanReport
+
+GB = 10**9
+OPTIONS = (
+    Option("none", False, 512, 3 * GB),
+    Option("none", False, 1024, 5 * GB),
+    Option("none", True, 512, 2 * GB),
+    Option("none", True, 1024, 4 * GB),
+)
+REPORT = PlanReport(
+    backend=planning.BackendPlan("cpu", "0.1.0", "a CPU", "backend cpu 0.1.0, the only one: 8 GB"),
+    model=planning.ModelPlan("m", Path("models/m"), None, "MIT", "llama", fetched=False),
+    dtype="bf16",
+    quant="none",
+    data={
+        "rows": 10,
+        "documents": 9,
+        "tokens": 9000,
+        "trained_tokens": 4000,
+        "dropped": {"nothing to train": 1},
+        "truncated": {},
+        "longest": 1200,
+    },
+    valid=None,
+    assumed=None,
+    steps=planning.StepPlan(
+        2, 8, 8000, 512, False, 2048, {"laid": 1200, "padded": 1200, "trained": 9, "longest": 1200}
+    ),
+    adapter=planning.AdapterPlan("lora", 16, 14, 12345),
+    memory=planning.MemoryPlan(3 * GB, {"runtime": GB, "weights": 2 * GB}, 8 * GB, 4 * GB, True),
+    options=OPTIONS,
+    suggested=(planning.Suggestion(4 * GB, OPTIONS[0]),),
+    disk=planning.DiskPlan(500_000, 9 * GB, Path("disk")),
+    run=Path("runs/m"),
+    writes=("plan.json", "README.md"),
+    warnings=(),
+)
+
+
+@dataclass
+class Planning:
+    """`vox_core.run.planning.plan`."""
+
+    report: PlanReport = REPORT
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, settings: TrainSettings, **rest: Any) -> PlanReport:
+        self.calls.append({"settings": settings, **rest})
+        return self.report
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Planning:
+    made = Planning()
+    monkeypatch.setattr("vox_core.run.planning.plan", made)
+    return made
+
+
+def test_a_plan_is_shown(vox, service) -> None:
+    done = vox("plan", "--model", "m")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "backend      cpu 0.1.0, the only one: 8 GB",
+        "model        m (llama), licence MIT",
+        "numbers      bf16, quantisation none",
+        "data         10 rows, 9 documents, 9,000 tokens, 4,000 trained; longest 1200",
+        "  dropped    1 nothing to train",
+        "steps        2, of 8 conversations, about 8,000 tokens; at most 1,200 tokens at once",
+        "adapter      lora, rank 16, 14 modules, 12,345 parameters",
+        "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
+        "  runtime    1.0 GB",
+        "  weights    2.0 GB",
+        "disk         up to 0 MB of 9.0 GB free in disk",
+        "would write  runs/m: plan.json, README.md",
+        "",
+        "what fits in 4.0 GB, with a tenth to spare:",
+        "",
+        "--quant  --gradient-checkpointing  512     1024",
+        "none     off                       3.0 GB  -",
+        "none     on                        2.0 GB  -",
+        "",
+        "4.0 GB: --micro-batch-tokens 512   (3.0 GB)",
+    ]
+
+
+def test_as_json_it_is_one_object(vox, service) -> None:
+    told = json.loads(vox("plan", "--json").out)
+    assert told["memory"] == {
+        "peak": 3 * GB,
+        "parts": {"runtime": GB, "weights": 2 * GB},
+        "total": 8 * GB,
+        "free": 4 * GB,
+        "fits": True,
+    }
+    assert told["options"][0] == {
+        "quant": "none",
+        "gradient_checkpointing": False,
+        "micro_batch_tokens": 512,
+        "peak": 3 * GB,
+    }
+    assert told["suggested"] == [{"memory": 4 * GB, "option": told["options"][0]}]
+    assert (told["run"], told["model"]["licence"]) == ("runs/m", "MIT")
+
+
+def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
+    (tmp_path / "vox.toml").write_text('[train]\nrank = 4\nbackend = "cpu"\n')
+    vox("plan", "--lr", "1e-3")
+    (call,) = service.calls
+    assert (call["settings"].rank, call["settings"].lr) == (4, 1e-3)
+    assert (call["backend_origin"], call["memory"]) == ("vox.toml", [])
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == sorted(
+        [*TrainSettings.model_fields, "config_file", "as_json", "memory"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        (["24GB"], [24 * GB]),
+        (["24"], [24 * GB]),
+        (["1.5gib", "512 MB"], [3 * 2**29, 512 * 10**6]),
+        (["presets"], [8 * GB, 16 * GB, 24 * GB, 48 * GB, 80 * GB]),
+        (["8GB", "presets"], [8 * GB, 16 * GB, 24 * GB, 48 * GB, 80 * GB]),
+    ],
+)
+def test_sizes(vox, service, given: list[str], sizes: list[int]) -> None:
+    assert vox("plan", *(f"--memory={text}" for text in given)).code == 0
+    assert service.calls[0]["memory"] == sizes
+
+
+@pytest.mark.parametrize("text", ["much", "0GB", "8TB", "-1"])
+def test_what_is_no_size_is_refused(vox, service, text: str) -> None:
+    done = vox("plan", f"--memory={text}")
+    assert done.code == 2
+    assert "24GB" in done.err
+    assert service.calls == []
+
+
+def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
+    short = replace(REPORT.memory, free=2 * GB, fits=False)
+    service.report = replace(
+        REPORT,
+        memory=short,
+        suggested=(planning.Suggestion(2 * GB, None),),
+        data=None,
+        assumed={"documents": 8, "tokens": 2048},
+        steps=replace(REPORT.steps, total=None),
+        model=replace(REPORT.model, fetched=True),
+        warnings=("3 rows dropped",),
+    )
+    done = vox("plan")
+    assert "about 3.0 GB of 2.0 GB free, 8.0 GB in all: more than there is" in done.out
+    assert "2.0 GB: too little; the least is 2.0 GB" in done.out
+    assert "none given; assumed: 8 documents of 2048 tokens a step" in done.out
+    assert "as many as the data gives, of 8" in done.out
+    assert "fetched just now, as train would" in done.out
+    assert done.err == "warning: 3 rows dropped\n"
+    service.report = replace(REPORT, suggested=(), memory=replace(short, free=None, total=None))
+    assert "--memory SIZE suggests settings" in vox("plan").out

@@ -1,0 +1,145 @@
+"""What a prepared run will need of memory, held against what the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vox_core.contract import Notice, Quant
+from vox_core.data.largest import Largest, largest_micro_batch
+from vox_core.host.manifest import MemoryProfile
+from vox_core.host.probe import Device
+from vox_core.memory import (
+    Architecture,
+    Demand,
+    Option,
+    Prediction,
+    options,
+    predict,
+    read_architecture,
+    suggest,
+)
+from vox_core.plan import possible_quants
+from vox_core.run.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """The memory of one run.
+
+    Args:
+        largest: the micro-batch that needs most.
+        total, free: bytes of the device; None where nobody knows.
+    """
+
+    prediction: Prediction
+    largest: Largest
+    total: int | None
+    free: int | None
+
+    @property
+    def limit(self) -> int | None:
+        """What there is to be had: what is free, or else all."""
+        return self.total if self.free is None else self.free
+
+    @property
+    def fits(self) -> bool | None:
+        """None where nobody knows."""
+        return None if self.limit is None else self.prediction.peak <= self.limit
+
+
+def foresee(prepared: Prepared) -> Foresight:
+    """Predict the run as it is planned."""
+    demand = _demand(prepared)
+    device = _device(prepared)
+    return Foresight(
+        prediction=predict(_architecture(prepared), demand, _profile(prepared)),
+        largest=demand.largest,
+        total=device.memory_bytes if device else None,
+        free=device.available_bytes if device else None,
+    )
+
+
+def alternatives(prepared: Prepared) -> list[Option]:
+    """The same run under other settings that change its memory."""
+    return options(
+        _architecture(prepared),
+        _demand(prepared),
+        _profile(prepared),
+        _quants(prepared),
+        lambda budget: _largest(prepared, budget),
+    )
+
+
+def warning(prepared: Prepared) -> Notice | None:
+    """What to say where more is predicted than is free; nothing is refused on a prediction."""
+    seen = foresee(prepared)
+    if seen.fits is not False or seen.limit is None:
+        return None
+    found = suggest(alternatives(prepared), seen.limit)
+    where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
+    asked = prepared.plan.contract.quant
+    way = (
+        f"this would fit: {found.flags(asked)} ({gigabytes(found.peak)})"
+        if found
+        else "no quantisation, recomputing or smaller micro-batch would make it fit"
+    )
+    return Notice(
+        f"memory may run out: about {gigabytes(seen.prediction.peak)} at the peak, and "
+        f"{prepared.plan.device} has {where}; {way}; see `vox plan`",
+        "warning",
+    )
+
+
+def gigabytes(size: int) -> str:
+    """`1.9 GB`, of 10^9 bytes."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def _architecture(prepared: Prepared) -> Architecture:
+    weights = prepared.weights
+    return read_architecture(weights.tensors, prepared.config, weights.quantised)
+
+
+def _demand(prepared: Prepared) -> Demand:
+    plan = prepared.plan
+    adapter = plan.contract.adapter
+    return Demand(
+        dtype=plan.dtype,
+        quant=plan.contract.quant,
+        method=adapter.method,
+        rank=adapter.rank,
+        modules=plan.modules,
+        largest=_largest(prepared, plan.micro_batch_tokens),
+        gradient_checkpointing=plan.gradient_checkpointing,
+        dropout=adapter.dropout > 0,
+        saved=tuple(plan.saved.values()),
+    )
+
+
+def _largest(prepared: Prepared, budget: int) -> Largest:
+    contract = prepared.plan.contract
+    return largest_micro_batch(
+        prepared.train,
+        steps=contract.total_steps,
+        batch_size=contract.batch_size,
+        micro_batch_tokens=budget,
+        seed=contract.seed,
+    )
+
+
+def _profile(prepared: Prepared) -> MemoryProfile:
+    manifest = prepared.backend.found.manifest
+    return manifest.memory if manifest else MemoryProfile()
+
+
+def _quants(prepared: Prepared) -> Sequence[Quant]:
+    manifest, weights = prepared.backend.found.manifest, prepared.weights
+    has: Sequence[Quant] = manifest.capabilities.quantisations if manifest else ()
+    saved = tuple(prepared.plan.saved.values())
+    return possible_quants(has, weights.quant, prepared.config, weights.tensors, saved)
+
+
+def _device(prepared: Prepared) -> Device | None:
+    """The first, which is the one that the plan names."""
+    return next(iter(prepared.selection.hardware.devices), None)
