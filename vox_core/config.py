@@ -70,9 +70,7 @@ class TrainSettings(Section):
 
     section: ClassVar[str] = "train"
 
-    model: str = Field(
-        DEFAULT_MODEL, description="Base model: folder, hub id, GGUF file or catalog id."
-    )
+    model: str = Field(DEFAULT_MODEL, description="Base: folder, hub id, GGUF file or catalog id.")
     revision: str | None = Field(None, description="Commit or tag of a hub model.")
     data: Paths = Field(
         (), description="JSONL file, or folder with train.jsonl (and valid.jsonl). Repeatable."
@@ -104,6 +102,9 @@ class TrainSettings(Section):
         False, description="Recompute activations for the gradients: less memory, more time."
     )
     seq_len: Annotated[int, Field(gt=1)] = Field(2048, description="Longest document, in tokens.")
+    optimizer: Literal["adamw", "adamw-8bit"] = Field(
+        "adamw", description="AdamW; adamw-8bit keeps the moments of large tensors in 8 bits."
+    )
     lr: Annotated[float, Field(gt=0)] = Field(2e-4, description="Peak learning rate.")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="Learning rate after warm-up."
@@ -117,9 +118,7 @@ class TrainSettings(Section):
     eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
     resume: Path | None = Field(None, description="Run folder to go on with.")
-    allow_cpu: bool = Field(
-        False, description="Train on the CPU although better hardware is present."
-    )
+    allow_cpu: bool = Field(False, description="Train on the CPU though better hardware is there.")
 
 
 class ModelUse(Section):

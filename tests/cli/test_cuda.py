@@ -44,15 +44,10 @@ def test_training_goes_to_the_cpu_without_being_asked_to(vox) -> None:
     assert "allow-cpu" not in done.out + done.err
 
 
-def test_it_is_not_installed_where_there_is_no_gpu(vox) -> None:
-    done = vox("plugin", "install", "cuda", "--dry-run")
-    assert (done.code, done.out) == (2, "")
-    assert "cuda: needs a device with tag nvidia (found: cpu)" in done.err
-
-
-def test_where_there_is_one_nothing_is_against_it() -> None:
+def test_it_may_be_installed_before_there_is_a_gpu() -> None:
     entry = load_catalog().plugins["cuda"]
-    assert objections(entry, {"cpu", "nvidia"}, {"sys_platform": "linux"}) == []
+    assert objections(entry, {"cpu"}, {"sys_platform": "linux"}) == []
+    assert objections(entry, {"nvidia"}, {"sys_platform": "darwin"}) != []
 
 
 def test_the_doctor_tells_of_the_gpu_and_of_torch(vox) -> None:

@@ -116,6 +116,12 @@ TRAINING: dict[str, Mutant] = {
         "test_the_gradient_is_clipped_to_the_norm",
         telling(StepDone, lambda event: replace(event, grad_norm=min(event.grad_norm, 0.1))),
     ),
+    "moments in 8 bits are in float32": Mutant(
+        "test_moments_in_8_bits_are_near_and_rounded", by_plan("optimizer", name="adamw")
+    ),
+    "a resumed run begins with no moments": Mutant(
+        "test_each_optimizer_learns_and_goes_on", without_moments
+    ),
     # randomness
     "the seed is ignored": Mutant(
         "test_another_seed_gives_another_run", listening(lambda context: {"seed": 1})

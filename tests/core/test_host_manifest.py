@@ -54,6 +54,13 @@ def test_families_may_be_listed() -> None:
     assert parse_manifest(text, "here").capabilities.families == ("llama", "qwen3")
 
 
+def test_optimizers_may_be_left_out() -> None:
+    assert parse_manifest(BACKEND, "here").capabilities.optimizers == ("adamw",)
+    both = 'families = "*"\noptimizers = ["adamw", "adamw-8bit"]'
+    said = parse_manifest(BACKEND.replace('families = "*"', both), "here").capabilities
+    assert said.optimizers == ("adamw", "adamw-8bit")
+
+
 def test_what_is_said_of_memory_and_what_is_assumed() -> None:
     silent = parse_manifest(BACKEND, "here").memory
     assert (silent.runtime_bytes, silent.activations, silent.logits_elements) == (10**9, 1.5, 0)

@@ -121,6 +121,12 @@ CASES = {
     "method": Case(
         [CPU], "B002", "method rslora (has: lora, dora)", Request("train", method="rslora")
     ),
+    "optimizer": Case(
+        [CPU],
+        "B002",
+        "capability: optimizer adamw-8bit (has: adamw)",
+        Request("train", optimizer="adamw-8bit"),
+    ),
     "family": Case(
         [backend("cpu", here("cpu"), families=("llama",))],
         "B002",

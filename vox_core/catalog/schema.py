@@ -23,7 +23,7 @@ from vox_core.catalog.entries import (
     Status,
     Trust,
 )
-from vox_core.contract import DType, Method, Quant
+from vox_core.contract import DType, Method, Optimizer, Quant
 
 Entry: TypeAlias = PluginEntry | BundleEntry | ModelEntry
 
@@ -161,6 +161,7 @@ def _capabilities() -> Check:
         "methods": _list_of(_one_of(Method), ""),
         "families": names,
         "distributed": names,
+        "optimizers": _list_of(_one_of(Optimizer), ""),
     }
     return Check(
         lambda value: (

@@ -27,6 +27,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "batch_size",
         "micro_batch_tokens",
         "gradient_checkpointing",
+        "optimizer",
         "lr",
         "schedule",
         "warmup",

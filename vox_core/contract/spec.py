@@ -17,6 +17,7 @@ DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Quant: TypeAlias = Literal[
     "none", "nf4", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"
 ]
+Optimizer: TypeAlias = Literal["adamw", "adamw-8bit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class OptimizerSpec:
 
     `warmup` is the share of all steps over which the rate rises linearly to `lr`; `clip` bounds the
     global gradient norm, 0 turns clipping off.
+
+    `adamw-8bit` keeps the moments of large tensors in 8 bits, with a scale a block (Dettmers et al.
+    2021, arXiv:2110.02861); masters and gradients stay as they are.
     """
 
     lr: float
@@ -72,6 +76,7 @@ class OptimizerSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    name: Optimizer = "adamw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vox_core.contract import DType, Method, Quant
+from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Request:
     memory_needed: int | None = None
     allow_cpu: bool = False
     streamed: bool = False
+    optimizer: Optimizer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def lacking(request: Request, has: Capabilities) -> str:
         ("quantisation", request.quant, has.quantisations),
         ("dtype", request.dtype, has.dtypes),
         ("method", request.method, has.methods),
+        ("optimizer", request.optimizer, has.optimizers),
         ("model family", None if "*" in has.families else request.model_type, has.families),
         ("load", "streamed" if request.streamed else None, ("streamed",) * has.streamed_load),
     ]

@@ -6,9 +6,13 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from vox_core.contract import ExecutionPlan
+from vox_core.contract import ExecutionPlan, Optimizer
 from vox_core.models import LocalModel
 
+_OPTIMIZERS: dict[Optimizer, str] = {
+    "adamw": "AdamW",
+    "adamw-8bit": "AdamW with moments in 8 bits",
+}
 _VERSIONED = ("vox-ml", "vox-ml-torch", "torch", "transformers", "peft", "mlx", "mlx-lm", "numpy")
 
 
@@ -58,7 +62,8 @@ def card(
         "data": f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
         f"{contract.data.trained_tokens:,} of them trained",
         "steps": f"{step} of {contract.total_steps}, {contract.batch_size} documents each",
-        "optimizer": f"AdamW, peak rate {optimizer.lr:g}, {optimizer.schedule}",
+        "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
+        f"peak rate {optimizer.lr:g}, {optimizer.schedule}",
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,

@@ -22,6 +22,7 @@ _SAID_WITH = {
     "data.valid_digest": "--valid: the rows",
     "model.weights_digest": "--model: the weights",
     "model.tokenizer_digest": "--model: the tokenizer",
+    "optimizer.name": "--optimizer",
 }
 _OF_THIS_CALL = {"resume", "out", "config", "allow_cpu"}
 

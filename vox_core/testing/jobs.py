@@ -27,6 +27,7 @@ from vox_core.contract import (
     LowRank,
     Method,
     ModelIdentity,
+    Optimizer,
     OptimizerSpec,
     Quant,
     Step,
@@ -96,6 +97,8 @@ def plan(
     folder: Path,
     *,
     method: Method = "lora",
+    rank: int = RANK,
+    optimizer: Optimizer = "adamw",
     dtype: DType = "fp32",
     quant: Quant = "none",
     dropout: float = 0.0,
@@ -116,9 +119,11 @@ def plan(
     contract = FineTuneContract(
         model=ModelIdentity(None, model_type, "", ""),
         data=DataIdentity("", 0, 0, 0),
-        adapter=AdapterSpec(method, RANK, ALPHA, dropout, targets),
+        adapter=AdapterSpec(method, rank, ALPHA, dropout, targets),
         quant=quant,
-        optimizer=OptimizerSpec(1e-3, "constant", 0.0, weight_decay, clip, beta1, beta2, eps),
+        optimizer=OptimizerSpec(
+            1e-3, "constant", 0.0, weight_decay, clip, beta1, beta2, eps, optimizer
+        ),
         batch_size=4,
         seq_len=seq_len,
         total_steps=total_steps,

@@ -48,7 +48,12 @@ _NEEDED = {
 }
 LONGEST_FIRST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
 """By significant bits: 24, 11 and 8."""
-_LISTED_IN = {"method": "methods", "dtype": "dtypes", "quant": "quantisations"}
+_LISTED_IN = {
+    "method": "methods",
+    "dtype": "dtypes",
+    "quant": "quantisations",
+    "optimizer": "optimizers",
+}
 
 
 def find(backend_id: str) -> Found:

@@ -1,4 +1,4 @@
-"""AdamW on float32 masters, whatever dtype the adapter computes in.
+"""AdamW on float32 masters, whatever dtype the adapter computes in; its update is in adamw.py.
 
 Gradients of a micro-batch are added to float32 gradients of the masters, so accumulation loses
 nothing; after the update the masters are copied (rounded once) into the adapter.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
+from vox_torch.adamw import make_update
 from vox_torch.arrays import at_least_float32
 
 if TYPE_CHECKING:
@@ -32,14 +33,7 @@ class MasterAdamW:
         self._masters = [at_least_float32(p.detach()).clone() for p in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        self._adamw = torch.optim.AdamW(
-            self._masters,
-            lr=spec.lr,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            fused=True,
-        )
+        self._adamw = make_update(self._masters, spec)
 
     def collect(self, factor: float) -> None:
         """Move the parameters' gradients, times `factor`, onto the masters'."""
@@ -80,10 +74,7 @@ class MasterAdamW:
         if self._clip and norm > self._clip:
             gradients = [m.grad for m in self._masters]
             torch._foreach_mul_(gradients, self._clip / (norm + 1e-6))
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
-        self._round_state()
+        self._adamw.step(lr)
         self.forget()
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, self._masters)
@@ -96,33 +87,19 @@ class MasterAdamW:
         for name, master in zip(self._names, self._masters, strict=True):
             master.copy_(torch.tensor(values[name], dtype=torch.float32))
             if name in state.moments:
-                first, second = (torch.tensor(m).to(master) for m in state.moments[name])
-                self._adamw.state[master] = {
-                    "step": torch.tensor(float(state.step), device=master.device),
-                    "exp_avg": first,
-                    "exp_avg_sq": second,
-                }
+                first, second = (torch.tensor(m) for m in state.moments[name])
+                self._adamw.restore(master, state.step, (first, second))
 
     def state(self, step: int, structure: AdapterState) -> TrainState:
         """Masters and moments as numpy, under canonical names."""
         named = dict(zip(self._names, self._masters, strict=True))
         adapter = structure.with_tensors({n: _numpy(m) for n, m in named.items()})
         moments = {
-            name: (_numpy(kept["exp_avg"]), _numpy(kept["exp_avg_sq"]))
+            name: (_numpy(kept[0]), _numpy(kept[1]))
             for name, master in named.items()
-            if (kept := self._adamw.state.get(master))
+            if (kept := self._adamw.moments(master))
         }
         return TrainState(step, adapter, moments)
-
-    def _round_state(self) -> None:
-        """Leave nothing in masters and moments that a `TrainState` would not carry."""
-        import torch
-
-        for master in self._masters:
-            if master.dtype != torch.float32:
-                kept = self._adamw.state[master]
-                for tensor in (master, kept["exp_avg"], kept["exp_avg_sq"]):
-                    tensor.copy_(tensor.float())
 
 
 def _numpy(tensor: torch.Tensor) -> object:

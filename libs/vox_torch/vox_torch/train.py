@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
     from vox_core.contract import Batch
 
@@ -56,7 +57,7 @@ class Trainer:
         if fault:
             context.emit(Notice(f"documents are computed in padded rows: {fault}"))
         if job.plan.gradient_checkpointing:
-            self._adapted.model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(self._adapted.model.get_base_model())
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
         self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
@@ -145,6 +146,12 @@ class Trainer:
         loss.backward()
         self._optimizer.collect(1 / (scale * step.total_weight))
         return loss.detach() / scale
+
+
+def recompute_activations(base: PreTrainedModel) -> None:
+    """Gradient checkpointing, under the name that the installed transformers has for it."""
+    enable = getattr(base, "activation_checkpointing_enable", base.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def only_adapter_dropout(model: nn.Module) -> None:

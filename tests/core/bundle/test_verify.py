@@ -127,7 +127,7 @@ def test_what_is_no_archive(catalog: Catalog, tmp_path: Path) -> None:
         (">=1,<2", ">=2", f"{TINY}: the catalog wants >=2"),
         ('api = "1.0"', 'api = "1.1"', f"{TINY}: the manifest's api is '1.0', the catalog has"),
         ('["Observer"]', '["MlBackend"]', f"{TINY}: the manifest's extension-points is"),
-        ('requires-tag = "nvidia"\n', "", f"{TINY}: the manifest's hardware-tag is 'nvidia', the"),
+        ('tag = "nvidia"', 'tag = "amd"', f"{TINY}: the manifest's hardware-tag is 'nvidia', the"),
         ('{ vox-test-lib = "local:lib" }', "{}", f"{LIB}: the catalog's bundle does not hold it"),
         ("lib = ", 'more = "local:m", vox-test-lib = ', "vox-test-more: no wheel of it"),
         ('"vox_test_tiny"', '"other"', f"{TINY}: other/vox_plugin.toml cannot be read"),

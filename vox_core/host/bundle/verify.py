@@ -83,7 +83,10 @@ def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry
     pairs = {
         "id": (manifest.id, plugin.id),
         "api": (manifest.api, plugin.api or manifest.api),
-        "hardware-tag": (manifest.requires.hardware_tag, plugin.requires_tag),
+        "hardware-tag": (
+            manifest.requires.hardware_tag,
+            plugin.requires_tag or manifest.requires.hardware_tag,
+        ),
         "extension-points": ({*manifest.extension_points}, {*plugin.extension_points}),
     }
     return [

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from vox_core.contract import DType, Method, Quant
+from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 from vox_core.testing.subject import Declared
 from vox_core.testing.suite.requirements import needs
@@ -115,6 +115,7 @@ def test_undeclared_capabilities_are_refused(
         *(({"quant": quant}, quant in has.quantisations) for quant in get_args(Quant)),
         *(({"dtype": dtype}, dtype in has.dtypes) for dtype in get_args(DType)),
         *(({"method": method}, method in has.methods) for method in get_args(Method)),
+        *(({"optimizer": name}, name in has.optimizers) for name in get_args(Optimizer)),
         ({"model_type": "no-such-family"}, "*" in has.families),
         ({"streamed": True}, has.streamed_load),
     ]

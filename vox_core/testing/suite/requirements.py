@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from vox_core.contract import DType, Method, Quant
+from vox_core.contract import DType, Method, Optimizer, Quant
 
 needs = pytest.mark.vox_needs
 
@@ -29,4 +29,7 @@ each_short_dtype = pytest.mark.parametrize(
 each_quantisation = pytest.mark.parametrize(
     "quant",
     [pytest.param(name, marks=needs(quant=name)) for name in get_args(Quant) if name != "none"],
+)
+each_optimizer = pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=needs(optimizer=name)) for name in get_args(Optimizer)]
 )
