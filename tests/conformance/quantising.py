@@ -1,4 +1,4 @@
-"""A right backend with every quantisation, made out of one that has none."""
+"""A right backend with every quantisation, whichever it has itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Quantising:
                 for name, value in values.items()
             )
             write_safetensors(Path(folder) / WEIGHTS, specs, made)
-            return self._right(replace(job, model=Path(folder)), context)
+            plain = replace(job.plan.contract, quant="none")
+            plan = replace(job.plan, contract=plain)
+            return self._right(replace(job, model=Path(folder), plan=plan), context)
 
     def _right(self, job: TrainJob, context: RunContext) -> TrainResult:
         result: TrainResult = self._backend.vox_train(job, context)

@@ -169,6 +169,21 @@ def test_magnitudes_and_what_is_trained_whole_count_too() -> None:
     assert trainable_parameters(model, asked) == LAYERS * (2 * (H + Q) + Q) + V * H
 
 
+def test_moments_in_8_bits_of_tensors_that_are_large_enough() -> None:
+    """bitsandbytes keeps those below 4096 elements in float32."""
+    tensors, rank = llama(), -(-4096 // WIDE)  # so that A of down_proj is large enough
+    model, asked = read_architecture(tensors, CONFIG), demand(tensors, rank=rank)
+    sizes = [
+        rank * each
+        for module in asked.modules.values()
+        for each in (module.in_features, module.out_features)
+    ]
+    assert min(sizes) < 4096 <= max(sizes)
+    whole = adapter_bytes(model, asked)
+    spared = sum(2 * (3 * size - 4 * -(-size // 256)) for size in sizes if size >= 4096)
+    assert adapter_bytes(model, replace(asked, optimizer="adamw-8bit")) == whole - spared
+
+
 # --- activations ----------------------------------------------------------------------------------
 
 

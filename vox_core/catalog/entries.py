@@ -64,8 +64,8 @@ class PluginEntry:
         import_package: the package that the distribution brings.
         licence: SPDX identifier.
         catalog: the file that the entry stands in.
-        requires_tag: a device with this tag has to be there, or the plugin is not installed; without
-            it the plugin may wait for its hardware.
+        requires_tag: a device with this tag has to be there, or the plugin is not installed;
+            without it the plugin may wait for its hardware.
         bundled_in: ids of the bundles that bring it.
         libraries: distribution -> source of what it is built on and no package index has.
         specifier: PEP 440, the versions of the distribution that will do.

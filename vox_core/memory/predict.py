@@ -11,10 +11,10 @@ was seen to keep either; the smaller one is a few percent of the whole.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vox_core.contract import DType, Method, ModuleShape, Quant
+from vox_core.contract import DType, Method, ModuleShape, Optimizer, Quant
 from vox_core.data.largest import Largest
 from vox_core.host.manifest import MemoryProfile
 from vox_core.memory.activations import kept_beside, kept_by_layer, working_of_layer
@@ -24,6 +24,9 @@ from vox_core.memory.storage import BYTES, dequantising, largest_weight, weight_
 # Beside logits and their float32 copy, where all of them go through torch's own functions: the
 # gradients of logsumexp and of gather, exp of the difference, and their sum, in float32.
 _WHOLE_GRADIENT = 4 * 4
+
+_LEAST_8_BIT = 4096
+"""Elements of a tensor from which on bitsandbytes keeps its moments in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Demand:
     gradient_checkpointing: bool = False
     dropout: bool = False
     saved: Collection[str] = field(default_factory=tuple)
+    optimizer: Optimizer = "adamw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +97,29 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
     )
 
 
+def trained_tensors(model: Architecture, demand: Demand) -> Iterator[int]:
+    """How many elements each has: A and B, DoRA's magnitudes, and what is trained whole."""
+    for module in demand.modules.values():
+        yield demand.rank * module.in_features
+        yield demand.rank * module.out_features
+        if demand.method == "dora":
+            yield module.out_features
+    for tensor in demand.saved:
+        yield model.elements.get(tensor, 0)
+
+
 def trainable_parameters(model: Architecture, demand: Demand) -> int:
-    """Of the adapter: A and B, DoRA's magnitudes, and what is trained whole."""
-    magnitude = demand.method == "dora"
-    low_rank = sum(
-        demand.rank * (module.in_features + module.out_features) + magnitude * module.out_features
-        for module in demand.modules.values()
-    )
-    return low_rank + sum(model.elements.get(tensor, 0) for tensor in demand.saved)
+    """All of them together."""
+    return sum(trained_tensors(model, demand))
 
 
 def adapter_bytes(model: Architecture, demand: Demand) -> int:
     """Each parameter and its gradient in the compute dtype; in float32 its master, the master's
-    gradient and two moments (AdamW)."""
-    return trainable_parameters(model, demand) * (2 * BYTES[demand.dtype] + 4 * 4)
+    gradient and two moments (AdamW), or these in 8 bits with a scale for 256."""
+    tensors = list(trained_tensors(model, demand))
+    eight_bit = [size for size in tensors if demand.optimizer != "adamw" and size >= _LEAST_8_BIT]
+    spared = sum(2 * (4 * size - size - 4 * -(-size // 256)) for size in eight_bit)
+    return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4) - spared
 
 
 def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:

@@ -114,6 +114,7 @@ def _demand(prepared: Prepared) -> Demand:
         gradient_checkpointing=plan.gradient_checkpointing,
         dropout=adapter.dropout > 0,
         saved=tuple(plan.saved.values()),
+        optimizer=plan.contract.optimizer.name,
     )
 
 

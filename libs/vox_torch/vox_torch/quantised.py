@@ -139,6 +139,7 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
     """Pack a weight as it is stored; it will be computed in `dtype`."""
     if quant == "int8":
         return Int8(W_OI, dtype, device)
+    assert quant in ("nf4", "nf4-single"), quant
     return Nf4(W_OI, dtype, device, double=quant == "nf4")
 
 
