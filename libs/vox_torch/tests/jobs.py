@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vox_core.contract import (
+    Batch,
     Event,
     ExecutionPlan,
     Step,
@@ -26,12 +27,13 @@ def train(
     steps: Sequence[Step],
     made: ExecutionPlan | None = None,
     state: TrainState | None = None,
+    validation: Sequence[Batch] = (),
     **context: object,
 ) -> tuple[TrainResult, list[Event]]:
     """Train in this process; returns the result and every event."""
     made = made or plan(folder, total_steps=steps[-1].number)
     events: list[Event] = []
-    job = TrainJob(made, folder, steps, state or start(folder, made))
+    job = TrainJob(made, folder, steps, state or start(folder, made), validation)
     working = Context(made.contract.seed, folder, events.append, **context)
     return Trainer(job, working, "cpu").run(), events
 

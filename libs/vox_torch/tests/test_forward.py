@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
 
 from vox_core.contract import AdapterState, Notice
-from vox_core.testing.tiny import FAMILIES
+from vox_core.testing.tiny import FAMILIES, make_model
 from vox_core.weights import WeightFolder
 from vox_torch import attention, forward, loss
 from vox_torch.base import load_base
@@ -103,21 +105,80 @@ def test_recurrent_layers_get_rows_and_the_run_says_so(tiny):
     assert any("padded rows" in text and "linear_attention" in text for text in told)
 
 
-def test_a_state_that_leaks_is_found_without_being_named(tiny, monkeypatch):
+@pytest.fixture(params=["fp32", "bf16"])
+def deep(request, tmp_path, monkeypatch):
+    """`deep(family)`: an adapted model of 24 layers, over which roundoff adds up."""
+
+    def make(family: str) -> Adapted:
+        kind, settings = FAMILIES[family]
+        settings = {**settings, "num_hidden_layers": 24, "n_layer": 24, "layer_types": None}
+        monkeypatch.setitem(FAMILIES, family, (kind, settings))
+        folder = make_model(family, tmp_path / family)
+        return attach(load_base(folder, request.param, "cpu"), start(folder, plan(folder)).adapter)
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_deep_model_is_not_taken_for_a_leaking_one(deep, family):
+    assert loss_of(deep(family).model, "cpu")[1] is None
+
+
+def test_a_state_that_leaks_is_found_without_being_named(deep, monkeypatch):
     monkeypatch.setattr(forward, "_recurrent", lambda _base: None)
-    kind, fault = loss_of(adapted(tiny("qwen3_5")).model, "cpu")
+    kind, fault = loss_of(deep("qwen3_5").model, "cpu")
     assert isinstance(kind, Padded)
-    assert "apart" in fault
+    assert "changes the next" in fault
 
 
-def test_attention_that_leaks_is_found(tiny, monkeypatch):
+def test_attention_that_leaks_is_found(deep, monkeypatch):
     def leaking(self):
         return [slice(0, self.bounds[-1])]
 
     monkeypatch.setattr(attention.Extents, "documents", leaking)
-    kind, fault = loss_of(adapted(tiny("llama")).model, "cpu")
+    kind, fault = loss_of(deep("llama").model, "cpu")
     assert isinstance(kind, Padded)
-    assert "apart" in fault
+    assert "changes the next" in fault
+
+
+def test_another_computation_is_found_though_documents_are_apart(deep, monkeypatch):
+    """A window that nobody asked for."""
+    whole = attention._one_by_one
+    monkeypatch.setattr(attention, "_one_by_one", lambda *args: whole(*args[:5], 2, None))
+    kind, fault = loss_of(deep("llama").model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "from those of padded rows" in fault
+
+
+def test_a_window_that_attention_is_not_told_of_is_found(tiny, monkeypatch):
+    """No two short documents would show it."""
+    whole = attention.attend
+
+    def untold(*args, sliding_window=None, **named):
+        return whole(*args, **named)
+
+    monkeypatch.setattr(attention, "attend", untold)
+    kind, fault = loss_of(adapted(tiny("mistral")).model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "a window of 16 tokens" in fault
+
+
+def test_a_body_that_is_passed_by_gets_rows(tiny, monkeypatch):
+    """As OPT's, whose head asks its decoder."""
+    model = adapted(tiny("llama"))
+    monkeypatch.setattr(forward, "_watched", lambda *_, **__: contextlib.nullcontext([]))
+    together = Together(model.model, "cpu")
+    with pytest.raises(NotImplementedError):
+        together.hidden(batch(documents(2)))
+
+
+def test_memory_that_runs_short_in_the_trial_is_no_reason_for_rows(tiny, monkeypatch):
+    def short(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(forward, "end_to_end", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss_of(adapted(tiny("llama")).model, "cpu")
 
 
 def test_attention_that_asks_for_more_gets_rows(tiny, monkeypatch):

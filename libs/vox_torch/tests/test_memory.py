@@ -9,7 +9,7 @@ import pytest
 import torch
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, train
 
-from vox_core.contract import Notice
+from vox_core.contract import Notice, Validation
 from vox_core.errors import TrainingError
 from vox_torch import forward
 from vox_torch import train as training
@@ -25,7 +25,9 @@ def short(monkeypatch):
 
         def call(self, some, scale=1.0):
             if len(some.starts_D) > most:
-                whole(self, some, scale).backward()  # gradients are there, and must not be kept
+                loss = whole(self, some, scale)
+                if loss.requires_grad:
+                    loss.backward()  # gradients are there, and must not be kept
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
             return whole(self, some, scale)
 
@@ -67,6 +69,44 @@ def test_what_the_run_does_already_is_not_recommended(tiny, short):
         train(tiny("llama"), steps(1), made)
     assert "--gradient-checkpointing" not in caught.value.remedy
     assert "--quant" not in caught.value.remedy
+
+
+def test_validation_goes_on_in_halves_too(tiny, short):
+    some = [step(1, [documents(4)]), step(2, [documents(2)])]
+    held_out = [batch(documents(4, seed=9))]
+    _, enough = train(tiny("llama"), some, validation=held_out)
+    short(3)
+    _, events = train(tiny("llama"), some, validation=held_out)
+    found, expected = (
+        [e.loss for e in told if isinstance(e, Validation)] for told in (events, enough)
+    )
+    assert len(found) == 1
+    assert found == pytest.approx(expected, rel=1e-5)  # DESIGN.md's bound for float32
+
+
+@pytest.mark.parametrize("what", ["load_base", "MasterAdamW"])
+def test_a_shortage_before_the_first_step_is_told_too(tiny, monkeypatch, what):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(training, what, fail)
+    with pytest.raises(TrainingError) as caught:
+        train(tiny("llama"), steps(1))
+    assert caught.value.code == "VOX-T002"
+
+
+def test_dropout_is_told_of(tiny, short):
+    short(3)
+    _, events = train(tiny("llama"), steps(1), plan(tiny("llama"), dropout=0.1))
+    (told,) = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
+    assert "what dropout drops" in told
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `x`"]
+)
+def test_errors_of_no_class_are_understood(said):
+    assert is_out_of_memory(RuntimeError(said))
 
 
 def test_other_errors_are_not_taken_for_it(tiny, monkeypatch):

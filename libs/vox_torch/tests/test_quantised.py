@@ -10,7 +10,8 @@ import torch
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
 
 from vox_core.contract import LoadJob
-from vox_core.testing.tiny import FAMILIES
+from vox_core.errors import ModelError
+from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import CODECS, numpy_dtype
 from vox_torch.arrays import as_tensor
 from vox_torch.base import load_base
@@ -123,10 +124,37 @@ def test_a_loaded_model_is_quantised_as_asked(tiny):
     assert 0 < distance["int8"] < 0.1 * distance["nf4"] < 0.1
 
 
-def test_parameters_of_the_wrong_shape_are_told(tiny, tmp_path):
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_stored_buffers_are_loaded_too(tmp_path, quant, monkeypatch):
+    """Gemma 4 has a scale per layer that is no parameter."""
     from safetensors.numpy import load_file, save_file
 
-    from vox_core.errors import ModelError
+    settings = {
+        **FAMILIES["gemma3"][1],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_kv_shared_layers": 0,
+        "global_head_dim": 16,
+    }
+    monkeypatch.setitem(FAMILIES, "gemma4", ("gemma4_text", settings))
+    folder = make_model("gemma4", tmp_path / "gemma4")
+    tensors = load_file(folder / "model.safetensors")
+    scales = [name for name in tensors if name.endswith("layer_scalar")]
+    assert len(scales) == settings["num_hidden_layers"]
+    changed = {name: np.full_like(tensors[name], 0.25) for name in scales}
+    save_file({**tensors, **changed}, folder / "model.safetensors", {"format": "pt"})
+    streamed = load(LoadJob(folder, "fp32", streamed=True), "cpu")
+    for model in (load_base(folder, "fp32", "cpu", quant), streamed._model):
+        found = [buffer for name, buffer in model.named_buffers() if "layer_scalar" in name]
+        assert [float(buffer) for buffer in found] == [0.25] * len(scales)
+    save_file({n: t for n, t in tensors.items() if n != scales[0]}, folder / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load_base(folder, "fp32", "cpu", "nf4")
+    assert scales[0] in caught.value.faults
+
+
+def test_parameters_of_the_wrong_shape_are_told(tiny, tmp_path):
+    from safetensors.numpy import load_file, save_file
 
     folder = tmp_path / "cut"
     folder.mkdir()

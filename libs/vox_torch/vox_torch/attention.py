@@ -9,6 +9,7 @@ Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from vox_torch.layout import Extents
@@ -49,9 +50,10 @@ def attend(
         NotImplementedError: the model asks for something else than causal attention with a window.
     """
     _require_known(module, attention_mask, others)
+    documents.windows.add(sliding_window)
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and sliding_window < documents.longest else None
-    if softcap is None and not query_1HTD.is_cpu and query_1HTD.element_size() == 2:
+    if softcap is None and _has_varlen(query_1HTD, key_1HTD):
         return _varlen(query_1HTD, key_1HTD, value_1HTD, documents, scale, window), None
     return _one_by_one(query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap), None
 
@@ -62,6 +64,34 @@ def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> N
         strange.append("attention_mask")
     if strange or not getattr(module, "is_causal", True):
         raise NotImplementedError(f"attention with {', '.join(strange) or 'is_causal=False'}")
+
+
+def _has_varlen(query_1HTD: torch.Tensor, key_1HTD: torch.Tensor) -> bool:
+    """Whether the variable-length kernel takes tensors like these, forward and backward."""
+    if query_1HTD.is_cpu or query_1HTD.element_size() != 2:
+        return False
+    heads, _, features = query_1HTD.shape[1:]
+    return _varlen_works(heads, key_1HTD.shape[1], features, query_1HTD.dtype, query_1HTD.device)
+
+
+@functools.cache
+def _varlen_works(
+    heads: int, key_heads: int, features: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Tried on two tiny documents: it depends on the GPU, on torch, and on the heads' size."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        tried = [
+            torch.zeros((1, n, 3, features), dtype=dtype, device=device, requires_grad=True)
+            for n in (heads, key_heads, key_heads)
+        ]
+        bounds = torch.tensor([0, 1, 3], dtype=torch.int32, device=device)
+        try:
+            _varlen(*tried, Extents((0, 1, 3), bounds, 2), 1.0, 1).sum().backward()
+        except (ImportError, TypeError, ValueError, RuntimeError, NotImplementedError):
+            return False
+    return True
 
 
 def _varlen(
@@ -120,6 +150,13 @@ def _sdpa(
 ) -> torch.Tensor:
     from torch.nn.functional import scaled_dot_product_attention
 
+    grouped = query_1HLD.shape[1] != key_1HLD.shape[1]
+    if grouped and not query_1HLD.is_cpu:
+        # Heads that share keys, or a mask, would each send it to the kernel that keeps all scores.
+        groups = query_1HLD.shape[1] // key_1HLD.shape[1]
+        key_1HLD = key_1HLD.repeat_interleave(groups, dim=1)
+        value_1HLD = value_1HLD.repeat_interleave(groups, dim=1)
+        grouped = False
     return scaled_dot_product_attention(
         query_1HLD,
         key_1HLD,
@@ -127,7 +164,7 @@ def _sdpa(
         attn_mask=seen_LL,
         is_causal=seen_LL is None,
         scale=scale,
-        enable_gqa=query_1HLD.shape[1] != key_1HLD.shape[1],
+        enable_gqa=grouped,
     )
 
 

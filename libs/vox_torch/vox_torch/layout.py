@@ -10,7 +10,7 @@ Shape legend: T tokens, N documents, L longest document, K trained positions.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vox_core.contract import Batch
@@ -43,11 +43,11 @@ class Rows:
 
     Args:
         tokens_NL: int64, padded with 0.
-        chosen_NL: bool, where weight > 0.
+        chosen_K: int64, the positions with weight > 0, counted through all rows.
     """
 
     tokens_NL: torch.Tensor
-    chosen_NL: torch.Tensor
+    chosen_K: torch.Tensor
     trained: Trained
 
 
@@ -59,11 +59,13 @@ class Extents:
         bounds: N + 1 offsets, as Python has them.
         bounds_N1: the same, int32, on the device.
         longest: tokens of the longest document.
+        windows: what the layers' attention was told of windows, on the way; None for none.
     """
 
     bounds: tuple[int, ...]
     bounds_N1: torch.Tensor
     longest: int
+    windows: set[int | None] = field(default_factory=set)
 
     def documents(self) -> list[slice]:
         """The extent of each document."""
@@ -99,7 +101,8 @@ def rows(batch: Batch, device: str) -> Rows:
         length = document.stop - document.start
         tokens_NL[row, :length] = batch.tokens_T[document]
         chosen_NL[row, :length] = batch.weights_T[document] > 0
-    return Rows(on(device, tokens_NL), on(device, chosen_NL), _trained(batch, device))
+    chosen_K = np.flatnonzero(chosen_NL)
+    return Rows(on(device, tokens_NL), on(device, chosen_K), _trained(batch, device))
 
 
 def end_to_end(batch: Batch, device: str) -> EndToEnd:

@@ -43,12 +43,16 @@ def _is_plain(layer: nn.Module) -> bool:
     if type(layer) is not Linear or not isinstance(layer.base_layer, nn.Linear | Conv1D):
         return False
     no_dropout = isinstance(layer.lora_dropout["default"], nn.Identity)
+    if weight_of(layer.base_layer)().dtype != layer.lora_A["default"].weight.dtype:
+        return False
     return no_dropout and not layer.use_dora["default"] and not layer.lora_bias["default"]
 
 
 def _forward(layer: Linear, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     from vox_torch.functions import LoraLinear
 
+    if x.dtype != layer.lora_A["default"].weight.dtype:
+        return type(layer).forward(layer, x)  # which casts
     x_XI = x.reshape(-1, x.shape[-1])
     y_XO: torch.Tensor = LoraLinear.apply(
         x_XI,

@@ -31,7 +31,7 @@ CHUNK_ELEMENTS = 16 * 2**20
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
     """`sum(weight * nll)` over the batch, not yet divided: a scalar in float32 or wider."""
-    with only_at(head, batch.chosen_NL):
+    with only_at(head, batch.chosen_K):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
     nll_K = negative_log_likelihood(logits_KV, batch.trained.targets_K)
     return (nll_K * batch.trained.weights_K).sum()
@@ -49,12 +49,12 @@ def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) ->
 
 
 @contextmanager
-def only_at(head: nn.Module, chosen_NL: torch.Tensor) -> Iterator[None]:
+def only_at(head: nn.Module, chosen_K: torch.Tensor) -> Iterator[None]:
     """Let the output head see the chosen positions only."""
 
     def choose(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         (hidden_NLH,) = args
-        return (hidden_NLH[chosen_NL],)
+        return (hidden_NLH.flatten(0, 1).index_select(0, chosen_K),)
 
     handle = head.register_forward_pre_hook(choose)
     try:

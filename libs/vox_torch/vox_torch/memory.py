@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from vox_core.contract import Batch, ExecutionPlan, Notice
 from vox_core.errors import TrainingError
 
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""What torch's allocator on the CPU says, the CUDA driver, and cuBLAS, in errors of no class."""
+
 
 def halved(batches: Sequence[Batch]) -> list[Batch]:
     """Each micro-batch of several documents as two; a single document cannot be cut."""
@@ -32,21 +35,29 @@ class Shortage:
             raise error
         self.met = True
         return Notice(
-            f"{self._device}: out of memory; from here on micro-batches are half as large, for the "
-            f"same loss. {_first_line(error)}",
+            f"{self._device}: out of memory; from here on micro-batches are half as large, which "
+            f"changes {self._changes()}. {_first_line(error)}",
             "warning",
         )
+
+    def _changes(self) -> str:
+        dropout = self._plan.contract.adapter.dropout > 0
+        return "what dropout drops, and no loss beside" if dropout else "no loss"
 
     def release(self) -> None:
         """Give back what torch keeps for later."""
         import torch
 
+        # A backward that failed leaves nodes in autograd's queue, and they what they kept; the next
+        # one clears it.
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.zeros((), requires_grad=True).backward()
         if self._device != "cpu":
             torch.accelerator.empty_cache()
 
     @contextmanager
-    def met_again(self) -> Iterator[None]:
-        """Turn a second shortage into an error that says what to change.
+    def final(self) -> Iterator[None]:
+        """Turn a shortage that smaller micro-batches do not help into an error that says what does.
 
         Raises:
             TrainingError: T002.
@@ -82,7 +93,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
 
 
 def _halves(batch: Batch) -> Iterator[Batch]:

@@ -29,7 +29,7 @@ from vox_core.weights.nf4 import SCALE_BLOCK
 from vox_torch.arrays import as_tensor
 from vox_torch.functions import FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
-from vox_torch.unloaded import materialise, stored_names, without_weights
+from vox_torch.unloaded import fill_buffers, materialise, stored_names, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,6 +160,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
             own = torch.float32 if any(part in name for part in wide) else dtype
             value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
             materialise(model, name, value)
+    fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
     model.tie_weights()
     return cast("PreTrainedModel", model.to(device))
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core.contract import AdapterState
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
-from vox_torch.unloaded import materialise, stored_names, without_weights
+from vox_torch.unloaded import fill_buffers, materialise, stored_names, without_weights
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,7 @@ def streamed_model(folder: Path, adapter: AdapterState | None = None) -> PreTrai
             value = adapter.saved.get(name) if adapter else None
             stored = weights.read(names[name]) if value is None else value
             materialise(model, name, float32(stored))
+    fill_buffers(model, weights, lambda tensor: float32(weights.read(tensor)))
     return model.eval()
 
 

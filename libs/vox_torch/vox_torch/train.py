@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from vox_core.contract import Notice, RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
 from vox_core.contract.loop import follow, micro_batch_seed, not_finite
@@ -23,13 +24,15 @@ from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import ComputeDType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
     from torch import nn
     from transformers import PreTrainedModel
 
     from vox_core.contract import Batch
+
+T = TypeVar("T")
 
 # What the loss is multiplied by for the backward in float16, where a gradient ends at 65504: the
 # first that keeps every gradient finite. Tried anew at each step, so that a resumed run finds the
@@ -47,22 +50,27 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
+        self._job, self._context = job, context
+        self._memory = Shortage(job.plan, device)
+        with self._memory.final():
+            self._prepare(device, compute_dtype or job.plan.dtype)
+
+    def _prepare(self, device: str, dtype: ComputeDType) -> None:
+        """Bring everything onto the device."""
         from vox_torch.forward import loss_of
 
-        contract, dtype = job.plan.contract, compute_dtype or job.plan.dtype
+        job, contract = self._job, self._job.plan.contract
         base = load_base(job.model, dtype, device, contract.quant)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
         fuse(self._adapted.model)
         self._loss, fault = loss_of(self._adapted.model, device)
         if fault:
-            context.emit(Notice(f"documents are computed in padded rows: {fault}"))
+            self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))
         if job.plan.gradient_checkpointing:
             recompute_activations(self._adapted.model.get_base_model())
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
         self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
-        self._job, self._context = job, context
-        self._memory = Shortage(job.plan, device)
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -72,11 +80,14 @@ class Trainer:
         """Weighted mean loss over `batches`."""
         import torch
 
+        def losses(parts: Sequence[Batch]) -> float:
+            return sum(float(self._loss(part)) for part in parts)
+
         total, weight = 0.0, 0.0
         self._adapted.model.eval()
         with torch.inference_mode():
             for batch in batches:
-                total += float(self._loss(batch))
+                total += self._within_memory(losses, [batch])
                 weight += float(batch.weights_T.sum())
         return total / weight
 
@@ -94,7 +105,8 @@ class Trainer:
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
         loss, norm = self._finite_gradients(step)
-        self._optimizer.update(step.lr, norm)
+        with self._memory.final():
+            self._optimizer.update(step.lr, norm)
         return StepDone(
             step=step.number,
             loss=loss,
@@ -108,7 +120,8 @@ class Trainer:
     def _finite_gradients(self, step: Step) -> tuple[float, float]:
         """Loss and gradient norm; the gradients are with the optimizer."""
         for scale in self._scales:
-            loss, norm = self._within_memory(step, scale)
+            gradients = partial(self._gradients, step, scale)
+            loss, norm = self._within_memory(gradients, step.batches)
             if not math.isfinite(loss):
                 raise not_finite("loss", loss)
             if math.isfinite(norm):
@@ -116,20 +129,22 @@ class Trainer:
             self._optimizer.forget()
         raise not_finite("gradient norm", norm)
 
-    def _within_memory(self, step: Step, scale: float) -> tuple[float, float]:
-        """The same, in smaller micro-batches once the memory has not sufficed."""
+    def _within_memory(
+        self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]
+    ) -> T:
+        """The result of `batches`, which are smaller ones once the memory has not sufficed."""
         if not self._memory.met:
             try:
-                return self._gradients(step, step.batches, scale)
+                return compute(batches)
             except (RuntimeError, MemoryError) as error:
                 told = self._memory.meet(error)
             self._optimizer.forget()
             self._memory.release()
             self._context.emit(told)
-        with self._memory.met_again():
-            return self._gradients(step, halved(step.batches), scale)
+        with self._memory.final():
+            return compute(halved(batches))
 
-    def _gradients(self, step: Step, batches: Sequence[Batch], scale: float) -> tuple[float, float]:
+    def _gradients(self, step: Step, scale: float, batches: Sequence[Batch]) -> tuple[float, float]:
         import torch
 
         losses = [self._micro_batch(b, step, i, scale) for i, b in enumerate(batches)]

@@ -5,6 +5,7 @@ For loaders that put something else in the place of a weight (stream.py, quantis
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,15 +54,47 @@ def stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str
         if names[name] and weights.tensors[names[name]].shape != tuple(parameter.shape)
     ]
     if missing or wrong:
-        raise ModelError(
-            "M002",
-            "weights are missing from the model folder, have the wrong shape, or are stored under "
-            "unknown names",
-            where=model.name_or_path,
-            faults=missing + wrong,
-            remedy="fetch the model again, whole",
-        )
+        raise _unfit(model, missing + wrong)
     return names
+
+
+def _unfit(model: PreTrainedModel, faults: list[str]) -> ModelError:
+    return ModelError(
+        "M002",
+        "weights are missing from the model folder, have the wrong shape, or are stored under "
+        "unknown names",
+        where=model.name_or_path,
+        faults=faults,
+        remedy="fetch the model again, whole",
+    )
+
+
+def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+    """Name -> tensor name of the buffers that belong to the weights, such as a scale per layer.
+
+    Raises:
+        ModelError: M002, one is missing.
+    """
+    stored = parameter_names(weights.tensors, model.config.model_type)
+    names = [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in module._buffers.keys() - module._non_persistent_buffers_set
+    ]
+    if missing := [name for name in names if name not in stored]:
+        raise _unfit(model, missing)
+    return {name: stored[name] for name in names}
+
+
+def fill_buffers(
+    model: PreTrainedModel, weights: WeightFolder, read: Callable[[str], torch.Tensor]
+) -> None:
+    """Give the buffers their stored values, in their own dtype."""
+    for name, tensor in stored_buffers(model, weights).items():
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = read(tensor)
+        setattr(module, leaf, value.to(getattr(module, leaf).dtype).reshape(value.shape))
 
 
 def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:

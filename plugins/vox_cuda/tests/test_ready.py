@@ -12,6 +12,7 @@ import torch
 from vox_core.contract import Check
 from vox_core.errors import BackendError
 from vox_cuda import backend, doctor, ready
+from vox_cuda.library import require_bitsandbytes
 from vox_cuda.ready import has_code_for, require_cuda, torch_build
 from vox_torch.libraries import import_bitsandbytes
 
@@ -165,3 +166,22 @@ def test_the_doctor_of_a_bitsandbytes_that_cannot_be_imported(gpu, monkeypatch):
     found = checks()["bitsandbytes"]
     assert not found.ok
     assert found.detail.startswith("cannot be imported: ModuleNotFoundError: ")
+
+
+@pytest.mark.parametrize(("quant", "optimizer"), [("nf4", "adamw"), ("none", "adamw-8bit")])
+def test_what_bitsandbytes_cannot_do_here_is_refused(gpu, monkeypatch, quant, optimizer):
+    import_bitsandbytes()
+    from bitsandbytes import cextension
+
+    monkeypatch.setattr(cextension.lib, "compiled_with_cuda", True, raising=False)
+    require_bitsandbytes(quant, optimizer)
+    monkeypatch.setattr(cextension.lib, "compiled_with_cuda", False, raising=False)
+    error = refusal(lambda: require_bitsandbytes(quant, optimizer))
+    assert "did not load its CUDA library" in error.found
+    assert "python -m bitsandbytes" in error.remedy
+
+
+@pytest.mark.parametrize("quant", ["none", "int8"])
+def test_bitsandbytes_is_not_asked_for_what_torch_does(monkeypatch, quant):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    require_bitsandbytes(quant)

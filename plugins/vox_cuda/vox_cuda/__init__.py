@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
+from vox_cuda.library import require_bitsandbytes
 from vox_cuda.ready import require_cuda
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
@@ -37,6 +38,8 @@ class CudaBackend:
     @hookimpl
     def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
         require_cuda()
+        contract = job.plan.contract
+        require_bitsandbytes(contract.quant, contract.optimizer.name)
         return self._engine.train(job, context)
 
     @hookimpl
@@ -47,6 +50,7 @@ class CudaBackend:
     @hookimpl
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
         require_cuda()
+        require_bitsandbytes(job.quant)
         return self._engine.load(job)
 
     @hookimpl

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from vox_core.contract import Check
 from vox_core.errors import BackendError
+from vox_cuda.library import bitsandbytes
 from vox_cuda.ready import require_cuda, torch_build, with_cuda
-from vox_torch.libraries import import_bitsandbytes
 
 
 def checks() -> Iterator[Check]:
@@ -18,7 +18,7 @@ def checks() -> Iterator[Check]:
         return
     yield Check("torch", True, f"torch {version}, built for CUDA {cuda}")
     yield _device()
-    yield _bitsandbytes()
+    yield bitsandbytes()
 
 
 def _device() -> Check:
@@ -31,27 +31,4 @@ def _device() -> Check:
     major, minor = torch.cuda.get_device_capability()
     return Check(
         "device", True, f"torch computes on {torch.cuda.get_device_name()} (sm_{major}{minor})"
-    )
-
-
-def _bitsandbytes() -> Check:
-    try:
-        bitsandbytes = import_bitsandbytes()
-        from bitsandbytes.cextension import lib
-    except Exception as error:  # noqa: BLE001 - it looks for libraries while it is imported
-        return Check(
-            "bitsandbytes",
-            False,
-            f"cannot be imported: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
-            "install it again: pip install --force-reinstall --no-deps bitsandbytes",
-        )
-    named = f"bitsandbytes {bitsandbytes.__version__}"
-    if lib.compiled_with_cuda:
-        return Check("bitsandbytes", True, f"{named} with its CUDA library")
-    return Check(
-        "bitsandbytes",
-        False,
-        f"{named} did not load its CUDA library",
-        "it takes the one for torch's CUDA once torch reaches the GPU; `python -m bitsandbytes` "
-        "tells more",
     )
