@@ -8,5 +8,6 @@
 
 Every trainer of a cell gets the same token ids in the same optimizer steps, the same adapter to
 start from, the same rates, clipping and number of threads; the rounds are interleaved, and each run
-is a new process. A trainer whose losses are not those of vox in float32 has no result.
+is a new process. A trainer whose losses are not those of transformers and PEFT in float32 has no
+result, vox included.
 """

@@ -17,7 +17,7 @@ from benchmarks.training import machine, report
 from benchmarks.training.cells import Cell
 from benchmarks.training.result import Measured, to_json
 from benchmarks.training.rounds import Bench
-from benchmarks.training.table import terminal
+from benchmarks.training.table import notes, terminal
 
 Cells = Callable[..., list[Cell]]
 
@@ -103,5 +103,5 @@ def _say(line: str) -> None:
 
 def _tell(measured: Measured) -> Measured:
     rows = to_json(measured)["rows"]
-    print(f"\n{measured.cell.id}\n{terminal(rows)}\n", flush=True)
+    print(f"\n{measured.cell.id}\n{terminal(rows)}\n\n{notes(rows)}\n", flush=True)
     return measured

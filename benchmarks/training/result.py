@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.training.cells import Cell
@@ -34,6 +34,7 @@ class Row:
         to_adapter: seconds from command to saved adapter.
         memory: bytes, the largest of all rounds, by kind.
         utilisation: share of the roof.
+        attention, layout: how it computed, also where it is void, if it answered at all.
         void: why there is no result.
     """
 
@@ -45,6 +46,8 @@ class Row:
     memory: Mapping[str, int] | None = None
     utilisation: float | None = None
     worst_loss: float | None = None
+    attention: str | None = None
+    layout: str | None = None
     void: str | None = None
 
 
@@ -54,13 +57,14 @@ class Measured:
 
     Args:
         tokens, flop: of each step.
+        reference: what everybody is held against, or why there is none.
         faults: trainer -> how it failed.
     """
 
     cell: Cell
     tokens: Sequence[int]
     flop: Sequence[int]
-    reference: Answer
+    reference: Answer | str
     tolerance: float
     rounds: Sequence[Round]
     faults: Mapping[str, str]
@@ -69,42 +73,68 @@ class Measured:
         return [self._row(trainer) for trainer in self.cell.trainers]
 
     def _row(self, trainer: str) -> Row:
-        if trainer in self.faults:
-            return Row(trainer, void=f"failed: {self.faults[trainer]}")
-        verdict = self._verdict(trainer)
-        if not verdict.passed:
-            return Row(trainer, worst_loss=verdict.worst, void=verdict.told())
+        attention, layout = self._how(trainer)
+        void = self._void(trainer)
+        row = Row(trainer, attention=attention, layout=layout, void=void)
+        return replace(row, worst_loss=self._worst(trainer)) if void else self._measured(row)
+
+    def _measured(self, row: Row) -> Row:
+        """With its numbers."""
+        trainer = row.trainer
         answers = [r.answers[trainer] for r in self.rounds]
-        moved = max((a.moved / self.reference.moved for a in answers), key=lambda m: abs(m - 1))
-        if not abs(moved - 1) <= MOVED[self.cell.dtype]:
-            return Row(trainer, void=f"its adapter moved {moved:.2f} times as far as it should")
         rates = self._rates(trainer, self.tokens)
         flops = self._rates(trainer, self.flop)
         kinds = answers[0].memory
-        return Row(
-            trainer=trainer,
+        return replace(
+            row,
             tokens_per_second=spread(rates),
             step_milliseconds=1e3 / spread(self._rates(trainer, [1] * len(self.tokens))).median,
             ahead=self._ahead(trainer, rates),
             to_adapter=spread([a.saved for a in answers]).median,
             memory={kind: max(a.memory[kind] for a in answers) for kind in kinds},
             utilisation=ratios(flops, [r.roof for r in self.rounds]).median,
-            worst_loss=verdict.worst,
+            worst_loss=self._worst(trainer),
         )
 
-    def _verdict(self, trainer: str) -> Verdict:
+    def _void(self, trainer: str) -> str | None:
+        """Why a trainer has no result; None if it has one."""
+        if isinstance(self.reference, str):
+            return f"no reference: {self.reference}"
+        if trainer in self.faults:
+            return f"failed: {self.faults[trainer]}"
+        verdict = self._verdict(trainer, self.reference)
+        return self._unmoved(trainer, self.reference) if verdict.passed else verdict.told()
+
+    def _unmoved(self, trainer: str, reference: Answer) -> str | None:
+        """How much too far or too little its adapter moved, in the worst round."""
+        answers = [r.answers[trainer] for r in self.rounds]
+        moved = max((a.moved / reference.moved for a in answers), key=lambda m: abs(m - 1))
+        if abs(moved - 1) <= MOVED[self.cell.dtype]:
+            return None
+        return f"its adapter moved {moved:.2f} times as far as it should"
+
+    def _worst(self, trainer: str) -> float | None:
+        if isinstance(self.reference, str) or trainer in self.faults:
+            return None
+        return self._verdict(trainer, self.reference).worst
+
+    def _verdict(self, trainer: str, reference: Answer) -> Verdict:
         """That of the worst round."""
         verdicts = [
-            judge(r.answers[trainer].losses, self.reference.losses, self.tolerance)
-            for r in self.rounds
+            judge(r.answers[trainer].losses, reference.losses, self.tolerance) for r in self.rounds
         ]
         return max(verdicts, key=lambda v: v.worst)
+
+    def _how(self, trainer: str) -> tuple[str | None, str | None]:
+        """Its attention and its layout, which are the same in all rounds."""
+        answers = (r.answers[trainer] for r in self.rounds if trainer in r.answers)
+        first = next(answers, None)
+        return (first.attention, first.layout) if first else (None, None)
 
     def _ahead(self, trainer: str, rates: Sequence[float]) -> Spread | None:
         """None where vox itself has no result to be ahead with."""
         vox = COUNTERPARTS.get(trainer, "vox")
-        known = vox in self.cell.trainers and vox not in self.faults
-        if not known or not self._verdict(vox).passed:
+        if vox not in self.cell.trainers or self._void(vox):
             return None
         return ratios(self._rates(vox, self.tokens), rates)
 

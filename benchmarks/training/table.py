@@ -51,6 +51,12 @@ def markdown(rows: Sequence[Json]) -> str:
     return "\n".join(f"| {' | '.join((line + blank)[: len(HEADINGS)])} |" for line in lines)
 
 
+def notes(rows: Sequence[Json]) -> str:
+    """How each trainer that answered computed: its attention, and how documents lay in rows."""
+    told = [f"{r['trainer']}: {r['attention']}, {r['layout']}" for r in rows if r["attention"]]
+    return f"Attention and layout: {'; '.join(told)}." if told else ""
+
+
 def _line(line: Sequence[str], widths: Sequence[int]) -> str:
     if len(line) < len(widths):
         return f"{line[0].ljust(widths[0])}  {line[1]}"

@@ -59,6 +59,7 @@ class Answer:
         saved: when the adapter was on the disk.
         moved: norm of all B together, which begin at 0.
         memory: bytes, by kind: `rss`, and on a GPU `allocated` and `reserved`; peaks.
+        attention, layout: how it computed: by which function, and how documents lay in rows.
     """
 
     losses: list[float]
@@ -66,6 +67,8 @@ class Answer:
     saved: float
     moved: float
     memory: dict[str, int] = field(default_factory=dict)
+    attention: str = ""
+    layout: str = ""
 
     def write(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self)))
@@ -77,10 +80,12 @@ class Answer:
 
 @dataclass(slots=True)
 class Diary:
-    """Where a trainer writes down each step that is done."""
+    """Where a trainer writes down each step that is done, and how it computes them."""
 
     losses: list[float] = field(default_factory=list)
     marks: list[float] = field(default_factory=list)
+    attention: str = ""
+    layout: str = ""
 
     def step(self, loss: float) -> None:
         """A step is done, and `loss` is known: nothing of it is still under way on a device."""

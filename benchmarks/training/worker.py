@@ -23,6 +23,7 @@ TRAINERS = {
     "trl": "trl_sft",
     "trl-best": "trl_sft",
     "loop": "plain_loop",
+    "reference": "plain_loop",
     "mlx-lm": "mlx_lm_tuner",
 }
 """Name of a trainer -> module in trainers/; the same module may serve several, by their names."""
@@ -36,7 +37,16 @@ def main(task_file: str, answer_file: str, started: str) -> None:
     saved = time.monotonic() - zero
     marks = [mark - zero for mark in diary.marks]
     peaks = memory(task.device)
-    Answer(diary.losses, marks, saved, moved(Path(task.out)), peaks).write(Path(answer_file))
+    answer = Answer(
+        losses=diary.losses,
+        marks=marks,
+        saved=saved,
+        moved=moved(Path(task.out)),
+        memory=peaks,
+        attention=diary.attention,
+        layout=diary.layout,
+    )
+    answer.write(Path(answer_file))
 
 
 def moved(folder: Path) -> float:

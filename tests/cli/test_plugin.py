@@ -132,12 +132,16 @@ def test_explain_asks_as_the_operation_would(vox, site: Site, tmp_path: Path, mo
     assert "asked for (VOX_BACKEND mine)" in told
 
 
-def test_explain_of_what_nobody_can_do(vox, site: Site) -> None:
-    done = vox("backend", "explain", "--quant", "nf4")
+def test_explain_of_what_nobody_can_do(vox, site: Site, monkeypatch) -> None:
+    asked = ("backend", "explain", "--quant", "nf4", "--dtype", "fp16")  # without a GPU
+    monkeypatch.setenv("VOX_OVERRIDE_HARDWARE", "none")
+    done = vox(*asked)
     assert done.code == 0
     *_, refusal, remedy = done.out.splitlines()
-    assert refusal == "none is chosen: no usable backend for `train` with quantisation nf4"
+    assert (
+        refusal == "none is chosen: no usable backend for `train` with quantisation nf4, dtype fp16"
+    )
     assert remedy == "next: run with `--quant none`, or see `vox plugin doctor`"
-    told = json.loads(vox("backend", "explain", "--quant", "nf4", "--json").out)
+    told = json.loads(vox(*asked, "--json").out)
     assert (told["chosen"], told["hardware"]) == (None, None)
     assert all(verdict["reason"] for verdict in told["verdicts"])

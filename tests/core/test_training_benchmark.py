@@ -12,9 +12,11 @@ import pytest
 from benchmarks.training import cells, documents, gate, report, stats, table
 from benchmarks.training.flops import document_flop, step_flop
 from benchmarks.training.result import Measured, Round, to_json
+from benchmarks.training.rounds import ADAPTER, OPTIMIZER, Bench
 from benchmarks.training.shapes import SHAPES
-from benchmarks.training.task import Answer
-from benchmarks.training.trainers.base import groups_by_length
+from benchmarks.training.task import Answer, Task
+from benchmarks.training.trainers import base
+from benchmarks.training.trainers.base import cut_to, groups_by_length
 
 TOKENS, FLOP = [100, 200, 300], [1000, 2000, 3000]
 LOSSES = [3.0, 2.5, 2.0]
@@ -23,7 +25,27 @@ LOSSES = [3.0, 2.5, 2.0]
 def answer(seconds: float, losses: list[float] = LOSSES, moved: float = 1.0) -> Answer:
     """A run whose first step ends after five seconds and whose others take `seconds` each."""
     marks = [5.0, 5.0 + seconds, 5.0 + 2 * seconds]
-    return Answer(losses, marks, 9.0, moved, {"rss": 2_000_000_000})
+    return Answer(losses, marks, 9.0, moved, {"rss": 2_000_000_000}, "sdpa", "padded rows")
+
+
+def task(**changes) -> Task:
+    told = Task(
+        trainer="trl",
+        model="m",
+        adapter="a",
+        documents="d/documents.json",
+        out="o",
+        device="cuda",
+        dtype="bf16",
+        quant="none",
+        lrs=(1e-5,),
+        optimizer=OPTIMIZER,
+        row_tokens=100,
+        rank=ADAPTER.rank,
+        alpha=ADAPTER.alpha,
+        seed=1,
+    )
+    return replace(told, **changes)
 
 
 def measured(*rounds: dict[str, Answer], faults: dict[str, str] | None = None) -> Measured:
@@ -118,6 +140,31 @@ def test_groups_hold_every_document_once_and_stay_within_their_tokens():
     assert len(groups_by_length(lengths, 100, padded=False)) == 4
 
 
+def test_groups_are_halved_until_there_are_as_many_as_in_the_longest_step():
+    groups = [[4], [1, 0, 3], [2, 5]]
+    assert cut_to(groups, 5) == [[4], [1], [0], [3], [2, 5]]
+    assert cut_to(groups, 3) == groups == [[4], [1, 0, 3], [2, 5]]
+    assert sorted(map(len, cut_to(groups, 6))) == [1] * 6
+
+
+def test_the_best_of_trl_is_padding_free_where_no_dense_mask_is_needed(monkeypatch):
+    installed = {"flash_attn"}
+    monkeypatch.setattr(base, "find_spec", lambda name: name if name in installed else None)
+    assert base.padding_free(task())
+    # Flash attention has no float32.
+    assert not base.padding_free(task(dtype="fp32"))
+    installed.clear()
+    assert not base.padding_free(task())
+    assert base.padding_free(task(device="cpu"))
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_a_quantised_base_computes_in_the_dtype_of_the_cell(dtype, compute):
+    settings = base.quantisation(task(quant="nf4", dtype=dtype))
+    assert settings["bnb_4bit_compute_dtype"] == compute
+    assert base.quantisation(task(dtype=dtype)) == {}
+
+
 def test_a_rate_leaves_the_first_step_out():
     assert stats.rate([1000, 200, 300], [60.0, 61.0, 65.0]) == 100
     with pytest.raises(ValueError, match="1 amounts and 1 marks"):
@@ -140,6 +187,10 @@ def test_the_gate_lets_the_tolerance_pass_and_no_more():
 @pytest.mark.parametrize("losses", [[3.0, math.nan], [3.0, math.inf], [3.0], []])
 def test_the_gate_stops_what_is_missing_or_no_number(losses):
     assert not gate.judge(losses, [3.0, 2.0], 1e-2).passed
+
+
+def test_a_reference_that_is_no_number_lets_nobody_pass():
+    assert not gate.judge([3.0, 2.0, 1.0], [3.0, math.nan, 1.0], 1e-2).passed
 
 
 def test_a_row_by_hand():
@@ -177,8 +228,54 @@ def test_a_trainer_that_fails_is_a_row_with_its_reason():
 def test_nothing_is_ahead_of_a_vox_that_has_no_result():
     wrong = answer(1, [3.0, 2.5, 9.0])
     assert row(measured({"vox": wrong, "trl": answer(2)}), "trl").ahead is None
+    untrained = measured({"vox": answer(1, moved=0.5), "trl": answer(2)})
+    assert row(untrained, "vox").void and row(untrained, "trl").void is None
+    assert row(untrained, "trl").ahead is None
     failed = measured({"trl": answer(2)}, faults={"vox": "broken"})
     assert row(failed, "trl").ahead is None
+
+
+def bench(tmp_path, monkeypatch, run) -> Bench:
+    """One whose processes are `run(task, name)`, over three steps of the tiny model."""
+    steps = documents.make_steps("chat", 512, 3, 2)
+    monkeypatch.setattr(Bench, "_prepare", lambda self, cell: (task(dtype=cell.dtype), steps))
+    monkeypatch.setattr(Bench, "_run", lambda self, told, name: run(told, name))
+    monkeypatch.setattr(Bench, "_roof", lambda self, cell: 5000.0)
+    return Bench("cpu", tmp_path, tmp_path, 1, lambda line: None)
+
+
+CELL = cells.Cell("tiny", "bf16", "chat", ("vox", "trl"), 2, 3)
+
+
+def test_the_reference_is_the_plain_loop_in_float32_and_vox_is_held_against_it(
+    tmp_path, monkeypatch
+):
+    asked = []
+
+    def run(told: Task, name: str) -> Answer:
+        asked.append((name, told.trainer, told.dtype))
+        return answer(1, [3.0, 2.5, 9.0] if told.trainer == "vox" else LOSSES)
+
+    one = bench(tmp_path, monkeypatch, run).measure(CELL)
+    assert asked[0] == ("reference", "reference", "fp32")
+    assert row(one, "vox").void == "loss 9.00000 at step 3, expected 2.00000"
+    assert row(one, "trl").void is None
+
+
+def test_without_a_reference_all_rows_are_void_and_are_told(tmp_path, monkeypatch):
+    asked = []
+
+    def run(told: Task, name: str) -> str:
+        asked.append(name)
+        return "OutOfMemoryError: 40 GB"
+
+    made = bench(tmp_path, monkeypatch, run)
+    told = [json.loads(json.dumps(to_json(made.measure(CELL)))) for _ in range(2)]
+    # Nothing is trained that could not be judged, and what failed once is not tried again.
+    assert asked == ["reference"]
+    for one in told:
+        assert [r["void"] for r in one["rows"]] == ["no reference: OutOfMemoryError: 40 GB"] * 2
+        assert "void: no reference: OutOf" in table.terminal(one["rows"])
 
 
 def test_mlx_lm_is_held_against_vox_on_mlx():
@@ -196,6 +293,15 @@ def test_tables_have_the_numbers_and_the_reasons():
     assert lines[3].startswith("loop ") and "void: loss nan at step 3" in lines[3]
     marked = table.markdown(rows).splitlines()
     assert len({line.count("|") for line in marked}) == 1
+
+
+def test_the_notes_tell_how_each_that_answered_computed():
+    trl = replace(answer(2, moved=0.1), attention="flash_attention_2", layout="padding-free rows")
+    one = measured({"vox": answer(1), "trl": trl}, faults={"loop": "broken"})
+    assert table.notes(to_json(one)["rows"]) == (
+        "Attention and layout: vox: sdpa, padded rows; trl: flash_attention_2, padding-free rows."
+    )
+    assert table.notes(to_json(measured({}, faults={"vox": "broken"}))["rows"]) == ""
 
 
 def test_memory_of_a_gpu_is_told_instead_of_the_process():
@@ -217,6 +323,7 @@ def test_the_page_says_where_when_and_with_what_command():
     for told in (result["date"], result["command"], "A processor, 2 threads", "torch 2.13.0"):
         assert told in page
     assert "### tiny/fp32/chat" in page and "| trl | 62 |" in page
+    assert "Attention and layout: vox: sdpa, padded rows; trl: sdpa, padded rows." in page
 
 
 def test_every_cell_has_a_shape_and_an_id_of_its_own():

@@ -21,8 +21,9 @@ from vox_core.run.train import train
 from vox_core.testing.tiny import FAMILIES
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
-# over families and methods is 2e-6 (libs/vox_torch/tests/test_merge_load.py).
-FLOAT32 = 2e-5
+# over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:
+# 1.3e-5 and 2.2e-5 after two trainings that differ in their last bits. A lost adapter is above 1e-2.
+FLOAT32 = 5e-5
 TOKENS = np.arange(40, 72, dtype=np.int64)
 
 

@@ -30,6 +30,8 @@ from vox_core.run.train import train
 from vox_core.run.trained import trained_weights
 from vox_core.testing.llama import write_llama
 from vox_core.weights import CODECS, MLX_FORMATS, MlxFormat, WeightFolder, open_weights
+from vox_torch import base as engine
+from vox_torch import train as trainer
 
 usage = namedtuple("usage", "total used free")
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
@@ -50,15 +52,20 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def lenient(monkeypatch):
-    """Let the CPU backend pass for one that has every quantisation; gives what was asked of it."""
+    """Let the CPU backend pass for one that has every quantisation, though it trains on the plain
+    weights; gives what was asked of it."""
     asked = []
 
     def choose(request):
         asked.append(request)
         return host.choose(replace(request, quant=None))
 
+    def load_base(folder, dtype, device, _quant):
+        return engine.load_base(folder, dtype, device)
+
     for module in (prepare, run_backend):
         monkeypatch.setattr(module, "choose", choose)
+    monkeypatch.setattr(trainer, "load_base", load_base)
     return asked
 
 
@@ -109,7 +116,8 @@ def test_a_resumed_run_keeps_its_quantisation(base, settings, lenient):
 def test_a_backend_without_the_quantisation_is_refused_by_name(base, settings):
     with pytest.raises(BackendError) as caught:
         train(settings(base, quant="affine4"))
-    assert any("quantisation affine4 (has: none)" in fault for fault in caught.value.faults)
+    has = "none, nf4, nf4-single, int8"
+    assert any(f"quantisation affine4 (has: {has})" in fault for fault in caught.value.faults)
 
 
 def test_widths_that_the_groups_do_not_divide_are_refused_with_their_modules(

@@ -19,20 +19,20 @@ def adapted(task: Task, dtype: str, *, adapter_as_base: bool) -> PeftModel:
     """The base with the adapter to start from, on the device.
 
     Args:
-        dtype: of the base's weights; of a quantised base, of what it computes in.
+        dtype: of the base's weights; of a quantised base, of those that are not quantised.
         adapter_as_base: the adapter in that dtype too; PEFT's default is float32.
     """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    compute: torch.dtype = getattr(torch, _DTYPES[dtype])
+    kind: torch.dtype = getattr(torch, _DTYPES[dtype])
     base = AutoModelForCausalLM.from_pretrained(
         task.model,
-        dtype=compute,
+        dtype=kind,
         attn_implementation=_attention(task),
         device_map={"": task.device},
-        **_quantised(task, compute),
+        **_quantised(task),
     )
     return PeftModel.from_pretrained(
         base, task.adapter, is_trainable=True, autocast_adapter_dtype=not adapter_as_base
@@ -72,23 +72,62 @@ def groups_by_length(lengths: list[int], row_tokens: int, *, padded: bool) -> li
     return groups
 
 
+def cut_to(groups: list[list[int]], count: int) -> list[list[int]]:
+    """The groups, with those of most documents halved until there are `count`.
+
+    transformers accumulates as many passes in each step as in any other. There have to be as many
+    documents as groups.
+    """
+    cut = list(groups)
+    while len(cut) < count:
+        at = max(range(len(cut)), key=lambda i: len(cut[i]))
+        half = (len(cut[at]) + 1) // 2
+        cut[at : at + 1] = [cut[at][:half], cut[at][half:]]
+    return cut
+
+
+def padding_free(task: Task) -> bool:
+    """Whether a trainer at its best has its documents end to end.
+
+    On a GPU without flash attention they would go through a dense mask of all tokens by all tokens,
+    and padding is faster.
+    """
+    return task.device == "cpu" or _attention(task) == "flash_attention_2"
+
+
+def attention_of(model: PeftModel) -> str:
+    """What its base was loaded with, whatever was asked for."""
+    base: Any = model.get_base_model()
+    return str(base.config._attn_implementation)
+
+
+def quantisation(task: Task) -> dict[str, Any]:
+    """NF4 as QLoRA has it (Dettmers et al., arXiv:2305.14314), double, as vox has it.
+
+    It computes in the cell's dtype, whatever the other weights have. Empty for a plain base.
+    """
+    if task.quant == "none":
+        return {}
+    if task.quant != "nf4":
+        raise ValueError(f"the peers' settings for {task.quant} are not here")
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": _DTYPES[task.dtype],
+    }
+
+
 def _attention(task: Task) -> str:
     flash = task.device == "cuda" and task.dtype == "bf16" and find_spec("flash_attn")
     return "flash_attention_2" if flash else "sdpa"
 
 
-def _quantised(task: Task, compute: torch.dtype) -> dict[str, Any]:
-    """NF4 as QLoRA has it (Dettmers et al., arXiv:2305.14314), double, as vox has it."""
-    if task.quant == "none":
+def _quantised(task: Task) -> dict[str, Any]:
+    settings = quantisation(task)
+    if not settings:
         return {}
-    if task.quant != "nf4":
-        raise ValueError(f"the peers' settings for {task.quant} are not here")
     from transformers import BitsAndBytesConfig
 
-    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute,
-    )
+    config = BitsAndBytesConfig(**settings)  # type: ignore[no-untyped-call]
     return {"quantization_config": config}

@@ -37,6 +37,7 @@ def train(task: Task, diary: Diary) -> None:
         """mlx-lm's class, imported no earlier than here."""
 
     model = _adapted(task)
+    diary.attention, diary.layout = "mlx", "padded rows grouped by length"
     steps = [_step(step, task) for step in documents.read(Path(task.documents))]
     most = max(map(len, steps))
     batches = [batch for step in steps for batch in _filled(step, most)]

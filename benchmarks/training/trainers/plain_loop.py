@@ -1,5 +1,10 @@
 """transformers and PEFT in a plain loop: weights and adapter in one dtype, documents sorted by
-length and padded in groups, transformers' own loss."""
+length and padded in groups, transformers' own loss.
+
+As `reference` it is what everybody's losses are held against: each document by itself, so that no
+padding and no neighbour can go wrong, and with gradient checkpointing, so that a whole model in
+float32 has room. Neither changes a number.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import torch
 
 from benchmarks.training import documents
 from benchmarks.training.task import Diary, Task
-from benchmarks.training.trainers.base import adamw, adapted, groups_by_length
+from benchmarks.training.trainers.base import adamw, adapted, attention_of, groups_by_length
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -22,6 +27,10 @@ Rows = list[tuple[list[int], list[int]]]
 def train(task: Task, diary: Diary) -> None:
     model = adapted(task, task.dtype, adapter_as_base=True)
     model.train()
+    diary.attention, diary.layout = attention_of(model), "padded rows grouped by length"
+    if task.trainer == "reference":
+        diary.layout = "each document by itself"
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = adamw(task, model)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     for step, lr in zip(documents.read(Path(task.documents)), task.lrs, strict=True):
@@ -38,11 +47,17 @@ def _backward(model: PeftModel, step: Rows, task: Task) -> torch.Tensor:
     """Gradients of a step; its loss."""
     total = sum(sum(weights) for _, weights in step)
     loss = torch.zeros((), device=task.device)
-    for group in groups_by_length([len(t) for t, _ in step], task.row_tokens, padded=True):
+    for group in _groups(step, task):
         share = model(**_padded([step[i] for i in group], task.device), num_items_in_batch=total)
         share.loss.backward()
         loss += share.loss.detach()
     return loss
+
+
+def _groups(step: Rows, task: Task) -> list[list[int]]:
+    if task.trainer == "reference":
+        return [[i] for i in range(len(step))]
+    return groups_by_length([len(t) for t, _ in step], task.row_tokens, padded=True)
 
 
 def _padded(rows: Rows, device: str) -> dict[str, torch.Tensor]:

@@ -3,12 +3,13 @@
     trl        float32 weights, bf16 autocast where the cell is bf16, gradient checkpointing,
                padded batches of eight: what `SFTConfig()` gives
     trl-best   weights and adapter in the cell's dtype, no autocast, no gradient checkpointing,
-               padding-free rows: what `packing_strategy="bfd"` gives
+               padding-free rows: what `packing_strategy="bfd"` gives; on a GPU without flash
+               attention padded ones, grouped by length, which are faster there
 
 TRL packs a whole data set, across the steps; the documents of a step have to stay those of the
 step, so each step's are put into rows here, and TRL's own collator lays them end to end as it does
-with packed ones. `max_length` is off (its default of 1024 would cut documents), and the learning
-rates are given from outside.
+with packed ones, or pads them. `max_length` is off (its default of 1024 would cut documents), and
+the learning rates are given from outside.
 
 TRL is no part of the environment that types are checked in, and comes in by name.
 """
@@ -25,7 +26,14 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from benchmarks.training import documents
 from benchmarks.training.task import Diary, Task
-from benchmarks.training.trainers.base import adamw, adapted, groups_by_length
+from benchmarks.training.trainers.base import (
+    adamw,
+    adapted,
+    attention_of,
+    cut_to,
+    groups_by_length,
+    padding_free,
+)
 
 PER_DEVICE = 8
 """TRL's default `per_device_train_batch_size`."""
@@ -37,6 +45,7 @@ def train(task: Task, diary: Diary) -> None:
     batches, per_step = _batches([[len(t) for t, _ in s] for s in steps], task, best)
     # TRL's default weights are float32, whatever it computes in.
     model = adapted(task, task.dtype if best else "fp32", adapter_as_base=best)
+    diary.attention, diary.layout = attention_of(model), _layout(task, best)
     optimizer = adamw(task, model)
     rates = [lr / task.lrs[0] for lr in task.lrs]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: rates[min(i, len(rates) - 1)])
@@ -69,7 +78,7 @@ def _config(task: Task, best: bool, per_step: int) -> Any:
         "seed": task.seed,
     }
     if best:
-        given |= {"padding_free": True, "gradient_checkpointing": False}
+        given |= {"padding_free": padding_free(task), "gradient_checkpointing": False}
     return importlib.import_module("trl").SFTConfig(**given)
 
 
@@ -82,11 +91,19 @@ def _batches(steps: list[list[int]], task: Task, best: bool) -> tuple[list[list[
     if not best:
         cut = [[s[i : i + PER_DEVICE] for i in range(0, len(s), PER_DEVICE)] for s in _rows(steps)]
         return [group for groups in cut for group in groups], len(cut[0])
-    most = max(len(groups_by_length(s, task.row_tokens, padded=False)) for s in steps)
-    batches = []
-    for lengths, rows in zip(steps, _rows(steps), strict=True):
-        batches += [[rows[i] for i in group] for group in _evenly(lengths, most)]
+    padded, batches = not padding_free(task), []
+    fitting = [groups_by_length(s, task.row_tokens, padded=padded) for s in steps]
+    most = max(map(len, fitting))
+    for lengths, rows, groups in zip(steps, _rows(steps), fitting, strict=True):
+        even = cut_to(groups, most) if padded else _evenly(lengths, most)
+        batches += [[rows[i] for i in group] for group in even]
     return batches, most
+
+
+def _layout(task: Task, best: bool) -> str:
+    if not best:
+        return f"padded batches of {PER_DEVICE}"
+    return "padding-free rows" if padding_free(task) else "padded rows grouped by length"
 
 
 def _rows(steps: list[list[int]]) -> list[list[int]]:

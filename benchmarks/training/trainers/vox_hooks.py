@@ -19,6 +19,7 @@ from vox_core.contract import (
     ExecutionPlan,
     FineTuneContract,
     ModelIdentity,
+    Notice,
     Step,
     StepDone,
     TrainJob,
@@ -30,6 +31,10 @@ from vox_core.host import Request, Selection, choose
 from vox_core.run.context import Context
 from vox_core.weights import WeightFolder
 
+_END_TO_END = ("vox's own", "documents end to end")
+_PADDED = ("the model's own", "padded rows")
+"""Attention and layout of the torch backends; a notice says when a model needs the second."""
+
 
 def train(task: Task, diary: Diary) -> None:
     backend, selection = choose(_request(task))
@@ -38,9 +43,14 @@ def train(task: Task, diary: Diary) -> None:
     start = TrainState(0, read_adapter(Path(task.adapter)))
     job = TrainJob(plan, Path(task.model), [_step(task, n, s) for n, s in enumerate(steps)], start)
 
+    mlx = task.trainer == "vox-mlx"
+    diary.attention, diary.layout = ("mlx", "padded rows") if mlx else _END_TO_END
+
     def observe(event: Event) -> None:
         if isinstance(event, StepDone):
             diary.step(event.loss)
+        elif isinstance(event, Notice) and "padded rows" in event.message:
+            diary.attention, diary.layout = _PADDED
 
     with tempfile.TemporaryDirectory() as scratch:
         context = Context(plan.contract.seed, Path(scratch), observe)

@@ -14,7 +14,7 @@ from vox_core.contract import Batch, ExecutionPlan, Notice
 from vox_core.errors import TrainingError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""What torch's allocator on the CPU says, the CUDA driver, and cuBLAS, in errors of no class."""
+"""What allocators, drivers and libraries under torch say, in errors of no class of their own."""
 
 
 def halved(batches: Sequence[Batch]) -> list[Batch]:
