@@ -22,7 +22,7 @@ from vox_core.testing.tiny import FAMILIES
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
 # over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:
-# 1.3e-5 and 2.2e-5 after two trainings that differ in their last bits. A lost adapter is above 1e-2.
+# 1.3e-5 and 2.2e-5 after two trainings that differ in their last bits. A lost adapter: above 1e-2.
 FLOAT32 = 5e-5
 TOKENS = np.arange(40, 72, dtype=np.int64)
 
