@@ -23,9 +23,9 @@ from vox_core.testing import jobs
 from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import open_weights
 from vox_torch.base import load_base
-from vox_torch.forward import loss_of
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
+from vox_torch.trial import loss_of
 
 if TYPE_CHECKING:
     from vox_core.contract import ExecutionPlan

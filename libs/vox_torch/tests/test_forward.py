@@ -12,11 +12,12 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 from vox_core.contract import AdapterState, Notice
 from vox_core.testing.tiny import FAMILIES, make_model
 from vox_core.weights import WeightFolder
-from vox_torch import attention, forward, loss
+from vox_torch import attention, forward, loss, trial
 from vox_torch.base import load_base
-from vox_torch.forward import Padded, Together, loss_of
+from vox_torch.forward import Padded, Together
 from vox_torch.inject import Adapted, attach
 from vox_torch.lora import fuse
+from vox_torch.trial import loss_of
 
 # Two orders of the same float32 sums: the largest seen over the families are 2e-7 and 6e-7.
 LOSS, GRADIENT = 2e-6, 5e-6
@@ -125,7 +126,7 @@ def test_a_deep_model_is_not_taken_for_a_leaking_one(deep, family):
 
 
 def test_a_state_that_leaks_is_found_without_being_named(deep, monkeypatch):
-    monkeypatch.setattr(forward, "_recurrent", lambda _base: None)
+    monkeypatch.setattr(trial, "_recurrent", lambda _base: None)
     kind, fault = loss_of(deep("qwen3_5").model, "cpu")
     assert isinstance(kind, Padded)
     assert "changes the next" in fault
@@ -228,7 +229,7 @@ def test_a_batch_without_trained_positions_adds_nothing(tiny):
 def test_training_is_the_same_end_to_end_and_in_rows(tiny, monkeypatch):
     folder, steps = tiny("llama"), [step(n, [documents(3, seed=n)]) for n in range(1, 6)]
     _, together = train(folder, steps)
-    monkeypatch.setattr(forward, "_recurrent", lambda _base: "told so")
+    monkeypatch.setattr(trial, "_recurrent", lambda _base: "told so")
     _, rows = train(folder, steps)
     # DESIGN.md: two right float32 implementations.
     assert losses(together) == pytest.approx(losses(rows), rel=1e-5)

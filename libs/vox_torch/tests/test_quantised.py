@@ -15,11 +15,11 @@ from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import CODECS, numpy_dtype
 from vox_torch.arrays import as_tensor
 from vox_torch.base import load_base
-from vox_torch.forward import loss_of
 from vox_torch.inject import attach
 from vox_torch.load import load
 from vox_torch.lora import fuse
 from vox_torch.quantised import QuantisedLinear, pack
+from vox_torch.trial import loss_of
 
 QUANTS = ["nf4", "nf4-single", "int8"]
 DTYPES = {"bf16": ("BF16", torch.bfloat16), "fp32": ("F32", torch.float32)}

@@ -57,7 +57,7 @@ class Trainer:
 
     def _prepare(self, device: str, dtype: ComputeDType) -> None:
         """Bring everything onto the device."""
-        from vox_torch.forward import loss_of
+        from vox_torch.trial import loss_of
 
         job, contract = self._job, self._job.plan.contract
         base = load_base(job.model, dtype, device, contract.quant)
