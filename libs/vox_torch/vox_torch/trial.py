@@ -36,7 +36,7 @@ _NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeEr
 _INDEPENDENT = 1.0  # units of the dtype's roundoff
 
 # How far the hidden states of the two ways may lie apart, relative: two orders of the same sums.
-# Seen over the families of the tests and SmolLM2: 1.6 roundoffs times the square root of the layers.
+# Seen over the families of the tests and SmolLM2: 1.6 roundoffs times the root of the layers.
 _ROUNDOFFS, _MOST = 16.0, 5e-2
 
 
