@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pty
@@ -43,6 +44,11 @@ def steps_shown(total: int, first: int, capsys) -> list[int]:
 def live(width: int = 100) -> tuple[LiveDisplay, io.StringIO]:
     written = io.StringIO()
     return LiveDisplay(Console(file=written, force_terminal=True, width=width)), written
+
+
+def test_a_quantised_base_is_named(capsys) -> None:
+    LineDisplay().observe(dataclasses.replace(start(3), quant="nf4"))
+    assert lines(capsys) == ["training m in fp32, base in nf4, on a CPU, steps 1 to 3"]
 
 
 def test_lines_of_a_short_run(capsys) -> None:

@@ -380,6 +380,17 @@ def test_the_suggestion_changes_numbers_last() -> None:
         better = grid[: grid.index(found)]
         assert all(o.peak > memory or o.quant == found.quant for o in better)
     assert suggest(grid, min(peaks.values())) is None  # without a tenth to spare
+    kept = suggest(grid, 10**12, "nf4")
+    assert kept is not None
+    assert (kept.quant, kept.gradient_checkpointing, kept.micro_batch_tokens) == (
+        "nf4",
+        False,
+        8192,
+    )
+    same = options(model, asked, EXACT, ("none",), lambda n: Largest(min(n, 700), 700, 50, 40))
+    small = suggest(same, 10**12)
+    assert small is not None
+    assert small.micro_batch_tokens == 1024  # more at once would change nothing
     generous = suggest(grid, 10**12)
     assert generous is not None
     assert generous.flags("none") == "--micro-batch-tokens 8192"

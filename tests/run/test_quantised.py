@@ -98,7 +98,9 @@ def test_a_run_says_what_its_base_is_quantised_to(base, settings, lenient):
         if line["event"] == "run_start"
     ]
     assert start["quant"] == "affine4"
-    assert "| quantisation of the base | affine4 |" in (report.run / "README.md").read_text()
+    card = (report.run / "README.md").read_text()
+    assert "| quantisation of the base | affine4 |" in card
+    assert "vox merge . --onto trained-base" in card
     assert locate(str(report.run)).quant == "affine4"
 
 

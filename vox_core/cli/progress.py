@@ -84,7 +84,8 @@ def words(event: Event) -> str | None:
             return printable(message if level == "info" else f"warning: {message}", lines=True)
         case RunStart():
             steps = f"steps {event.first_step} to {event.total_steps}"
-            return f"training {event.model} in {event.dtype} on {event.device}, {steps}"
+            base = "" if event.quant == "none" else f", base in {event.quant},"
+            return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"
         case Validation(step, loss):
             return f"held-out loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
         case RunEnd(step, outcome, seconds):

@@ -72,16 +72,21 @@ def fitting(grid: Iterable[Option], memory: int) -> list[Option]:
     return [option for option in grid if option.peak <= (1 - SPARE) * memory]
 
 
-def suggest(grid: Sequence[Option], memory: int) -> Option | None:
-    """The one to begin with in so many bytes; None if nothing fits."""
+def suggest(grid: Sequence[Option], memory: int, quant: Quant = "none") -> Option | None:
+    """The one to begin with in so many bytes; None if nothing fits.
+
+    Args:
+        quant: what was asked for, and is kept where it fits; `none` for no wish.
+    """
     fits = fitting(grid, memory)
     if not fits:
         return None
-    first = fits[0]
+    first = next((option for option in fits if quant in ("none", option.quant)), fits[0])
     alike = [
         option
         for option in fits
         if (option.quant, option.gradient_checkpointing)
         == (first.quant, first.gradient_checkpointing)
     ]
-    return max(alike, key=lambda option: option.micro_batch_tokens)
+    # Beyond the largest step of the data, more tokens at once change nothing.
+    return max(alike, key=lambda option: (option.peak, -option.micro_batch_tokens))

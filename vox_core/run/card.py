@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from vox_core.contract import ExecutionPlan, Optimizer
+from vox_core.contract import ExecutionPlan, Optimizer, Quant
 from vox_core.models import LocalModel
 
 _OPTIMIZERS: dict[Optimizer, str] = {
@@ -71,7 +71,14 @@ def card(
         "contract": f"`{contract.digest}`",
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    return _CARD.format(model=model.id, licence=_licence(model), table=table)
+    return _CARD.format(
+        model=model.id, licence=_licence(model), table=table, onto=_onto(contract.quant)
+    )
+
+
+def _onto(quant: Quant) -> str:
+    """What merges onto the weights that were trained on, where the base was quantised."""
+    return "" if quant == "none" else " --onto trained-base"
 
 
 def _losses(before: float | None, after: float | None) -> str:
@@ -103,7 +110,7 @@ Trained with vox.
 ## Use it
 
     vox chat .
-    vox merge .
+    vox merge .{onto}
 
 or with PEFT:
 

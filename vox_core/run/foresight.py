@@ -76,7 +76,7 @@ def warning(prepared: Prepared) -> Notice | None:
     seen = foresee(prepared)
     if seen.fits is not False or seen.limit is None:
         return None
-    found = suggest(alternatives(prepared), seen.limit)
+    found = suggest(alternatives(prepared), seen.limit, prepared.plan.contract.quant)
     where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
     asked = prepared.plan.contract.quant
     way = (

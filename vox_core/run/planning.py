@@ -194,7 +194,9 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
         adapter=_adapter(prepared),
         memory=_memory(seen),
         options=tuple(grid),
-        suggested=tuple(Suggestion(size, suggest(grid, size)) for size in limits),
+        suggested=tuple(
+            Suggestion(size, suggest(grid, size, made.contract.quant)) for size in limits
+        ),
         disk=_disk(ready),
         run=ready.run.path,
         writes=_writes(prepared),

@@ -101,7 +101,8 @@ def require_unfinished(run: RunFolder, plan: Mapping[str, Any]) -> None:
         "the run has finished already",
         where=run.path,
         found=f"{total} of {total} steps",
-        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs",
+        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs, or "
+        "--max-steps where that was given",
     )
 
 
