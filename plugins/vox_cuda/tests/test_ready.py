@@ -11,7 +11,7 @@ import torch
 
 from vox_core.contract import Check
 from vox_core.errors import BackendError
-from vox_cuda import backend, doctor, ready
+from vox_cuda import backend, doctor, library, ready
 from vox_cuda.library import require_bitsandbytes
 from vox_cuda.ready import has_code_for, require_cuda, torch_build
 from vox_torch.libraries import import_bitsandbytes
@@ -183,5 +183,7 @@ def test_what_bitsandbytes_cannot_do_here_is_refused(gpu, monkeypatch, quant, op
 
 @pytest.mark.parametrize("quant", ["none", "int8"])
 def test_bitsandbytes_is_not_asked_for_what_torch_does(monkeypatch, quant):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    asked = []
+    monkeypatch.setattr(library, "bitsandbytes", lambda: asked.append(quant))
     require_bitsandbytes(quant)
+    assert asked == []
