@@ -29,7 +29,7 @@ def fuse(model: PeftModel) -> list[str]:
         if not isinstance(layer, LoraLayer):
             continue
         if _is_plain(layer):
-            layer.forward = partial(_forward, layer)
+            layer.forward = partial(_forward, layer, weight_of(layer.base_layer))
         else:
             kept.append(path)
     return kept
@@ -48,7 +48,9 @@ def _is_plain(layer: nn.Module) -> bool:
     return no_dropout and not layer.use_dora["default"] and not layer.lora_bias["default"]
 
 
-def _forward(layer: Linear, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _forward(
+    layer: Linear, weight: Callable[[], torch.Tensor], x: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
     from vox_torch.functions import LoraLinear
 
     if x.dtype != layer.lora_A["default"].weight.dtype:
@@ -58,7 +60,7 @@ def _forward(layer: Linear, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor
         x_XI,
         layer.lora_A["default"].weight,
         layer.lora_B["default"].weight,
-        weight_of(layer.base_layer),
+        weight,
         layer.base_layer.bias,
         layer.scaling["default"],
     )

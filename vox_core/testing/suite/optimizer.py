@@ -16,8 +16,8 @@ import pytest
 from vox_core.contract import Optimizer, OptimizerSpec, TrainState
 from vox_core.testing.jobs import curve, stirred
 from vox_core.testing.subject import Run, Subject
-from vox_core.testing.suite.loss import distance
 from vox_core.testing.suite.requirements import each_optimizer, needs, trains
+from vox_core.testing.suite.state import assert_goes_on
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,16 +84,8 @@ def test_each_optimizer_learns_and_goes_on(vox_subject: Subject, optimizer: Opti
     """Losses on the same documents fall, and a resumed run is the uninterrupted one."""
     plan = vox_subject.plan(optimizer=optimizer, rank=LARGE)
     steps = [replace(one, number=n) for n in range(1, 7) for one in curve(1, lr=4e-3)]
-    whole = vox_subject.train(steps, plan)
-    assert whole.losses[-1] < FALLEN * whole.losses[0]
-    first = vox_subject.train(steps[:3], plan)
-    second = vox_subject.train(steps[3:], plan, first.state)
-    losses = first.losses + second.losses
-    assert losses == pytest.approx(whole.losses, rel=vox_subject.tolerance.loss)
-    assert distance(second.state, whole.state) < vox_subject.tolerance.adapter
-    if vox_subject.on_cpu:
-        assert losses == whole.losses
-        assert distance(second.state, whole.state) == 0
+    losses = assert_goes_on(vox_subject, plan, steps)
+    assert losses[-1] < FALLEN * losses[0]
 
 
 @trains

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from vox_core.contract import Method, StepDone, TrainState, Validation
+from vox_core.contract import ExecutionPlan, Method, Step, StepDone, TrainState, Validation
 from vox_core.testing.jobs import batch, curve, documents, stirred
 from vox_core.testing.reference import Reference
 from vox_core.testing.subject import Subject
@@ -25,7 +26,14 @@ MOVED = 1e-1
 def test_a_resumed_run_is_the_uninterrupted_one(vox_subject: Subject, method: Method) -> None:
     """To the bit on a CPU: the moments come back, and the bias correction knows the step."""
     plan = vox_subject.plan(method=method, dropout=0.1)
-    steps = curve(6, groups=2)
+    assert_goes_on(vox_subject, plan, curve(6, groups=2))
+
+
+def assert_goes_on(
+    vox_subject: Subject, plan: ExecutionPlan, steps: Sequence[Step]
+) -> Sequence[float]:
+    """Stopped after three steps and resumed, the run is the uninterrupted one, whose losses are
+    returned."""
     whole = vox_subject.train(steps, plan)
     first = vox_subject.train(steps[:3], plan)
     second = vox_subject.train(steps[3:], plan, first.state)
@@ -35,6 +43,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(vox_subject: Subject, method: Me
     if vox_subject.on_cpu:
         assert losses == whole.losses
         assert distance(second.state, whole.state) == 0
+    return whole.losses
 
 
 @trains
