@@ -66,6 +66,10 @@ SETTINGS: dict[str, tuple[int, dict[str, object]]] = {
             "gradient_checkpointing": True,
         },
     ),
+    "nf4-embeddings-2048": (
+        512,
+        {"dtype": "bf16", "micro_batch_tokens": 2048, "quant": "nf4-embeddings"},
+    ),
     "int8-2048": (512, {"dtype": "bf16", "micro_batch_tokens": 2048, "quant": "int8"}),
 }
 

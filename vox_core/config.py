@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from vox_core.contract import Quant
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
-QuantChoice = Literal["none", "nf4", "nf4-single", "int8", "affine4", "affine8", "mxfp4", "nvfp4"]
 
 
 def _kebab(name: str) -> str:
@@ -79,7 +79,7 @@ class TrainSettings(Section):
     out: Path | None = Field(None, description="Run folder to make.  [default: runs/MODEL-TIME]")
     backend: str | None = Field(None, description="Backend to use, and no other.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
-    quant: QuantChoice = Field(
+    quant: Quant = Field(
         "none", description="Quantisation of the base's linear layers; none: as its files are."
     )
     method: Literal["lora", "rslora", "dora"] = Field("lora", description="Kind of adapter.")
@@ -134,7 +134,7 @@ class SamplingSettings(ModelUse):
         None, description="Another adapter folder, or `none` to hear the base model."
     )
     dtype: DTypeChoice = Field("auto", description="Compute dtype.")
-    quant: QuantChoice | None = Field(
+    quant: Quant | None = Field(
         None, description="Quantisation of the base, by default the one the run was trained with."
     )
     max_tokens: PositiveInt = Field(512, description="Longest answer, in tokens.")

@@ -112,13 +112,14 @@ def possible_quants(
     """
     if stored != "none":
         return (stored,)
-    modules = quantised_modules(linear_modules(tensors, str(config.get("model_type"))))
-    whole = _experts(config, tensors) or any(m.tensor in saved for m in modules.values())
-    return tuple(
-        quant
-        for quant in has
-        if quant == "none" or not (whole or any(_width_faults(quant, modules)))
-    )
+    experts, model_type = _experts(config, tensors), str(config.get("model_type"))
+
+    def possible(quant: Quant) -> bool:
+        modules = quantised_modules(tensors, model_type, quant)
+        whole = experts or any(module.tensor in saved for module in modules.values())
+        return not (whole or any(_width_faults(quant, modules)))
+
+    return tuple(quant for quant in has if quant == "none" or possible(quant))
 
 
 def make_contract(
@@ -192,7 +193,8 @@ def make_plan(
         for name, tensor in parameter_names(tensors, contract.model.model_type).items()
         if _owner_in(name, contract.adapter.modules_to_save)
     }
-    quantised = {} if contract.quant == "none" or stored else quantised_modules(linear)
+    reached = quantised_modules(tensors, contract.model.model_type, contract.quant)
+    quantised = {} if stored else reached
     faults = [
         *_reasons_why_not(contract, saved, config),
         *_width_faults(contract.quant, quantised),

@@ -106,8 +106,8 @@ ONE_FAULT = {
     "quantisation": (
         '["none"]',
         '["nf5"]',
-        "capabilities.quantisations.0: input should be 'none', 'nf4', 'nf4-single', "
-        "'int8', 'affine4', 'affine8', 'mxfp4' or 'nvfp4' (found: 'nf5')",
+        "capabilities.quantisations.0: input should be 'none', 'nf4', 'nf4-embeddings', "
+        "'nf4-single', 'int8', 'affine4', 'affine8', 'mxfp4' or 'nvfp4' (found: 'nf5')",
     ),
     "text for a switch": (
         'families = "*"',

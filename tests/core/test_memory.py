@@ -111,7 +111,7 @@ def test_of_a_multimodal_model_the_text_decides_and_the_tower_is_loaded() -> Non
     model = read_architecture(nested, {"model_type": "x", "text_config": CONFIG})
     assert (model.hidden, len(model.layers)) == (H, LAYERS)
     assert "model.visual.layers.0.attn.qkv.weight" in model.elements
-    assert "model.visual.layers.0.attn.qkv.weight" not in model.quantised_widths
+    assert "model.visual.layers.0.attn.qkv.weight" not in model.widths
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -123,6 +123,7 @@ def test_of_a_multimodal_model_the_text_decides_and_the_tower_is_loaded() -> Non
         ("none", "bf16", 2),
         ("none", "fp32", 4),
         ("nf4", "bf16", 0.5 + 1 / 64 + 4 / 16384),
+        ("nf4-embeddings", "bf16", 0.5 + 1 / 64 + 4 / 16384),
         ("nf4-single", "bf16", 0.5 + 4 / 64),
         ("int8", "bf16", 1 + 4 / 1024),
         ("affine4", "bf16", 0.5 + 4 / 64),
@@ -142,6 +143,12 @@ def test_a_quantisation_reaches_the_linear_layers_and_nothing_else() -> None:
     assert weight_bytes(model, "none", "bf16") == 2 * (LAYERS * LINEAR + plain)
     expected = LAYERS * LINEAR * (0.5 + 4 / 64) + 2 * plain
     assert weight_bytes(model, "nf4-single", "bf16") == expected
+
+
+def test_with_embeddings_it_reaches_them_and_the_head_as_well() -> None:
+    model = read_architecture(llama(), CONFIG)
+    expected = (LAYERS * LINEAR + 2 * V * H) * (0.5 + 1 / 64 + 4 / 16384) + 2 * (LAYERS * 2 * H + H)
+    assert weight_bytes(model, "nf4-embeddings", "bf16") == round(expected)
 
 
 def test_what_the_files_hold_quantised_is_what_counts() -> None:

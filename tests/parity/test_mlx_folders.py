@@ -13,7 +13,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.parity.tolerances import LOGITS
-from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.adapter.targets import quantised_modules
 from vox_core.run.plain import plain_copy
 from vox_core.run.requantise import requantise
 from vox_core.testing.llama import write_llama
@@ -99,12 +99,12 @@ def test_mlx_lm_loads_what_is_written_here(tmp_path, quant):
     base, form = write_llama(tmp_path / "base", dtype="BF16"), MLX_FORMATS[quant]
     folder = tmp_path / "written"
     folder.mkdir()
-    modules = linear_modules(WeightFolder(base).tensors, "llama")
-    requantise(base, folder, modules, quant)
+    requantise(base, folder, "llama", quant)
     model, config = load_model(folder)
     assert config["quantization"] == form.describe()
     loaded = dict(tree_flatten(model.parameters()))
-    reached = {module.tensor for module in quantised_modules(modules).values()}
+    modules = quantised_modules(WeightFolder(base).tensors, "llama", quant)
+    reached = {module.tensor for module in modules.values()}
     for name in reached:
         path = name.removesuffix(".weight")
         parts = [loaded.get(f"{path}.{part}") for part in ("weight", "scales", "biases")]
@@ -172,8 +172,7 @@ def quantised(base: Path) -> Path:
     folder = base.with_name("quantised")
     folder.mkdir()
     config = json.loads((base / "config.json").read_text())
-    modules = linear_modules(WeightFolder(base).tensors, config["model_type"])
-    requantise(base, folder, modules, "affine4")
+    requantise(base, folder, config["model_type"], "affine4")
     return folder
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
-from vox_core.adapter.targets import linear_modules
 from vox_core.contract import LoadJob, Quant
 from vox_core.run.plain import plain_copy
 from vox_core.run.trained import as_trained
@@ -37,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dequantised(folder: Path, tmp_path: Path, quant: Quant):
     """A plain folder of the weights that the quantisation leaves."""
     weights = WeightFolder(folder)
-    seen = as_trained(weights, quant, linear_modules(weights.tensors, "llama"), "fp32")
+    seen = as_trained(weights, quant, "llama", "fp32")
     with plain_copy(seen, tmp_path / "copy") as copy:
         yield copy
 

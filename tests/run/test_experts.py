@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from vox_core import host
-from vox_core.adapter.targets import linear_modules
 from vox_core.config import GenerateSettings
 from vox_core.errors import PlanError
 from vox_core.plan import require_no_experts
@@ -20,7 +19,6 @@ from vox_core.run.locate import locate
 from vox_core.run.requantise import requantise, require_quantisable
 from vox_core.run.train import train
 from vox_core.testing.llama import write_llama
-from vox_core.weights import WeightFolder
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,7 @@ def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path
 def test_a_folder_that_is_quantised_already_is_refused_too(dense, settings, tmp_path):
     quantised = tmp_path / "quantised"
     quantised.mkdir()
-    modules = linear_modules(WeightFolder(dense).tensors, "llama")
-    requantise(dense, quantised, modules, "affine4")
+    requantise(dense, quantised, "llama", "affine4")
     with pytest.raises(PlanError, match="mixture of experts"):
         train(settings(with_experts(quantised, tmp_path / "experts")))
 

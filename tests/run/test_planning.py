@@ -131,7 +131,9 @@ def test_the_grid_is_for_the_backend_and_the_device(tiny, settings, free):
     (suggested,) = found.suggested
     assert suggested.memory == GB and isinstance(suggested.option, Option)
     assert {option.gradient_checkpointing for option in found.options} == {False, True}
-    assert [option.quant for option in found.options[::10]] == ["none", "int8", "nf4-single", "nf4"]
+    assert [option.quant for option in found.options[::10]] == [
+        *("none", "int8", "nf4-single", "nf4", "nf4-embeddings")
+    ]
     packed = plan(settings(tiny("llama"), quant="nf4")).memory
     assert packed.parts["weights"] < found.memory.parts["weights"]
     (first, second) = plan(settings(tiny("llama")), memory=[1000, GB]).suggested

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from vox_core import host
-from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.adapter.targets import quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
@@ -74,8 +74,7 @@ def quantised(base, tmp_path):
     """The base as a folder in MLX's format."""
     folder = tmp_path / "quantised"
     folder.mkdir()
-    modules = linear_modules(WeightFolder(base).tensors, "llama")
-    requantise.requantise(base, folder, modules, "affine4")
+    requantise.requantise(base, folder, "llama", "affine4")
     return folder
 
 
@@ -118,7 +117,7 @@ def test_a_resumed_run_keeps_its_quantisation(base, settings, lenient):
 def test_a_backend_without_the_quantisation_is_refused_by_name(base, settings):
     with pytest.raises(BackendError) as caught:
         train(settings(base, quant="affine4"))
-    has = "none, nf4, nf4-single, int8"
+    has = "none, nf4, nf4-embeddings, nf4-single, int8"
     assert any(f"quantisation affine4 (has: {has})" in fault for fault in caught.value.faults)
 
 
@@ -225,7 +224,7 @@ class TestMerging:
         expected = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
         assert seen.tobytes() == expected.tobytes()
 
-    @pytest.mark.parametrize("quant", ["nf4", "nf4-single", "int8"])
+    @pytest.mark.parametrize("quant", ["nf4", "nf4-embeddings", "nf4-single", "int8"])
     def test_what_another_machine_quantised_is_merged_onto_as_well(
         self, base, run, tmp_path, quant
     ):
@@ -255,9 +254,7 @@ class TestMerging:
         plain, written = WeightFolder(tmp_path / "plain"), open_weights(out)
         assert written.quant == quant
         assert written.tensors.keys() == plain.tensors.keys()
-        reached = {
-            m.tensor for m in quantised_modules(linear_modules(plain.tensors, "llama")).values()
-        }
+        reached = {m.tensor for m in quantised_modules(plain.tensors, "llama", "affine4").values()}
         assert written.quantised == reached
         assert "lm_head.weight" not in reached
         for name in plain.tensors:
@@ -376,7 +373,7 @@ class TestMerging:
         run = trained_on(train(settings(base, dtype="fp32")), quant="affine4")
         stored = WeightFolder(base)
         plain = sum(info.nbytes for info in stored.tensors.values())
-        linear = quantised_modules(linear_modules(stored.tensors, "llama")).values()
+        linear = quantised_modules(stored.tensors, "llama", "nf4").values()
         seen = plain + sum(stored.tensors[module.tensor].nbytes for module in linear)
         needed = copies * plain + seen
         asked = {"onto": onto, "dtype": dtype, "quant": quant}

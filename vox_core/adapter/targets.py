@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from vox_core.contract import ModuleShape
+from vox_core.contract import ModuleShape, Quant
 from vox_core.errors import PlanError
 
 ALL_LINEAR = "all-linear"
 _EMBEDDING = re.compile(r"(^|\.)(embed\w*|\w*_embed\w*|wte|wpe|word_embeddings)\.weight$")
 _HEAD = re.compile(r"^(lm_head|embed_out|output)$")
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|embed_in|word_embeddings|wte)\.weight$")
 
 
 class HasShape(Protocol):
@@ -127,14 +128,29 @@ def select_targets(
     }
 
 
-def quantised_modules(modules: Mapping[str, ModuleShape]) -> dict[str, ModuleShape]:
-    """The modules that `--quant` reaches: all but the output head and what is beside the language
-    model."""
-    return {
-        path: module
-        for path, module in modules.items()
-        if not _HEAD.match(path) and not _BESIDE.match(path)
-    }
+def quantised_modules(
+    tensors: Mapping[str, HasShape], model_type: str, quant: Quant
+) -> dict[str, ModuleShape]:
+    """The modules that `quant` reaches: the linear ones of the language model; with
+    `nf4-embeddings` its token embedding and its output head too."""
+    linear = linear_modules(tensors, model_type)
+    if quant == "none":
+        return {}
+    if quant == "nf4-embeddings":
+        reached = {**_token_embedding(tensors, model_type), **linear}
+    else:
+        reached = {path: module for path, module in linear.items() if not _HEAD.match(path)}
+    return {path: module for path, module in reached.items() if not _BESIDE.match(path)}
+
+
+def _token_embedding(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
+    """As a module of as many output features as there are tokens."""
+    found = {}
+    for name, tensor in parameter_names(tensors, model_type).items():
+        if _TOKENS.search(name):
+            rows, width = tensors[tensor].shape
+            found[name.removesuffix(".weight")] = ModuleShape(tensor, rows, width)
+    return found
 
 
 def leaf_names(paths: Iterable[str]) -> list[str]:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vox_core.adapter.targets import HasShape, linear_modules, parameter_names, quantised_modules
-from vox_core.contract import ModuleShape
+from vox_core.adapter.targets import HasShape, parameter_names, quantised_modules
+from vox_core.contract import ModuleShape, Quant
 from vox_core.plan import text_config
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|h|blocks)\.\d+)\.")
@@ -67,7 +67,8 @@ class Architecture:
         layers: in the order of the model.
         elements: tensor name -> number of its elements, of all that a backend loads.
         head: tensor names of the output head, where it has its own.
-        quantised_widths: tensor name -> row width, of the weights that a quantisation reaches.
+        widths: tensor name -> row width, of the weights that every quantisation reaches.
+        embedding_widths: the same of those that `nf4-embeddings` reaches besides.
         activation: name of the feed-forward's non-linearity; empty if unknown.
         experts_share: share of the tokens that one expert sees; 1 without experts.
         state: of layers that pass a state on instead of attending, so that documents lie in padded
@@ -81,11 +82,18 @@ class Architecture:
     layers: tuple[Layer, ...]
     elements: Mapping[str, int]
     head: frozenset[str] = frozenset()
-    quantised_widths: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
+    embedding_widths: Mapping[str, int] = field(default_factory=dict)
     activation: str = ""
     experts_share: float = 1.0
     state: State | None = None
     softcap: bool = False
+
+    def quantised_widths(self, quant: Quant) -> Mapping[str, int]:
+        """Tensor name -> row width, of the weights that `quant` reaches."""
+        if quant == "none":
+            return {}
+        return {**self.widths, **(self.embedding_widths if quant == "nf4-embeddings" else {})}
 
 
 def read_architecture(
@@ -102,11 +110,11 @@ def read_architecture(
     """
     model_type, text = str(config.get("model_type")), text_config(config)
     names = _loaded(parameter_names(tensors, model_type), config)
-    linear = linear_modules(tensors, model_type)
-    reached = quantised_modules(linear)
-    widths = {module.tensor: module.in_features for module in reached.values()}
+    reached = quantised_modules(tensors, model_type, "nf4")
+    whole = quantised_modules(tensors, model_type, "nf4-embeddings")
+    widths, embedding_widths = _widths(reached), _widths(whole)
     if stored:
-        widths = {name: tensors[name].shape[-1] for name in stored}
+        widths, embedding_widths = {name: tensors[name].shape[-1] for name in stored}, {}
     return Architecture(
         hidden=_number(text, _HIDDEN) or _commonest_width(reached),
         vocabulary=_number(text, _VOCABULARY) or _most_rows(names, tensors),
@@ -114,7 +122,8 @@ def read_architecture(
         layers=_layers(reached, names, tensors),
         elements={tensor: math.prod(tensors[tensor].shape) for tensor in names.values()},
         head=frozenset(t for n, t in names.items() if n.partition(".")[0] == "lm_head"),
-        quantised_widths=widths,
+        widths=widths,
+        embedding_widths={t: w for t, w in embedding_widths.items() if t not in widths},
         activation=str(text.get("hidden_act") or text.get("activation_function") or ""),
         experts_share=_experts_share(text),
         state=_state(text),
@@ -151,6 +160,10 @@ def _layers(
 def _number(config: Mapping[str, Any], keys: Collection[str]) -> int:
     """The first of the keys that has a number; 0 if none has."""
     return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+
+
+def _widths(modules: Mapping[str, ModuleShape]) -> dict[str, int]:
+    return {module.tensor: module.in_features for module in modules.values()}
 
 
 def _commonest_width(linear: Mapping[str, ModuleShape]) -> int:

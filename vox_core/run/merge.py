@@ -132,7 +132,7 @@ def _requantised(
     if quant == "none":
         return None
     context.emit(Notice(f"quantising the merged model to {quant}"))
-    requantise(plain, folder, source.modules, quant)
+    requantise(plain, folder, source.base.model_type, quant)
     backend = _reader(source, quant)
     if backend is None:
         return Requantised(quant, None)

@@ -9,14 +9,14 @@ the disk and must be the plain one's quantisation, to the last bit.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files
 from vox_core.adapter.mlx_config import mlx_config, window
 from vox_core.adapter.targets import quantised_modules
-from vox_core.contract import ModuleShape, Quant
+from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
 from vox_core.plan import positions, require_no_experts
 from vox_core.run.locate import Source
@@ -41,9 +41,10 @@ def require_quantisable(source: Source, quant: Quant) -> None:
     require_no_experts(quant, config, source.weights.tensors)
     mlx_lm_config(config, source.base.path)
     form = MLX_FORMATS[quant]
+    reached = quantised_modules(source.weights.tensors, source.base.model_type, quant)
     faults = [
         f"{path}: {fault}"
-        for path, module in quantised_modules(source.modules).items()
+        for path, module in reached.items()
         if (fault := form.fault(module.in_features))
     ]
     if faults:
@@ -113,28 +114,24 @@ def _untold(what: str, folder: Path, found: object) -> ModelError:
     )
 
 
-def requantise(plain: Path, folder: Path, modules: Mapping[str, ModuleShape], quant: Quant) -> None:
+def requantise(plain: Path, folder: Path, model_type: str, quant: Quant) -> None:
     """Write the checkpoint of `plain` into `folder`, quantised, and read it back.
-
-    Args:
-        modules: every linear module of the model.
 
     Raises:
         ProofError: V001, what is on the disk is not the quantisation of `plain`.
     """
-    writer = _Writer(WeightFolder(plain), modules, MLX_FORMATS[quant])
+    weights = WeightFolder(plain)
+    reached = quantised_modules(weights.tensors, model_type, quant).values()
+    writer = _Writer(weights, {module.tensor for module in reached}, MLX_FORMATS[quant])
     writer.write(folder)
     writer.check(folder)
 
 
 class _Writer:
-    """One checkpoint on its way from plain to quantised."""
+    """One checkpoint on its way from plain to quantised: the tensors named in `quantised`."""
 
-    def __init__(
-        self, weights: WeightFolder, modules: Mapping[str, ModuleShape], form: MlxFormat
-    ) -> None:
-        self._weights, self._form = weights, form
-        self._quantised = {module.tensor for module in quantised_modules(modules).values()}
+    def __init__(self, weights: WeightFolder, quantised: Collection[str], form: MlxFormat) -> None:
+        self._weights, self._quantised, self._form = weights, quantised, form
 
     def write(self, folder: Path) -> None:
         weights = self._weights

@@ -18,7 +18,6 @@ from typing import Any
 
 from vox_core import files, models
 from vox_core.adapter.initial import initial_adapter
-from vox_core.adapter.targets import linear_modules
 from vox_core.config import TrainSettings
 from vox_core.contract import (
     AdapterState,
@@ -159,8 +158,8 @@ class _Run:
     def _weights_to_train_on(self) -> Weights:
         """The base as the backend will see it: DoRA's magnitudes are the norms of those weights."""
         made, prepared = self._prepared.plan, self._prepared
-        modules = linear_modules(prepared.weights.tensors, self._contract.model.model_type)
-        return as_trained(prepared.weights, self._contract.quant, modules, made.dtype)
+        model_type = self._contract.model.model_type
+        return as_trained(prepared.weights, self._contract.quant, model_type, made.dtype)
 
     def _announce(self, start: TrainState) -> None:
         self._observe(Notice(self._prepared.selection.why))

@@ -1,8 +1,8 @@
 """The base as training saw it: each weight as its quantisation left it.
 
-A backend quantises the linear layers when it loads a model, from the weights as the files have
-them. Here the same is computed by the references in `vox_core.weights.CODECS`, so that any backend
-can merge onto those weights, or be held against them, without knowing of the format.
+A backend quantises when it loads a model, from the weights as the files have them. Here the same is
+computed by the references in `vox_core.weights.CODECS`, so that any backend can merge onto those
+weights, or be held against them, without knowing of the format.
 """
 
 from __future__ import annotations
@@ -82,19 +82,17 @@ class TrainedWeights:
 
 def trained_weights(source: Source) -> Weights:
     """What the adapter of `source` was trained on."""
-    return as_trained(source.weights, source.quant, source.modules, source.trained_in)
+    return as_trained(source.weights, source.quant, source.base.model_type, source.trained_in)
 
 
-def as_trained(
-    weights: Weights, quant: Quant, modules: Mapping[str, ModuleShape], dtype: DType | None
-) -> Weights:
+def as_trained(weights: Weights, quant: Quant, model_type: str, dtype: DType | None) -> Weights:
     """`weights` as a run sees them.
 
     Args:
-        modules: every linear module of the base.
         dtype: what the run computes in; None if that is not known.
     """
     if weights.quant != "none" or quant == "none":
         return weights
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
-    return TrainedWeights(weights, CODECS[quant], quantised_modules(modules), computed_in)
+    modules = quantised_modules(weights.tensors, model_type, quant)
+    return TrainedWeights(weights, CODECS[quant], modules, computed_in)

@@ -18,10 +18,10 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.load import load
 from vox_torch.lora import fuse
-from vox_torch.quantised import QuantisedLinear, pack
+from vox_torch.quantised import QuantisedHead, QuantisedLinear, pack
 from vox_torch.trial import loss_of
 
-QUANTS = ["nf4", "nf4-single", "int8"]
+QUANTS = ["nf4", "nf4-embeddings", "nf4-single", "int8"]
 DTYPES = {"bf16": ("BF16", torch.bfloat16), "fp32": ("F32", torch.float32)}
 
 
@@ -57,6 +57,48 @@ def test_a_layer_is_dequantise_and_multiply_forward_and_backward(quant):
         assert (found.float() - expected).abs().max() < 2**-8 * expected.abs().max()
 
 
+# Rows of whole blocks, that begin within one, and of fewer values than one.
+@pytest.mark.parametrize("shape", [(400, 128), (7, 96), (6, 32)])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_rows_are_those_of_the_weight_to_the_bit(quant, shape):
+    for _, dtype in DTYPES.values():
+        packed = pack(as_tensor(weight(shape, "BF16")), quant, dtype, "cpu")
+        for chosen in ([5], [0, 3, 3, 5, 1], list(range(shape[0]))):
+            assert torch.equal(packed.rows(torch.tensor(chosen)), packed.weight()[chosen])
+
+
+def test_a_head_is_a_linear_layer_by_blocks(monkeypatch):
+    monkeypatch.setattr("vox_torch.quantised.BLOCK_ELEMENTS", 30 * 128)  # the last one is smaller
+    packed = pack(as_tensor(weight((100, 128), "F32")), "nf4-embeddings", torch.float32, "cpu")
+    torch.manual_seed(0)
+    x, gradient, bias = torch.randn(2, 10, 128), torch.randn(2, 10, 100), torch.randn(100)
+    made = []
+    for kind in (QuantisedHead, QuantisedLinear):
+        layer, given = kind(packed, 100, 128), x.clone().requires_grad_()
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+        y = layer(given)
+        y.backward(gradient)
+        made.append((y.detach(), given.grad))
+    # float32 sums of 128 and of 100 products, in another order.
+    for found, expected in zip(*made, strict=True):
+        assert (found - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_nothing_is_ever_as_large_as_a_quantised_embedding(tmp_path, monkeypatch):
+    """Neither where tokens are looked up nor where the head is computed, forward and backward."""
+    kind, settings = FAMILIES["qwen2"]  # tied
+    monkeypatch.setitem(FAMILIES, "wide", (kind, {**settings, "hidden_size": 64}))
+    folder = make_model("wide", tmp_path)
+    monkeypatch.setattr("vox_torch.quantised.BLOCK_ELEMENTS", 64 * 32)
+    model = load_base(folder, "fp32", "cpu", "nf4-embeddings")
+    embedding = model.get_input_embeddings()
+    assert model.get_output_embeddings().packed is embedding.packed
+    monkeypatch.setattr(embedding.packed, "weight", lambda: pytest.fail("dequantised as a whole"))
+    adapted = attach(model, start(folder, plan(folder)).adapter)
+    assert fuse(adapted.model) == []
+    loss_of(adapted.model, "cpu")[0](batch(documents(2))).backward()
+
+
 def test_a_layer_keeps_neither_input_nor_weight_for_the_backward():
     packed = pack(as_tensor(weight((64, 128), "BF16")), "nf4", torch.bfloat16, "cpu")
     kept = []
@@ -76,14 +118,14 @@ def test_what_a_packed_weight_takes(quant, bits):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_on_the_very_weights_of_the_reference(tiny, tmp_path, family, quant):
     """Against a plain model whose linear layers hold what the format leaves."""
-    from vox_core.adapter.targets import linear_modules, quantised_modules
+    from vox_core.adapter.targets import quantised_modules
     from vox_core.weights import WeightFolder
 
     folder = tiny(family)
     stored = WeightFolder(folder)
     kind = json.loads((folder / "config.json").read_text())["model_type"]
     plain = load_base(folder, "fp32", "cpu")
-    for path, shape in quantised_modules(linear_modules(stored.tensors, kind)).items():
+    for path, shape in quantised_modules(stored.tensors, kind, quant).items():
         W = stored.read(shape.tensor)
         left = CODECS[quant].round_trip(W.T if shape.transposed else W)
         plain.get_submodule(path).weight.data = torch.from_numpy(

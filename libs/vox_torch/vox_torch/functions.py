@@ -4,6 +4,7 @@
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
     LoraLinear            x W^T + scale * (x A^T) B^T, keeping x alone
     FrozenLinear          x W^T for a W that is computed when it is needed
+    BlockLinear           the same for a W that is never whole
 
 This module imports torch, and is imported when there is a model to compute with.
 
@@ -13,7 +14,7 @@ positions of a chunk, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,3 +142,35 @@ class FrozenLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         return (g_XO @ ctx.weight() if ctx.needs_input_grad[0] else None), None, None
+
+
+class BlockLinear(torch.autograd.Function):
+    """A frozen linear layer of which some output features at a time are computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        rows: Callable[[torch.Tensor], torch.Tensor],
+        blocks: Sequence[torch.Tensor],
+        bias_O: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.rows, ctx.blocks = rows, blocks
+        y = x.new_empty(*x.shape[:-1], sum(map(len, blocks)))
+        for features_N, y_part in _parts(blocks, y):
+            bias_N = None if bias_O is None else bias_O[features_N]
+            y_part.copy_(torch.nn.functional.linear(x, rows(features_N), bias_N))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        parts = [part @ ctx.rows(features) for features, part in _parts(ctx.blocks, g)]
+        return torch.stack(parts).sum(0), None, None, None
+
+
+def _parts(
+    blocks: Sequence[torch.Tensor], y: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(blocks, y.split([len(block) for block in blocks], dim=-1), strict=True)

@@ -1,12 +1,14 @@
-"""Linear layers whose frozen weight is kept packed, and computed anew at each use.
+"""Layers whose frozen weight is kept packed, and computed anew at each use.
 
     nf4, nf4-single   bitsandbytes' 4-bit blocks, with and without double quantisation
+    nf4-embeddings    as nf4, of the token embedding and the output head as well
     int8              one scale an output feature
 
 What is computed, operation by operation, is in `vox_core.weights`: nf4.py and int8.py. Activations
 stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
 done on the CPU whatever the device, tensor by tensor from the files, so that the full-precision
-model is never in memory and the packed weights are the same numbers everywhere.
+model is never in memory and the packed weights are the same numbers everywhere. An embedding is
+dequantised where a token is looked up, and a head block by block: neither is ever whole.
 
 This module imports torch, and is imported when a base is quantised.
 
@@ -15,19 +17,19 @@ Shape legend: O output features, I input features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
 
-from vox_core.adapter.targets import linear_modules, quantised_modules
+from vox_core.adapter.targets import quantised_modules
 from vox_core.contract import Quant
 from vox_core.weights import WeightFolder, pack_scales, scale_levels
-from vox_core.weights.nf4 import SCALE_BLOCK
+from vox_core.weights.nf4 import BLOCK, SCALE_BLOCK
 from vox_torch.arrays import as_tensor
-from vox_torch.functions import FrozenLinear
+from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.unloaded import fill_buffers, materialise, stored_names, without_weights
 
@@ -35,11 +37,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+BLOCK_ELEMENTS = 4 * 2**20
+"""Weights of an output head that are dequantised at once: 8 MiB in bfloat16."""
+
+
 class Packed(Protocol):
     """A weight (O, I) that is not kept as such."""
 
     def weight(self) -> torch.Tensor:
         """(O, I), in the compute dtype."""
+        ...
+
+    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
+        """(N, I), in the compute dtype: some of the output features."""
         ...
 
     @property
@@ -71,6 +81,48 @@ class QuantisedLinear(nn.Linear):
         return y
 
 
+class QuantisedHead(QuantisedLinear):
+    """An output head, which has as many output features as there are tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x W^T + b`, with a block of W at a time."""
+        size = max(1, BLOCK_ELEMENTS // self.in_features)
+        features_O = torch.arange(self.out_features, device=x.device)
+        y: torch.Tensor = BlockLinear.apply(x, self.packed.rows, features_O.split(size), self.bias)
+        return y
+
+
+class QuantisedEmbedding(nn.Embedding):
+    """Stands before an embedding's own class, which goes on to do what it does to its rows."""
+
+    packed: Packed
+    _rows: torch.Tensor | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """(V, H), or while tokens are looked up a row for each of them; in the compute dtype."""
+        return self.packed.weight() if self._rows is None else self._rows
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The rows of `tokens`, of whatever shape."""
+        self._rows = self.packed.rows(tokens.flatten())
+        each = torch.arange(tokens.numel(), device=tokens.device)
+        try:
+            return super().forward(each.view_as(tokens))
+        finally:
+            self._rows = None
+
+
+def _embedding(old: nn.Embedding, packed: Packed) -> nn.Embedding:
+    """`old` with a packed weight. Of its class, for Gemma's scales what it has looked up."""
+    kind = type(old)
+    del old.weight
+    old.__class__ = type(f"Quantised{kind.__name__}", (QuantisedEmbedding, kind), {})
+    old.padding_idx = None  # a row of no gradient, and no row has one
+    cast("QuantisedEmbedding", old).packed = packed
+    return old
+
+
 class Nf4:
     """A weight in bitsandbytes' NF4 (arXiv:2305.14314), in blocks of 64."""
 
@@ -78,7 +130,7 @@ class Nf4:
         self, W_OI: torch.Tensor, dtype: torch.dtype, device: str, *, double: bool
     ) -> None:
         functional = import_bitsandbytes().functional
-        data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
+        data, state = functional.quantize_4bit(W_OI, blocksize=BLOCK, quant_type="nf4")
         state.dtype = dtype
         # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
         # begins one, unless there is one row.
@@ -88,10 +140,36 @@ class Nf4:
         self._data, self._state = data.to(device), state
         self._state.to(device)
         self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
+        self._kind: Callable[..., Any] = functional.QuantState
 
     def weight(self) -> torch.Tensor:
         """See `Packed`."""
         return self._dequantise(self._data, self._state).view(self._shape)
+
+    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
+        """See `Packed`. A row whose blocks it shares with others comes with the whole weight."""
+        if self._shape[1] % BLOCK:
+            return self.weight()[chosen_N]
+        data_NB = self._data.view(self._shape[0], -1)[chosen_N]
+        groups = self._shape[1] // BLOCK
+        at_NG = chosen_N[:, None] * groups + torch.arange(groups, device=chosen_N.device)
+        state = self._kind(
+            absmax=self._scales(at_NG.flatten()),
+            shape=torch.Size((1, len(chosen_N) * self._shape[1])),
+            dtype=self._state.dtype,
+            blocksize=BLOCK,
+            code=self._state.code,
+            quant_type="nf4",
+        )
+        return self._dequantise(data_NB.view(-1, 1), state).view(len(chosen_N), -1)
+
+    def _scales(self, at_G: torch.Tensor) -> torch.Tensor:
+        """(G,) float32: those of some blocks."""
+        scales_G, second = self._state.absmax[at_G], self._state.state2
+        if second is None:
+            return scales_G
+        levels_G = second.code[scales_G.int()] * second.absmax[at_G // SCALE_BLOCK]
+        return levels_G + self._state.offset
 
     @property
     def nbytes(self) -> int:
@@ -129,6 +207,10 @@ class Int8:
         """See `Packed`."""
         return (self._data.float() * self._step_O1).to(self._dtype)
 
+    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
+        """See `Packed`."""
+        return (self._data[chosen_N].float() * self._step_O1[chosen_N]).to(self._dtype)
+
     @property
     def nbytes(self) -> int:
         """See `Packed`."""
@@ -139,21 +221,25 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
     """Pack a weight as it is stored; it will be computed in `dtype`."""
     if quant == "int8":
         return Int8(W_OI, dtype, device)
-    assert quant in ("nf4", "nf4-single"), quant
-    return Nf4(W_OI, dtype, device, double=quant == "nf4")
+    assert quant in ("nf4", "nf4-embeddings", "nf4-single"), quant
+    return Nf4(W_OI, dtype, device, double=quant != "nf4-single")
 
 
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
-    """The model of `folder` with its linear layers packed; the rest is in `dtype`.
+    """The model of `folder` with the layers packed that `quant` reaches; the rest is in `dtype`.
 
     Raises:
         ModelError: M002, transformers cannot build this model or its weights do not fit.
     """
     model, weights = without_weights(folder, dtype), WeightFolder(folder)
     names = stored_names(model, weights)
-    for path in quantised_modules(linear_modules(weights.tensors, model.config.model_type)):
-        tensor = as_tensor(weights.read(names.pop(f"{path}.weight")))
-        _replace(model, path, tensor, quant, dtype, device)
+    reached = quantised_modules(weights.tensors, model.config.model_type, quant)
+    for paths in _tied(model, reached):
+        stored = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
+        W_OI = _out_by_in(model.get_submodule(paths[0]), stored)
+        packed = pack(W_OI, quant, dtype, device)
+        for path in paths:
+            _replace(model, path, packed, W_OI.shape)
     wide = _kept_wide(model, dtype)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
@@ -161,25 +247,35 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
             value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
             materialise(model, name, value)
     fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
-    model.tie_weights()
+    if quant != "nf4-embeddings":  # there the two share what is packed
+        model.tie_weights()
     return cast("PreTrainedModel", model.to(device))
 
 
-def _replace(
-    model: nn.Module,
-    path: str,
-    stored: torch.Tensor,
-    quant: Quant,
-    dtype: torch.dtype,
-    device: str,
-) -> None:
-    """Put a packed layer in the place of a linear one; its bias comes with the other parameters."""
+def _tied(model: nn.Module, reached: Collection[str]) -> list[list[str]]:
+    """`reached`, and what shares a weight with it: paths by weight."""
+    paths: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name.endswith(".weight"):
+            paths.setdefault(id(parameter), []).append(name.removesuffix(".weight"))
+    return [alike for alike in paths.values() if any(path in reached for path in alike)]
+
+
+def _out_by_in(module: nn.Module, stored: torch.Tensor) -> torch.Tensor:
     from transformers.pytorch_utils import Conv1D
 
+    return stored.T.contiguous() if isinstance(module, Conv1D) else stored
+
+
+def _replace(model: PreTrainedModel, path: str, packed: Packed, shape: torch.Size) -> None:
+    """Put a packed layer in the place of one; its bias comes with the other parameters."""
     old = model.get_submodule(path)
-    W_OI = stored.T.contiguous() if isinstance(old, Conv1D) else stored
-    layer = QuantisedLinear(pack(W_OI, quant, dtype, device), *W_OI.shape)
-    layer.bias = old.bias
+    if isinstance(old, nn.Embedding):
+        model.set_submodule(path, _embedding(old, packed))
+        return
+    kind = QuantisedHead if old is model.get_output_embeddings() else QuantisedLinear
+    layer = kind(packed, *shape)
+    layer.bias = cast("torch.Tensor | None", old.bias)
     model.set_submodule(path, layer)
 
 

@@ -6,7 +6,7 @@ from vox_core.contract import Check, Optimizer, Quant
 from vox_core.errors import BackendError
 from vox_torch.libraries import import_bitsandbytes
 
-_ITS_OWN: tuple[Quant, ...] = ("nf4", "nf4-single")
+_ITS_OWN: tuple[Quant, ...] = ("nf4", "nf4-embeddings", "nf4-single")
 
 
 def require_bitsandbytes(quant: Quant, optimizer: Optimizer = "adamw") -> None:
