@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core.adapter.targets import (
     HasShape,
+    format_of,
     linear_modules,
     parameter_names,
     quantised_modules,
@@ -258,8 +259,8 @@ def _reasons_why_not(
 
 
 def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
-    codec = CODECS.get(quant)
     for path, module in modules.items():
+        codec = CODECS.get(format_of(path, quant))
         if codec and (fault := codec.fault(module.in_features)):
             yield f"--quant {quant}: {path}: {fault}"
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
 from vox_core.testing.quantised import round_trip
 from vox_core.weights import CODECS
@@ -28,8 +29,26 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-def test_every_quantisation_has_a_codec():
-    assert set(CODECS) == set(get_args(Quant)) - {"none"}
+def test_every_quantisation_has_a_codec_for_all_that_it_reaches():
+    every = set(get_args(Quant)) - {"none"}
+    assert {format_of("model.layers.0.mlp.up_proj", quant) for quant in every} == set(CODECS)
+    assert {format_of("model.embed_tokens", quant) for quant in every} == set(CODECS)
+
+
+def test_with_embeddings_those_and_the_head_take_eight_bits():
+    tensors = {
+        "model.embed_tokens.weight": np.zeros((9, 8)),
+        "model.layers.0.mlp.up_proj.weight": np.zeros((4, 8)),
+        "model.norm.weight": np.zeros(8),
+        "lm_head.weight": np.zeros((9, 8)),
+    }
+    reached = quantised_modules(tensors, "llama", "nf4-embeddings")
+    assert {path: format_of(path, "nf4-embeddings") for path in reached} == {
+        "model.embed_tokens": "int8",
+        "model.layers.0.mlp.up_proj": "nf4",
+        "lm_head": "int8",
+    }
+    assert quantised_modules(tensors, "llama", "nf4").keys() == {"model.layers.0.mlp.up_proj"}
 
 
 # Blocks across rows, rows within blocks, a short last block, one value, and more blocks than are

@@ -123,7 +123,6 @@ def test_of_a_multimodal_model_the_text_decides_and_the_tower_is_loaded() -> Non
         ("none", "bf16", 2),
         ("none", "fp32", 4),
         ("nf4", "bf16", 0.5 + 1 / 64 + 4 / 16384),
-        ("nf4-embeddings", "bf16", 0.5 + 1 / 64 + 4 / 16384),
         ("nf4-single", "bf16", 0.5 + 4 / 64),
         ("int8", "bf16", 1 + 4 / 1024),
         ("affine4", "bf16", 0.5 + 4 / 64),
@@ -147,7 +146,8 @@ def test_a_quantisation_reaches_the_linear_layers_and_nothing_else() -> None:
 
 def test_with_embeddings_it_reaches_them_and_the_head_as_well() -> None:
     model = read_architecture(llama(), CONFIG)
-    expected = (LAYERS * LINEAR + 2 * V * H) * (0.5 + 1 / 64 + 4 / 16384) + 2 * (LAYERS * 2 * H + H)
+    linear, embeddings = 0.5 + 1 / 64 + 4 / 16384, 1 + 4 / H
+    expected = LAYERS * LINEAR * linear + 2 * V * H * embeddings + 2 * (LAYERS * 2 * H + H)
     assert weight_bytes(model, "nf4-embeddings", "bf16") == round(expected)
 
 

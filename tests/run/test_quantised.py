@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from vox_core import host
-from vox_core.adapter.targets import quantised_modules
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
@@ -235,7 +235,8 @@ class TestMerging:
         proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
         assert proof.from_trained == proof.relative <= proof.tolerance
         update = locate(run).adapter.modules[PROJECTION.removesuffix(".weight")]
-        seen = CODECS[quant].round_trip(WeightFolder(base).read(PROJECTION))
+        packed_in = format_of(PROJECTION.removesuffix(".weight"), quant)
+        seen = CODECS[packed_in].round_trip(WeightFolder(base).read(PROJECTION))
         expected = seen.astype(np.float32) + 2 * update.B_OR @ update.A_RI
         merged = WeightFolder(out).read(PROJECTION).astype(np.float32)
         assert np.allclose(merged, expected, rtol=2**-8, atol=1e-6)

@@ -143,6 +143,14 @@ def quantised_modules(
     return {path: module for path, module in reached.items() if not _BESIDE.match(path)}
 
 
+def format_of(path: str, quant: Quant) -> Quant:
+    """What a module that `quant` reaches is packed in: INT8 for the token embedding and the output
+    head, which lose more than others by four bits (SmolLM2 begins at 5.50 nats instead of 4.91)."""
+    if quant != "nf4-embeddings":
+        return quant
+    return "int8" if _HEAD.match(path) or _TOKENS.search(f"{path}.weight") else "nf4"
+
+
 def _token_embedding(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
     """As a module of as many output features as there are tokens."""
     found = {}

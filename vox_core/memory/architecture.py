@@ -89,11 +89,14 @@ class Architecture:
     state: State | None = None
     softcap: bool = False
 
-    def quantised_widths(self, quant: Quant) -> Mapping[str, int]:
-        """Tensor name -> row width, of the weights that `quant` reaches."""
-        if quant == "none":
-            return {}
-        return {**self.widths, **(self.embedding_widths if quant == "nf4-embeddings" else {})}
+    def packed(self, tensor: str, quant: Quant) -> tuple[Quant, int] | None:
+        """The format and the row width of a weight that `quant` reaches; None if it does not."""
+        whole = quant == "nf4-embeddings"
+        if whole and tensor in self.embedding_widths:
+            return "int8", self.embedding_widths[tensor]
+        if quant == "none" or tensor not in self.widths:
+            return None
+        return "nf4" if whole else quant, self.widths[tensor]
 
 
 def read_architecture(

@@ -11,18 +11,12 @@ from vox_core.weights import MLX_FORMATS
 BYTES: Mapping[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number."""
 
-
-def _nf4(width: int, number: int) -> float:
-    """Four bits; a byte for the scale of 64 weights; a float32 for the scale of 256 such bytes
-    (Dettmers et al., arXiv:2305.14314, section 3)."""
-    return 0.5 + 1 / 64 + 4 / (64 * 256)
-
-
 # Bytes a weight, given its row's width and the bytes of a number in the compute dtype.
 _PER_WEIGHT: Mapping[Quant, Callable[[int, int], float]] = {
-    "nf4": _nf4,
-    "nf4-embeddings": _nf4,
-    # Four bits, and a float32 for each scale.
+    # Four bits; a byte for the scale of 64 weights; a float32 for the scale of 256 such bytes
+    # (Dettmers et al., arXiv:2305.14314, section 3).
+    "nf4": lambda width, number: 0.5 + 1 / 64 + 4 / (64 * 256),
+    # The same with a float32 for each scale.
     "nf4-single": lambda width, number: 0.5 + 4 / 64,
     # A byte, and a float32 a row (Dettmers et al., arXiv:2208.07339, section 2).
     "int8": lambda width, number: 1 + 4 / width,
@@ -43,10 +37,10 @@ def bytes_per_weight(quant: Quant, width: int, dtype: DType) -> float:
 
 def weight_bytes(model: Architecture, quant: Quant, dtype: DType) -> int:
     """All of the base: what `quant` reaches quantised, the rest in the compute dtype."""
-    total, widths = 0.0, model.quantised_widths(quant)
+    total = 0.0
     for tensor, elements in model.elements.items():
-        width = widths.get(tensor)
-        total += elements * (bytes_per_weight(quant, width, dtype) if width else BYTES[dtype])
+        packed = model.packed(tensor, quant)
+        total += elements * (bytes_per_weight(*packed, dtype) if packed else BYTES[dtype])
     return round(total)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.adapter.targets import quantised_modules
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import DType, ModuleShape, Quant
 from vox_core.run.locate import Source
-from vox_core.weights import CODECS, STORED_AS, Codec, TensorInfo, Weights, numpy_dtype
+from vox_core.weights import CODECS, STORED_AS, TensorInfo, Weights, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,14 +34,14 @@ class TrainedWeights:
     def __init__(
         self,
         weights: Weights,
-        codec: Codec,
+        quant: Quant,
         modules: Mapping[str, ModuleShape],
         computed_in: np.dtype[Any] | None,
         exact: bool = True,
     ) -> None:
-        self._weights, self._codec, self._computed_in = weights, codec, computed_in
+        self._weights, self._format, self._computed_in = weights, quant, computed_in
         self._modules = modules
-        self._shapes = {module.tensor: module for module in modules.values()}
+        self._packed = {m.tensor: (m, CODECS[format_of(p, quant)]) for p, m in modules.items()}
         self.folder: Path = weights.folder
         self.files = weights.files
         self.tensors: Mapping[str, TensorInfo] = weights.tensors
@@ -56,10 +56,10 @@ class TrainedWeights:
 
     def read(self, name: str) -> NDArray[Any]:
         W = self._weights.read(name)
-        shape = self._shapes.get(name)
-        if shape is None:
+        if name not in self._packed:
             return W
-        left = self._codec.round_trip(W.T if shape.transposed else W, self._computed_in)
+        shape, codec = self._packed[name]
+        left = codec.round_trip(W.T if shape.transposed else W, self._computed_in)
         dtype = numpy_dtype(self.tensors[name].dtype)
         return (left.T if shape.transposed else left).astype(dtype, copy=False)
 
@@ -68,14 +68,14 @@ class TrainedWeights:
         if self.tensors == self._weights.tensors:
             return self
         weights, modules = self._weights, self._modules
-        return TrainedWeights(weights, self._codec, modules, self._computed_in, exact=False)
+        return TrainedWeights(weights, self._format, modules, self._computed_in, exact=False)
 
     def _holding(self, name: str, info: TensorInfo) -> TensorInfo:
         """The tensor in a dtype that loses nothing: the file's, or float32."""
         import numpy as np
 
         own, computed_in = numpy_dtype(info.dtype), self._computed_in
-        if name not in self._shapes or np.promote_types(own, computed_in or own) == own:
+        if name not in self._packed or np.promote_types(own, computed_in or own) == own:
             return info
         return TensorInfo("F32", info.shape, 0, 4 * math.prod(info.shape))
 
@@ -95,4 +95,4 @@ def as_trained(weights: Weights, quant: Quant, model_type: str, dtype: DType | N
         return weights
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
     modules = quantised_modules(weights.tensors, model_type, quant)
-    return TrainedWeights(weights, CODECS[quant], modules, computed_in)
+    return TrainedWeights(weights, quant, modules, computed_in)

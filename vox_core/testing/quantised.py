@@ -9,8 +9,6 @@ two against one another.
     nf4       the same, with those magnitudes packed once more: their mean, and for what each is
               away from it a float of 8 bits, times the largest of 256 (the same, section 3;
               Dettmers 2015, arXiv:1511.04561)
-    nf4-embeddings
-              as nf4, of the token embedding and the output head too
     int8      127 steps to either side, times the largest magnitude of an output row
               (Dettmers et al. 2022, arXiv:2208.07339, section 2)
     affine4   15 or 255 steps from one end of 64 values in a row to the other, the end of larger
@@ -155,7 +153,6 @@ def _not_zero(values: Doubles) -> Doubles:
 
 _FORMATS: dict[Quant, Callable[[Doubles], Doubles]] = {
     "nf4": _nf4,
-    "nf4-embeddings": _nf4,
     "nf4-single": _nf4_single,
     "int8": _int8,
     "affine4": _affine(15),

@@ -4,7 +4,7 @@
 widths fit, and what is left of a weight (`round_trip`). Each gives bit for bit what the library
 gives that backends quantise with, on the CPU:
 
-    nf4, nf4-embeddings, nf4-single  nf4.py          bitsandbytes
+    nf4, nf4-single                  nf4.py          bitsandbytes
     int8                             int8.py         bitsandbytes, from float32
     affine4, affine8, mxfp4, nvfp4   mlx_formats.py  MLX
 
@@ -46,9 +46,8 @@ class Codec(Protocol):
 
 CODECS: Mapping[Quant, Codec] = {
     "nf4": Nf4(double=True),
-    "nf4-embeddings": Nf4(double=True),
     "nf4-single": Nf4(double=False),
     "int8": Int8(),
     **MLX_FORMATS,
 }
-"""Every quantisation but `none`."""
+"""Every format; `nf4-embeddings` is made of two (`vox_core.adapter.targets.format_of`)."""

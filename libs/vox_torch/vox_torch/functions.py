@@ -14,7 +14,7 @@ positions of a chunk, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -151,26 +151,20 @@ class BlockLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        rows: Callable[[torch.Tensor], torch.Tensor],
-        blocks: Sequence[torch.Tensor],
+        rows: Callable[[slice], torch.Tensor],
+        blocks: Sequence[slice],
         bias_O: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.rows, ctx.blocks = rows, blocks
-        y = x.new_empty(*x.shape[:-1], sum(map(len, blocks)))
-        for features_N, y_part in _parts(blocks, y):
-            bias_N = None if bias_O is None else bias_O[features_N]
-            y_part.copy_(torch.nn.functional.linear(x, rows(features_N), bias_N))
+        y = x.new_empty(*x.shape[:-1], blocks[-1].stop)
+        for block in blocks:
+            bias_N = None if bias_O is None else bias_O[block]
+            y[..., block] = torch.nn.functional.linear(x, rows(block), bias_N)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        parts = [part @ ctx.rows(features) for features, part in _parts(ctx.blocks, g)]
+        parts = [g[..., block] @ ctx.rows(block) for block in ctx.blocks]
         return torch.stack(parts).sum(0), None, None, None
-
-
-def _parts(
-    blocks: Sequence[torch.Tensor], y: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    return zip(blocks, y.split([len(block) for block in blocks], dim=-1), strict=True)

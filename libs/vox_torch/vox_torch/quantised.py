@@ -1,8 +1,8 @@
 """Layers whose frozen weight is kept packed, and computed anew at each use.
 
     nf4, nf4-single   bitsandbytes' 4-bit blocks, with and without double quantisation
-    nf4-embeddings    as nf4, of the token embedding and the output head as well
     int8              one scale an output feature
+    nf4-embeddings    nf4, with the token embedding and the output head in int8
 
 What is computed, operation by operation, is in `vox_core.weights`: nf4.py and int8.py. Activations
 stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import nn
 
-from vox_core.adapter.targets import quantised_modules
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
 from vox_core.weights import WeightFolder, pack_scales, scale_levels
-from vox_core.weights.nf4 import BLOCK, SCALE_BLOCK
+from vox_core.weights.nf4 import SCALE_BLOCK
 from vox_torch.arrays import as_tensor
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
@@ -46,10 +46,6 @@ class Packed(Protocol):
 
     def weight(self) -> torch.Tensor:
         """(O, I), in the compute dtype."""
-        ...
-
-    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
-        """(N, I), in the compute dtype: some of the output features."""
         ...
 
     @property
@@ -84,18 +80,21 @@ class QuantisedLinear(nn.Linear):
 class QuantisedHead(QuantisedLinear):
     """An output head, which has as many output features as there are tokens."""
 
+    packed: Int8
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b`, with a block of W at a time."""
         size = max(1, BLOCK_ELEMENTS // self.in_features)
-        features_O = torch.arange(self.out_features, device=x.device)
-        y: torch.Tensor = BlockLinear.apply(x, self.packed.rows, features_O.split(size), self.bias)
+        starts = range(0, self.out_features, size)
+        blocks = [slice(start, min(start + size, self.out_features)) for start in starts]
+        y: torch.Tensor = BlockLinear.apply(x, self.packed.rows, blocks, self.bias)
         return y
 
 
 class QuantisedEmbedding(nn.Embedding):
     """Stands before an embedding's own class, which goes on to do what it does to its rows."""
 
-    packed: Packed
+    packed: Int8
     _rows: torch.Tensor | None = None
 
     @property
@@ -113,7 +112,7 @@ class QuantisedEmbedding(nn.Embedding):
             self._rows = None
 
 
-def _embedding(old: nn.Embedding, packed: Packed) -> nn.Embedding:
+def _embedding(old: nn.Embedding, packed: Int8) -> nn.Embedding:
     """`old` with a packed weight. Of its class, for Gemma's scales what it has looked up."""
     kind = type(old)
     del old.weight
@@ -130,7 +129,7 @@ class Nf4:
         self, W_OI: torch.Tensor, dtype: torch.dtype, device: str, *, double: bool
     ) -> None:
         functional = import_bitsandbytes().functional
-        data, state = functional.quantize_4bit(W_OI, blocksize=BLOCK, quant_type="nf4")
+        data, state = functional.quantize_4bit(W_OI, blocksize=64, quant_type="nf4")
         state.dtype = dtype
         # Blocks run on from row to row. bitsandbytes' kernel for AVX512 believes that each row
         # begins one, unless there is one row.
@@ -140,36 +139,10 @@ class Nf4:
         self._data, self._state = data.to(device), state
         self._state.to(device)
         self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
-        self._kind: Callable[..., Any] = functional.QuantState
 
     def weight(self) -> torch.Tensor:
         """See `Packed`."""
         return self._dequantise(self._data, self._state).view(self._shape)
-
-    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
-        """See `Packed`. A row whose blocks it shares with others comes with the whole weight."""
-        if self._shape[1] % BLOCK:
-            return self.weight()[chosen_N]
-        data_NB = self._data.view(self._shape[0], -1)[chosen_N]
-        groups = self._shape[1] // BLOCK
-        at_NG = chosen_N[:, None] * groups + torch.arange(groups, device=chosen_N.device)
-        state = self._kind(
-            absmax=self._scales(at_NG.flatten()),
-            shape=torch.Size((1, len(chosen_N) * self._shape[1])),
-            dtype=self._state.dtype,
-            blocksize=BLOCK,
-            code=self._state.code,
-            quant_type="nf4",
-        )
-        return self._dequantise(data_NB.view(-1, 1), state).view(len(chosen_N), -1)
-
-    def _scales(self, at_G: torch.Tensor) -> torch.Tensor:
-        """(G,) float32: those of some blocks."""
-        scales_G, second = self._state.absmax[at_G], self._state.state2
-        if second is None:
-            return scales_G
-        levels_G = second.code[scales_G.int()] * second.absmax[at_G // SCALE_BLOCK]
-        return levels_G + self._state.offset
 
     @property
     def nbytes(self) -> int:
@@ -205,11 +178,16 @@ class Int8:
 
     def weight(self) -> torch.Tensor:
         """See `Packed`."""
-        return (self._data.float() * self._step_O1).to(self._dtype)
+        return self._times(self._data, self._step_O1)
 
-    def rows(self, chosen_N: torch.Tensor) -> torch.Tensor:
-        """See `Packed`."""
-        return (self._data[chosen_N].float() * self._step_O1[chosen_N]).to(self._dtype)
+    def rows(self, chosen: torch.Tensor | slice) -> torch.Tensor:
+        """(N, I), in the compute dtype: some of the output features."""
+        return self._times(self._data[chosen], self._step_O1[chosen])
+
+    def _times(self, data_NI: torch.Tensor, step_N1: torch.Tensor) -> torch.Tensor:
+        """Multiplied in float32 and rounded once, without a float32 copy in between."""
+        out_NI = torch.empty_like(data_NI, dtype=self._dtype)
+        return torch.mul(data_NI, step_N1, out=out_NI)
 
     @property
     def nbytes(self) -> int:
@@ -221,8 +199,8 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
     """Pack a weight as it is stored; it will be computed in `dtype`."""
     if quant == "int8":
         return Int8(W_OI, dtype, device)
-    assert quant in ("nf4", "nf4-embeddings", "nf4-single"), quant
-    return Nf4(W_OI, dtype, device, double=quant != "nf4-single")
+    assert quant in ("nf4", "nf4-single"), quant
+    return Nf4(W_OI, dtype, device, double=quant == "nf4")
 
 
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
@@ -237,7 +215,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
     for paths in _tied(model, reached):
         stored = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
         W_OI = _out_by_in(model.get_submodule(paths[0]), stored)
-        packed = pack(W_OI, quant, dtype, device)
+        packed = pack(W_OI, format_of(paths[0], quant), dtype, device)
         for path in paths:
             _replace(model, path, packed, W_OI.shape)
     wide = _kept_wide(model, dtype)
@@ -271,9 +249,10 @@ def _replace(model: PreTrainedModel, path: str, packed: Packed, shape: torch.Siz
     """Put a packed layer in the place of one; its bias comes with the other parameters."""
     old = model.get_submodule(path)
     if isinstance(old, nn.Embedding):
-        model.set_submodule(path, _embedding(old, packed))
+        model.set_submodule(path, _embedding(old, cast("Int8", packed)))
         return
-    kind = QuantisedHead if old is model.get_output_embeddings() else QuantisedLinear
+    head = old is model.get_output_embeddings() and isinstance(packed, Int8)
+    kind = QuantisedHead if head else QuantisedLinear
     layer = kind(packed, *shape)
     layer.bias = cast("torch.Tensor | None", old.bias)
     model.set_submodule(path, layer)

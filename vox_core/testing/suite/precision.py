@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.adapter.targets import quantised_modules
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import DType, Quant
 from vox_core.testing.jobs import curve, documents, step
 from vox_core.testing.quantised import round_trip
@@ -73,11 +73,11 @@ def test_training_is_on_the_quantisation_asked_for(vox_subject: Subject, quant: 
     Away from the backend's own losses without it, and near the reference on dequantised weights.
     """
     exact = Reference.of(vox_subject.model)
-    modules = quantised_modules(exact.weights, "llama", quant).values()
-    reached = {module.tensor for module in modules}
+    modules = quantised_modules(exact.weights, "llama", quant)
+    formats = {module.tensor: format_of(path, quant) for path, module in modules.items()}
 
     def quantised(name: str, weight: NDArray[Any]) -> NDArray[Any]:
-        return round_trip(quant, weight) if name in reached else weight
+        return round_trip(formats[name], weight) if name in formats else weight
 
     without, expected = _losses(exact), _losses(_changed(exact, quantised))
     found, effect = _trained(vox_subject, quant=quant), relative(expected, without)
