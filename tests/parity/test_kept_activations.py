@@ -25,6 +25,7 @@ from vox_core.weights import open_weights
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
+from vox_torch.swap import swap
 from vox_torch.trial import loss_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 TOKENS, DOCUMENTS = 128, 2
 # Nothing but activations; logits all at once, so that none are kept in chunks.
-PROFILE = MemoryProfile(runtime_bytes=0, activations=1.0, padded_rows=False)
+PROFILE = MemoryProfile(runtime_bytes=0, activations=1.0, padded_rows=False, fused=True)
 
 
 def kept(folder: Path, plan: ExecutionPlan) -> int:
@@ -41,6 +42,7 @@ def kept(folder: Path, plan: ExecutionPlan) -> int:
     state = jobs.start(folder, plan).adapter
     adapted = attach(base, state, plan.contract.adapter.dropout)
     fuse(adapted.model)
+    swap(adapted.model)
     loss, _ = loss_of(adapted.model, "cpu")
     own = {t.untyped_storage().data_ptr() for t in (*base.parameters(), *base.buffers())}
     seen: dict[int, torch.Tensor] = {}

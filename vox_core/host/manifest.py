@@ -168,6 +168,7 @@ class MemoryProfile:
         logits_elements: logits that exist at once; 0: those of all trained positions.
         padded_rows: documents of a micro-batch are rows as long as the longest.
         dequantises: a quantised weight is dequantised to be multiplied with.
+        fused: an RMS norm keeps its input as it is, and a gated feed-forward gate and up alone.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -177,6 +178,7 @@ class MemoryProfile:
     logits_elements: Annotated[StrictInt, Field(ge=0)] = 0
     padded_rows: StrictBool = True
     dequantises: StrictBool = True
+    fused: StrictBool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 A general rule over linear modules and norms, in place of a formula for each family:
 
 - An RMS norm keeps its input in float32, whatever is computed with (transformers' own widens it
-  first); a `LayerNorm` keeps it as it is. So the residual stream is counted, where norms read it.
+  first); a `LayerNorm`, and a fused RMS norm, keep it as it is. So the residual stream is counted,
+  where norms read it.
 - Modules that read the same tensor (q, k, v; gate, up) keep it once, if any of them has an adapter:
   the gradient of A needs it, and a frozen weight's own gradient is never taken.
 - What they write is kept: by attention (q, k, v), by the gate's product (gate, up), by the
   non-linearity. What a block writes back to the residual stream is not; the next norm reads it.
-- A gated feed-forward keeps the non-linearity of its gate as well, for the product.
+- A gated feed-forward keeps the non-linearity of its gate as well, for the product, if it is not
+  fused.
 - What the last module of a block reads is kept for that module's adapter. Attention keeps what it
   gives by itself; on its way to the last module it is laid out anew, which is a copy.
 
@@ -31,6 +33,9 @@ _WRITER = re.compile(r"^(o_proj|out_proj|c_proj|down_proj|dense|dense_4h_to_h|fc
 _ATTENTION = re.compile(r"att")
 _LINEAR_ATTENTION = re.compile(r"linear_att")
 _EXPERT = re.compile(r"(^|[._])experts\.")
+
+# Non-linearities that a fused feed-forward has (vox_torch/swap.py).
+_FUSED = ("silu", "swish", "gelu_pytorch_tanh")
 
 # transformers' gelu_new is written out: beside its input it keeps a tanh and two factors.
 _WRITTEN_OUT: Mapping[str, int] = {"gelu_new": 3}
@@ -69,11 +74,14 @@ class _Block(NamedTuple):
     writers: Mapping[str, ModuleShape]
 
 
-def kept_by_layer(model: Architecture, layer: Layer, adapted: Collection[str]) -> Elements:
-    """What one layer keeps."""
-    total = _kept_by_norms(model, layer)
+def kept_by_layer(
+    model: Architecture, layer: Layer, adapted: Collection[str], *, fused: bool = False
+) -> Elements:
+    """What one layer keeps; `fused` as in `MemoryProfile`."""
+    total = _kept_by_norms(model, layer, fused)
     for block in _blocks(model, layer):
-        total = total.plus(_kept_by_block(model, block, adapted).times(_share(model, block)))
+        kept = _kept_by_block(model, block, adapted, fused)
+        total = total.plus(kept.times(_share(model, block)))
         total = total.plus(_kept_by_state(model, block))
     return total
 
@@ -96,11 +104,12 @@ def kept_beside(layer: Layer, adapted: Collection[str], dora: bool, dropout: boo
     return dropped + (2 * sum(module.out_features for module in modules) if dora else 0)
 
 
-def _kept_by_norms(model: Architecture, layer: Layer) -> Elements:
+def _kept_by_norms(model: Architecture, layer: Layer, fused: bool) -> Elements:
     total = Elements()
     for path, norm in layer.norms.items():
         width = norm.width if norm.width == model.hidden else _width_before(path, layer, norm.width)
-        total = total.plus(Elements(compute=width) if norm.bias else Elements(float32=width))
+        as_it_is = norm.bias or fused
+        total = total.plus(Elements(compute=width) if as_it_is else Elements(float32=width))
     return total
 
 
@@ -111,19 +120,24 @@ def _width_before(norm: str, layer: Layer, width: int) -> int:
     return before.out_features if before else width
 
 
-def _kept_by_block(model: Architecture, block: _Block, adapted: Collection[str]) -> Elements:
+def _kept_by_block(
+    model: Architecture, block: _Block, adapted: Collection[str], fused: bool
+) -> Elements:
     read = max((m.in_features for p, m in block.readers.items() if p in adapted), default=0)
     written = sum(module.out_features for module in block.readers.values())
     passed = sum(m.in_features for path, m in block.writers.items() if path in adapted)
-    return Elements(compute=read + written + passed + _kept_inside(model, block, written))
+    inside = _kept_inside(model, block, written, fused)
+    return Elements(compute=read + written + passed + inside)
 
 
-def _kept_inside(model: Architecture, block: _Block, written: int) -> float:
+def _kept_inside(model: Architecture, block: _Block, written: int, fused: bool) -> float:
     """What is neither read nor written by a linear module."""
     through = sum(module.in_features for module in block.writers.values())
     if _ATTENTION.search(block.path):
         return through
     gate = through if written >= 2 * through else 0
+    if fused and model.activation in _FUSED and len(block.readers) > 1:
+        return 0
     return gate + _WRITTEN_OUT.get(model.activation, 0) * (written - gate)
 
 

@@ -125,9 +125,13 @@ def adapter_bytes(model: Architecture, demand: Demand) -> int:
 def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:
     """(activations, transients)."""
     laid, number = _laid(model, demand, profile), BYTES[demand.dtype]
-    layers = [_kept(model, layer, demand, laid) for layer in _layers_with_gradients(model, demand)]
-    # The last norm's input in float32 and what it gives; where trained, that and its gradient.
-    ends = model.hidden * (laid * (4 + number) + demand.largest.trained * 2 * number)
+    layers = [
+        _kept(model, layer, demand, laid, profile.fused)
+        for layer in _layers_with_gradients(model, demand)
+    ]
+    # The last norm's input and what it gives; where trained, that and its gradient.
+    read = number if profile.fused else 4
+    ends = model.hidden * (laid * (read + number) + demand.largest.trained * 2 * number)
     backward = _working(model, demand, laid)
     if demand.gradient_checkpointing:
         backward += max(layers, default=0.0)
@@ -151,9 +155,9 @@ def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Laye
     return ()
 
 
-def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int) -> float:
+def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: bool) -> float:
     number = BYTES[demand.dtype]
-    kept = kept_by_layer(model, layer, demand.modules).bytes(number)
+    kept = kept_by_layer(model, layer, demand.modules, fused=fused).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
     # float32 (transformers' eager attention, and vox_torch/attention.py).

@@ -134,9 +134,9 @@ def test_a_state_that_leaks_is_found_without_being_named(deep, monkeypatch):
 
 def test_attention_that_leaks_is_found(deep, monkeypatch):
     def leaking(self):
-        return [slice(0, self.bounds[-1])]
+        return [self.bounds[-1]]
 
-    monkeypatch.setattr(attention.Extents, "documents", leaking)
+    monkeypatch.setattr(attention.Extents, "lengths", leaking)
     kind, fault = loss_of(deep("llama").model, "cpu")
     assert isinstance(kind, Padded)
     assert "changes the next" in fault

@@ -129,10 +129,10 @@ def _one_by_one(
 ) -> torch.Tensor:
     import torch
 
-    out = []
-    for extent in documents.documents():
-        qkv = [each[:, :, extent] for each in (query_1HTD, key_1HTD, value_1HTD)]
-        length = extent.stop - extent.start
+    out, lengths = [], documents.lengths()
+    # Split and not sliced: the gradient of a slice is as large as the whole.
+    parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
+    for length, *qkv in zip(lengths, *parts, strict=True):
         seen_LL = _within(length, window, query_1HTD) if window and length > window else None
         if softcap is None:
             out.append(_sdpa(*qkv, scale, seen_LL))

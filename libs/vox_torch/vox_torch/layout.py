@@ -67,9 +67,9 @@ class Extents:
     longest: int
     windows: set[int | None] = field(default_factory=set)
 
-    def documents(self) -> list[slice]:
-        """The extent of each document."""
-        return list(itertools.starmap(slice, itertools.pairwise(self.bounds)))
+    def lengths(self) -> list[int]:
+        """Tokens of each document."""
+        return [stop - start for start, stop in itertools.pairwise(self.bounds)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,12 +57,14 @@ class Trainer:
 
     def _prepare(self, device: str, dtype: ComputeDType) -> None:
         """Bring everything onto the device."""
+        from vox_torch.swap import swap
         from vox_torch.trial import loss_of
 
         job, contract = self._job, self._job.plan.contract
         base = load_base(job.model, dtype, device, contract.quant)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
         fuse(self._adapted.model)
+        swap(self._adapted.model)
         self._loss, fault = loss_of(self._adapted.model, device)
         if fault:
             self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))

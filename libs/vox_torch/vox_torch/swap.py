@@ -1,0 +1,173 @@
+"""Puts the functions of elementwise.py into transformers' modules, where that changes nothing.
+
+No list of families: a module is recognised by what it has (a weight and an epsilon; gate, up and
+down projections), and is swapped if both ways give the same on random numbers but for roundoff.
+What is not recognised, or differs, or is trained itself, keeps its own forward. Only the instance
+is touched: other models of the same class never notice.
+
+This module imports torch, and is imported when there is a model to compute with.
+
+Shape legend: X tokens, H hidden size, N heads, T tokens, D features of a head.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vox_torch.elementwise import Gated, RmsNorm, Rotary
+
+_ROTARY = "apply_rotary_pos_emb"
+_ROUNDOFFS = 4.0
+"""How far the two ways may lie apart, in roundoffs of a row's largest number: each rounds a number
+two or three times."""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def swap(model: nn.Module) -> dict[str, int]:
+    """Swap what can be; returns how many modules of each kind were."""
+    counts = {"norms": 0, "feed-forwards": 0, "rotary positions": 0}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for module in list(model.modules()):
+            counts["norms"] += _swapped(module, _norm)
+            counts["feed-forwards"] += _swapped(module, _gated)
+            counts["rotary positions"] += _swapped(module, _rotary)
+    return counts
+
+
+def _swapped(module: nn.Module, way: Callable[[nn.Module], Callable[..., Any] | None]) -> bool:
+    try:
+        forward = way(module)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return False  # it asks for something else than its like
+    if forward is not None:
+        module.forward = forward
+    return forward is not None
+
+
+def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    bound_X1 = _ROUNDOFFS * torch.finfo(expected.dtype).eps * expected.abs().amax(-1, keepdim=True)
+    return bool(((found - expected).abs() <= bound_X1).all())
+
+
+# --- norms ----------------------------------------------------------------------------------------
+
+
+class _NormWay(NamedTuple):
+    weight_H: torch.Tensor
+    eps: float
+    late: bool
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = RmsNorm.apply(x, *self)
+        return y
+
+
+def _norm(module: nn.Module) -> _NormWay | None:
+    """An RMS norm's way; None if the module is none, or is trained."""
+    weight_H = module._parameters.get("weight")
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    alone = len(module._parameters) == 1 and not module._modules
+    if weight_H is None or not alone or weight_H.ndim != 1 or not isinstance(eps, float):
+        return None
+    if weight_H.requires_grad:
+        return None
+    # Small, too: there the epsilon shows.
+    sizes_X1 = torch.tensor([[1.0], [1e-3], [30.0]])
+    x_XH = (torch.randn(3, len(weight_H)) * sizes_X1).to(weight_H)
+    expected = module(x_XH)
+    return next((way for way in _norm_ways(weight_H, eps) if _same(way(x_XH), expected)), None)
+
+
+def _norm_ways(weight_H: torch.Tensor, eps: float) -> Iterator[_NormWay]:
+    yield _NormWay(weight_H.detach(), eps, True)
+    yield _NormWay(1 + weight_H.detach().float(), eps, False)
+    yield _NormWay(weight_H.detach().float(), eps, False)
+
+
+# --- feed-forwards --------------------------------------------------------------------------------
+
+
+def _gated(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    names = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    if not names <= module._modules.keys() | vars(module).keys():
+        return None
+    tanh = _activation(module.act_fn)
+    width = getattr(module.gate_proj, "in_features", None)
+    if tanh is None or not isinstance(width, int):
+        return None
+    weight = next(module.parameters())
+    x_1XH = torch.randn(1, 3, width).to(weight)
+    forward = partial(_feed_forward, module, tanh)
+    return forward if _same(forward(x_1XH), module(x_1XH)) else None
+
+
+def _activation(act: Any) -> bool | None:
+    """Whether it is the GELU by a hyperbolic tangent; None if it is neither that nor SiLU."""
+    x = torch.linspace(-6, 6, 97)
+    found = act(x)
+    if _same(found, functional.silu(x)):
+        return False
+    return True if _same(found, functional.gelu(x, approximate="tanh")) else None
+
+
+def _feed_forward(module: Any, tanh: bool, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = module.down_proj(Gated.apply(module.gate_proj(x), module.up_proj(x), tanh))
+    return y
+
+
+# --- rotary positions -----------------------------------------------------------------------------
+
+
+def _rotary(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward of an attention module, with another function where it turns query and key."""
+    forward = type(module).forward
+    code = getattr(forward, "__code__", None)
+    if code is None or _ROTARY not in code.co_names or "forward" in vars(module):
+        return None
+    own = forward.__globals__[_ROTARY]
+    if not _turns(own):
+        return None
+    changed = types.FunctionType(
+        code,
+        {**forward.__globals__, _ROTARY: partial(_turned, own)},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    changed.__kwdefaults__ = forward.__kwdefaults__
+    return types.MethodType(changed, module)
+
+
+def _turns(own: Callable[..., Pair]) -> bool:
+    """Whether `own` is what `Rotary` computes."""
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    angle = torch.randn(1, 5, 4).repeat(1, 1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    pairs = zip(_turned(own, query, key, cos, sin), own(query, key, cos, sin), strict=True)
+    return all(_same(found, expected) for found, expected in pairs)
+
+
+def _turned(
+    own: Callable[..., Pair],
+    query_1NTD: torch.Tensor,
+    key_1NTD: torch.Tensor,
+    cos_1TD: torch.Tensor,
+    sin_1TD: torch.Tensor,
+    unsqueeze_dim: int = 1,
+) -> Pair:
+    dtypes = {each.dtype for each in (query_1NTD, key_1NTD, cos_1TD, sin_1TD)}
+    if cos_1TD.shape[-1] != query_1NTD.shape[-1] or len(dtypes) > 1:
+        return own(query_1NTD, key_1NTD, cos_1TD, sin_1TD, unsqueeze_dim=unsqueeze_dim)
+    cos, sin = cos_1TD.unsqueeze(unsqueeze_dim), sin_1TD.unsqueeze(unsqueeze_dim)
+    return Rotary.apply(query_1NTD, cos, sin), Rotary.apply(key_1NTD, cos, sin)
