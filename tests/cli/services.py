@@ -53,7 +53,9 @@ class Training:
         for event in events(3):
             observe(event)
         run = settings.resume or settings.out or Path("runs/m")
-        return TrainReport(run, self.stopped, 2 if self.stopped else 3, 3, 12.0, 3.0, 4.0, 1.0)
+        return TrainReport(
+            run, self.stopped, 2 if self.stopped else 3, 3, 12.0, 4.25, 3.0, 4.0, 1.0
+        )
 
 
 @dataclass

@@ -36,7 +36,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
     assert done.code == 0
     assert done.out.splitlines() == [
         "run            runs/a",
-        "steps          3 of 3 in 0:12",
+        "steps          3 of 3 in 0:12, the first 4.2 s after the start",
         "loss           3.0000",
         "held-out loss  4.0000 -> 1.0000 (75 % lower)",
         "next: vox chat runs/a   or   vox merge runs/a",
@@ -54,6 +54,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "steps": 3,
         "total_steps": 3,
         "seconds": 12.0,
+        "startup_seconds": 4.25,
         "loss": 3.0,
         "valid_before": 4.0,
         "valid_after": 1.0,

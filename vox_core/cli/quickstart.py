@@ -90,7 +90,9 @@ class Tour:
     def _vox(self, *arguments: str) -> Any:
         """Print a command, run it, give its result; where it exits by itself, exit as it does."""
         click.secho(f"$ vox {shlex.join(arguments)}", bold=True)
-        result = root.main([*arguments], prog_name="vox", standalone_mode=False)
+        result = root.main(
+            [*arguments], prog_name="vox", standalone_mode=False, obj="a command within this one"
+        )
         if isinstance(result, int):
             self._ctx.exit(result)
         return result

@@ -56,6 +56,7 @@ def train(
     everything saved; --resume goes on.
     """
     settings = settings_from(TrainSettings, config_file, flags)
+    from vox_core.run.startup import process_began
     from vox_core.run.train import train as run_training
 
     with display() as shown:
@@ -64,6 +65,7 @@ def train(
             observe=shown.observe,
             backend_origin=backend_origin(TrainSettings, config_file, flags),
             progress=shown.transfer,
+            began=process_began() if ctx.obj is None else None,
         )
     if as_json:
         print_json(report)
@@ -78,10 +80,15 @@ def train(
 def _show(report: TrainReport) -> None:
     rows = {
         "run": str(report.run),
-        "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}",
+        "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}"
+        + _startup(report.startup_seconds),
         "loss": "" if report.loss is None else f"{report.loss:.4f}",
         "held-out loss": losses(report.valid_before, report.valid_after),
     }
     print_table({label: text for label, text in rows.items() if text})
     if not report.stopped:
         click.echo(f"next: vox chat {report.run}   or   vox merge {report.run}")
+
+
+def _startup(seconds: float | None) -> str:
+    return "" if seconds is None else f", the first {seconds:.1f} s after the start"

@@ -38,7 +38,8 @@ class RunStart(Event):
 @dataclass(frozen=True, slots=True)
 class StepDone(Event):
     """`loss` is the step's weighted mean; `grad_norm` is measured before clipping; `seconds` is the
-    step's own wall time."""
+    step's own wall time. `startup_seconds`, which the core fills in for a command's first step, is
+    how long it took from the start of the command to the end of that step."""
 
     name: ClassVar[str] = "step"
     step: int
@@ -48,6 +49,7 @@ class StepDone(Event):
     tokens: int
     trained_tokens: int
     seconds: float
+    startup_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ def as_line(event: Event, now: float) -> dict[str, Any]:
     """The event as the flat object that is written."""
     fields = {key: _json_number(value) for key, value in asdict(event).items()}
     if isinstance(event, StepDone):
+        if event.startup_seconds is None:
+            del fields["startup_seconds"]
         fields["tokens_per_second"] = round(event.tokens / max(event.seconds, 1e-9), 1)
     return {"event": event.name, "time": round(now, 3), **fields}
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared, preflight
 from vox_core.run.ready import make_ready
 from vox_core.run.schedule import learning_rate
+from vox_core.run.startup import Startup
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.trained import as_trained
 from vox_core.weights import Weights
@@ -48,13 +49,19 @@ from vox_core.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What came of a run. Losses are None where nothing was measured."""
+    """What came of a run. Losses are None where nothing was measured.
+
+    Args:
+        seconds: from the first write to the last.
+        startup_seconds: from the start of the command to the end of the first step.
+    """
 
     run: Path
     stopped: bool
     steps: int
     total_steps: int
     seconds: float
+    startup_seconds: float | None
     loss: float | None
     valid_before: float | None
     valid_after: float | None
@@ -66,6 +73,7 @@ def train(
     observe: Observe = ignore,
     backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
+    began: float | None = None,
 ) -> TrainReport:
     """Train, or go on with `settings.resume`.
 
@@ -73,20 +81,28 @@ def train(
         observe: told of every event, after the telemetry and before the plugins that observe.
         backend_origin: where `settings.backend` was said, for the words of an error.
         progress: told of downloads and conversions.
+        began: when the command did, as `time.perf_counter` counts; without it, now.
 
     Raises:
         InputError: anything wrong that could be found before the first step; nothing was written.
         WorkError: something failed while working; the run folder keeps what was done.
     """
-    ready = make_ready(settings, backend_origin, progress)
-    return _Run(ready.settings, ready.prepared, ready.run, observe).execute(ready.fresh)
+    with Startup(began) as startup:
+        ready = make_ready(settings, backend_origin, progress)
+        run = _Run(ready.settings, ready.prepared, ready.run, observe, startup)
+        return run.execute(ready.fresh)
 
 
 class _Run:
     """One run, from the first write to the last."""
 
     def __init__(
-        self, settings: TrainSettings, prepared: Prepared, run: RunFolder, observe: Observe
+        self,
+        settings: TrainSettings,
+        prepared: Prepared,
+        run: RunFolder,
+        observe: Observe,
+        startup: Startup,
     ) -> None:
         self._settings, self._prepared, self._run = settings, prepared, run
         self._contract = prepared.plan.contract
@@ -94,6 +110,8 @@ class _Run:
         self._observers = Observers()
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
+        self._startup = startup
+        self._startup_seconds: float | None = None
 
     def execute(self, fresh: bool) -> TrainReport:
         with contextlib.closing(self._observers):
@@ -124,6 +142,9 @@ class _Run:
         return time.perf_counter() - self._started
 
     def _observe(self, event: Event) -> None:
+        if isinstance(event, StepDone) and self._startup_seconds is None:
+            self._startup_seconds = round(self._startup.finish(), 3)
+            event = replace(event, startup_seconds=self._startup_seconds)
         self._telemetry(event)
         self._outer(event)
         if isinstance(event, StepDone):
@@ -243,6 +264,7 @@ class _Run:
             steps=result.state.step,
             total_steps=self._contract.total_steps,
             seconds=self._elapsed(),
+            startup_seconds=self._startup_seconds,
             loss=self._loss,
             valid_before=before,
             valid_after=after,
