@@ -2,9 +2,6 @@
 
 A digest is SHA-256, in hex. The digest of a set of files covers their names and contents and
 nothing else: not where they lie, not when they were written.
-
-Hashing a large model takes a while, so the hash of a large file is kept in the cache, under the
-file's real path, size and times. A file changed in place has other times and is hashed again.
 """
 
 from __future__ import annotations
@@ -12,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from vox_core import files
-from vox_core.cache import cache_root
-from vox_core.errors import OutputError, StorageError
+from vox_core.hashes import file_sha256
 from vox_core.weights import WeightFolder
+
+__all__ = ["TOKENIZER_FILES", "file_sha256", "folder_digest", "tokenizer_digest"]
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -31,8 +27,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-_WORTH_KEEPING = 1 << 20
-"""Bytes below which hashing a file is quicker than looking its hash up."""
 
 
 def folder_digest(folder: Path) -> str:
@@ -47,46 +41,6 @@ def folder_digest(folder: Path) -> str:
 def tokenizer_digest(folder: Path) -> str:
     """The digest of the tokenizer's files, as many as the folder has."""
     return _digest(folder, (name for name in TOKENIZER_FILES if (folder / name).is_file()))
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of the file's content, hashed at most once for large files."""
-    with files.storage_errors(path):
-        status = path.stat()
-        if status.st_size < _WORTH_KEEPING:
-            return _hash(path)
-        real = path.resolve()
-    key: dict[str, object] = {
-        "path": str(real),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "ctime_ns": status.st_ctime_ns,
-    }
-    kept = cache_root() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
-    if (sha256 := _recall(kept, key)) is None:
-        with files.storage_errors(path):
-            sha256 = _hash(path)
-        with suppress(StorageError, OutputError):  # what cannot be kept is hashed again
-            files.make_folder(kept.parent)
-            files.write_json(kept, {**key, "sha256": sha256})
-    return sha256
-
-
-def _recall(kept: Path, key: dict[str, object]) -> str | None:
-    """The hash kept under `key`, if the entry can be read and is about this very file."""
-    try:
-        entry = json.loads(kept.read_bytes())
-    except (OSError, ValueError):
-        return None
-    match entry:
-        case {"sha256": str(sha256), **rest} if rest == key:
-            return sha256
-    return None
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(folder: Path, names: Iterable[str]) -> str:

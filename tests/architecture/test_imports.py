@@ -32,6 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "quickstart"}),
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
+    frozenset({"hashes"}),
     frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter"}),
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),

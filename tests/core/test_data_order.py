@@ -165,4 +165,4 @@ def test_validation_sees_every_document_once(dataset: Dataset, limit: int) -> No
 
 
 def test_no_validation_data_give_no_batches() -> None:
-    assert validation_batches(Dataset((), 0, {}, {}), 100) == ()
+    assert len(validation_batches(Dataset((), 0, {}, {}), 100)) == 0

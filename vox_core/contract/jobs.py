@@ -5,7 +5,7 @@ Shape legend: T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,7 +33,7 @@ class TrainJob:
     model: Path
     steps: Iterable[Step]
     start: TrainState
-    validation: tuple[Batch, ...] = ()
+    validation: Sequence[Batch] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

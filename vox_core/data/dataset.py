@@ -3,19 +3,21 @@
 Rows are rendered and tokenised some hundreds at a time, so that the tokenizer's threads have work.
 What is refused here is what would train silently and wrongly: nothing at all, or answers that never
 end.
+
+`build_dataset` keeps everything in memory, and is for rows that are there already; `kept.py` makes
+data sets from files, which may be larger.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from vox_core.data.documents import Documents
 from vox_core.data.encode import Document, Encoded, Encoder
 from vox_core.data.records import Record
 from vox_core.errors import DataError
@@ -23,8 +25,7 @@ from vox_core.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ROWS_AT_A_TIME = 512
-_DIGEST_FORMAT = b"vox-documents-1"
+ROWS_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
@@ -32,36 +33,40 @@ class Dataset:
     """Documents in the order of their rows.
 
     Args:
-        documents: what is trained.
+        documents: what is trained; `Documents`, whatever sequence was given.
         rows: rows of the data files.
         dropped: reason -> rows that gave no document.
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
+        notes: what somebody should be told of how it was made.
     """
 
-    documents: tuple[Document, ...]
+    documents: Documents
     rows: int
     dropped: Mapping[str, int]
     truncated: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
-    @cached_property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "documents", Documents.of(self.documents))
+
+    @property
     def tokens(self) -> int:
-        return sum(len(document) for document in self.documents)
+        return self.documents.tokens
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return self.documents.longest
 
     @cached_property
     def trained_tokens(self) -> int:
-        return sum(int(np.count_nonzero(document.weights_T)) for document in self.documents)
+        return self.documents.trained_tokens()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hex, of each document's length (int64), tokens (int64) and weights (float32),
-        little-endian, in order. Nothing else enters: not paths, not lines, not dropped rows."""
-        sha256 = hashlib.sha256(_DIGEST_FORMAT)
-        for document in self.documents:
-            sha256.update(len(document).to_bytes(8, "little"))
-            sha256.update(document.tokens_T.astype("<i8").tobytes())
-            sha256.update(document.weights_T.astype("<f4").tobytes())
-        return sha256.hexdigest()
+        """Of the documents and of nothing else (`Documents.digest`)."""
+        return self.documents.digest()
 
 
 def build_dataset(
@@ -83,36 +88,66 @@ def build_dataset(
     encoder = Encoder(tokenizer, seq_len)
     encoded: list[Encoded] = []
     faults: list[str] = []
-    for start in range(0, len(records), _ROWS_AT_A_TIME):
-        some, refused = encoder.encode_many(records[start : start + _ROWS_AT_A_TIME])
-        encoded += some
+    done = 0
+    for some, (rows, refused) in encode_rows(encoder, records):
+        encoded += rows
         faults += refused
+        done += len(some)
         if progress:
-            progress(min(start + _ROWS_AT_A_TIME, len(records)), len(records))
-    if faults:
-        raise _refused(faults, has_template=encoder.renderer.template is not None)
-    dataset = _collect(encoded)
-    answers = any(record.kind != "text" for record in records)
-    _require_trained(dataset, encoder, answers=answers)
+            progress(done, len(records))
+    require_rendered(faults, encoder)
+    kept, dropped, truncated = account(encoded)
+    dataset = Dataset(Documents.of(kept), len(encoded), dropped, truncated)
+    require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))
     return dataset
 
 
-def _collect(encoded: Sequence[Encoded]) -> Dataset:
-    kept = [row for row in encoded if not row.dropped]
-    return Dataset(
-        documents=tuple(document for row in kept for document in row.documents),
-        rows=len(encoded),
-        dropped=Counter(row.dropped for row in encoded if row.dropped),
-        truncated=Counter(row.cut for row in kept if row.cut != "none"),
-    )
+def encode_rows(
+    encoder: Encoder, records: Iterable[Record]
+) -> Iterator[tuple[list[Record], tuple[list[Encoded], list[str]]]]:
+    """Some hundred records at a time, with what `Encoder.encode_many` says of them."""
+    rows = iter(records)
+    while some := list(islice(rows, ROWS_AT_A_TIME)):
+        yield some, encoder.encode_many(some)
 
 
-def _require_trained(dataset: Dataset, encoder: Encoder, *, answers: bool) -> None:
+def account(encoded: Iterable[Encoded]) -> tuple[list[Document], Counter[str], Counter[str]]:
+    """The documents; reason -> rows dropped; way -> rows cut and kept."""
+    documents: list[Document] = []
+    dropped, truncated = Counter[str](), Counter[str]()
+    for row in encoded:
+        documents += row.documents
+        if row.dropped:
+            dropped[row.dropped] += 1
+        elif row.cut != "none":
+            truncated[row.cut] += 1
+    return documents, dropped, truncated
+
+
+def require_rendered(faults: Sequence[str], encoder: Encoder) -> None:
+    """Refuse rows that the chat template refuses.
+
+    Raises:
+        DataError: D005.
+    """
+    if faults:
+        raise _refused(faults, has_template=encoder.renderer.template is not None)
+
+
+def require_trained(dataset: Dataset, encoder: Encoder, *, answers: bool) -> None:
+    """Refuse what would train nothing, or answers that never end.
+
+    Args:
+        answers: there are rows that are not of the form text.
+
+    Raises:
+        DataError: D006, every row was dropped; D004, nothing would be trained, or no answer's end.
+    """
     if not dataset.documents:
         if set(dataset.dropped) == {"nothing to train"}:
             raise _untrained("no token would be trained", "rows with something the assistant says")
         raise _all_dropped(dataset)
-    if answers and not any(document.ends for document in dataset.documents):
+    if answers and not dataset.documents.ends:
         raise _untrained("no end-of-turn token would be trained", _expected_end(encoder))
 
 

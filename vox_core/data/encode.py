@@ -17,15 +17,17 @@ Shape legend: T tokens of a document.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
 from vox_core.data.records import Record
-from vox_core.data.render import Rendered, Renderer, RenderError, Span
+from vox_core.data.render import Rendered, Renderer, RenderError
+from vox_core.data.tokens import Tokens, tokenise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     Ids: TypeAlias = NDArray[np.int32]
     Weights: TypeAlias = NDArray[np.float32]
 
+_Ends: TypeAlias = list[list[int]]
 Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
 Reason: TypeAlias = Literal["nothing to train", "nothing to train within seq_len"]
 
@@ -75,7 +78,7 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seq_len: int) -> None:
         self._tokenizer = tokenizer
-        self._seq_len = seq_len
+        self.seq_len = seq_len
         self._prefix, self._suffix = _surroundings(tokenizer)
         self.renderer = Renderer(tokenizer)
 
@@ -106,34 +109,30 @@ class Encoder:
     def _encode(self, rendered: Sequence[tuple[Record, Rendered]]) -> list[Encoded]:
         if not rendered:
             return []
-        batch = self._tokenizer(
-            [text.text for _, text in rendered],
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-        )
-        columns = zip(rendered, batch["input_ids"], batch["offset_mapping"], strict=True)
+        tokens = tokenise(self._tokenizer, [text.text for _, text in rendered])
+        is_end_T = np.isin(tokens.ids_T, list(self.renderer.end_of_turn))
+        spans = _Spans.of([text for _, text in rendered])
+        weights_T, ends = _mask(tokens, is_end_T, spans)
+        bounds = pairwise(tokens.bounds_R1.tolist())
+        rows = zip(rendered, bounds, ends, strict=True)
         return [
-            self._fit(record, self._tokens(text, ids, offsets))
-            for (record, text), ids, offsets in columns
+            self._fit(record, self._whole(text, tokens.ids_T[a:b], weights_T[a:b], found, a))
+            for (record, text), (a, b), found in rows
         ]
 
-    def _tokens(self, text: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> _Tokens:
-        is_end_T = np.isin(np.array(ids, np.int32), list(self.renderer.end_of_turn))
-        offsets_T2 = np.array(offsets, np.int64).reshape(-1, 2)
-        weights_T, ends = _mask(offsets_T2, is_end_T, text.spans)
+    def _whole(
+        self, text: Rendered, ids_T: Ids, weights_T: Weights, ends: list[int], first: int
+    ) -> _Tokens:
+        """A row's tokens; `ends` are counted from `first` tokens before it."""
         if text.templated:
-            return _Tokens.of(ids, weights_T, ends)
+            return _Tokens.of(ids_T, weights_T, [end - first for end in ends])
         before = self._prefix
-        after = self._suffix if ids[-1:] != self._suffix[-1:] else []
+        after = self._suffix if ids_T[-1:].tolist() != self._suffix[-1:] else []
         weights_T = np.concatenate(
             [np.zeros(len(before)), weights_T, np.ones(len(after))], dtype=np.float32
         )
-        tokens = [*before, *ids, *after]
-        return _Tokens.of(tokens, weights_T, [len(tokens)] if self._suffix else [])
+        tokens_T = np.array([*before, *ids_T.tolist(), *after], np.int32)
+        return _Tokens.of(tokens_T, weights_T, [len(tokens_T)] if self._suffix else [])
 
     def _fit(self, record: Record, whole: _Tokens) -> Encoded:
         """Cut to `seq_len`, and drop what then trains nothing."""
@@ -149,7 +148,7 @@ class Encoder:
         return Encoded((), cut, "nothing to train within seq_len" if trains else "nothing to train")
 
     def _pieces(self, record: Record, whole: _Tokens) -> tuple[list[_Tokens], Cut]:
-        length, limit = len(whole.tokens_T), self._seq_len
+        length, limit = len(whole.tokens_T), self.seq_len
         if length <= limit:
             return [whole], "none"
         if record.kind == "text":
@@ -168,10 +167,9 @@ class _Tokens:
     ends: list[int]
 
     @classmethod
-    def of(cls, tokens: Sequence[int], weights_T: Weights, ends: list[int]) -> _Tokens:
+    def of(cls, tokens_T: Ids, weights_T: Weights, ends: list[int]) -> _Tokens:
         weights_T[:1] = 0
-        trained = [end for end in ends if weights_T[end - 1] > 0]
-        return cls(np.array(tokens, np.int32), weights_T, trained)
+        return cls(tokens_T, weights_T, [end for end in ends if end > 1])
 
     def slice(self, start: int, stop: int) -> _Tokens:
         """Tokens [start, stop); the first has no predecessor in it, so it is not trained."""
@@ -181,25 +179,55 @@ class _Tokens:
         return _Tokens(self.tokens_T[start:stop], weights_T, ends)
 
 
-def _mask(
-    offsets_T2: NDArray[np.int64], is_end_T: NDArray[np.bool_], spans: Sequence[Span]
-) -> tuple[Weights, list[int]]:
-    """Weight 1 for tokens inside a span, and where end-of-turn tokens that close one end.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spans:
+    """The spans of some texts laid end to end: offsets in all of them, `row` the text's number."""
 
-    Some tokenizers trim whitespace from their offsets, so a token really begins where the one
-    before it ends. An end-of-turn token may reach beyond its span: some swallow a newline.
+    row: list[int]
+    start_S: NDArray[np.int64]
+    stop_S: NDArray[np.int64]
+    closed: list[bool]
+
+    @classmethod
+    def of(cls, texts: Sequence[Rendered]) -> _Spans:
+        found, at = [], 0
+        for row, text in enumerate(texts):
+            found += [(row, at + s.start, at + s.stop, s.closed) for s in text.spans]
+            at += len(text.text)
+        return cls(
+            [row for row, _, _, _ in found],
+            np.array([start for _, start, _, _ in found], np.int64),
+            np.array([stop for _, _, stop, _ in found], np.int64),
+            [closed for _, _, _, closed in found],
+        )
+
+
+def _mask(tokens: Tokens, is_end_T: NDArray[np.bool_], spans: _Spans) -> tuple[Weights, _Ends]:
+    """Weight 1 for tokens inside a span, and, for each text, where end-of-turn tokens that close
+    one end.
+
+    An end-of-turn token may reach beyond its span: some swallow a newline. Any other token that
+    does is not trained.
     """
-    begins_T, stops_T = offsets_T2.T
-    reached_T = np.maximum.accumulate(np.concatenate([[0], stops_T[:-1]]))
-    begins_T = np.minimum(begins_T, reached_T[: len(begins_T)])
-    weights_T = np.zeros(len(begins_T), np.float32)
-    ends: list[int] = []
-    for span in spans:
-        within_T = (begins_T >= span.start) & (begins_T < span.stop)
-        within_T &= is_end_T | (stops_T <= span.stop)
-        weights_T[within_T] = 1
-        ends += (np.flatnonzero(within_T & is_end_T)[-1:] + 1).tolist() if span.closed else []
+    weights_T = np.zeros(len(tokens.ids_T), np.float32)
+    ends: _Ends = [[] for _ in tokens.bounds_R1[1:]]
+    columns = zip(spans.row, _extents(tokens, spans), spans.stop_S, spans.closed, strict=True)
+    for row, (low, high), stop, closed in columns:
+        within_T = is_end_T[low:high] | (tokens.stops_T[low:high] <= stop)
+        weights_T[low:high][within_T] = 1
+        if closed:
+            ends[row] += (np.flatnonzero(within_T & is_end_T[low:high])[-1:] + low + 1).tolist()
     return weights_T, ends
+
+
+def _extents(tokens: Tokens, spans: _Spans) -> Iterator[tuple[int, int]]:
+    """The tokens of its own text that begin in each span."""
+    rows_S = np.array(spans.row, np.int64)
+    low_S = np.searchsorted(tokens.begins_T, spans.start_S)
+    high_S = np.searchsorted(tokens.begins_T, spans.stop_S)
+    low_S = np.maximum(low_S, tokens.bounds_R1[rows_S])
+    high_S = np.minimum(high_S, tokens.bounds_R1[rows_S + 1])
+    return zip(low_S.tolist(), high_S.tolist(), strict=True)
 
 
 def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 MAX_LINE_BYTES = 10_000_000
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class RowError(Exception):
@@ -36,7 +36,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if number == 1:
-                line = line.removeprefix(_BOM)
+                line = line.removeprefix(BOM)
             if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
                 _skip_rest_of_line(file)
                 yield number, None
@@ -52,7 +52,7 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
 def other_format(path: Path) -> str | None:
     """What the file is instead of JSON Lines, if its first line gives that away."""
     first = next((line for _, line in numbered_lines(path)), None) or b""
-    start = first.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
         return f"it is a JSON array, expected one object a line: jq -c '.[]' {path} > rows.jsonl"
     if start not in (b"{", b"") and first.count(b",") > 0 and b"{" not in first:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vox_core.data.dataset import Dataset
+from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
 from vox_core.data.order import documents_of_step, micro_batches
 
@@ -37,7 +38,7 @@ def largest_micro_batch(
 ) -> Largest:
     """Over the first 200 steps, and the longest document by itself."""
     documents = dataset.documents
-    found = [_largest([max(documents, key=len)])]
+    found = [_largest([documents[documents.longest_at]])]
     for step in range(1, min(steps, _STEPS_LOOKED_AT) + 1):
         indices = documents_of_step(len(documents), batch_size, seed, step)
         chosen = [documents[index] for index in indices]
@@ -51,7 +52,7 @@ def assumed_dataset(documents: int, length: int) -> Dataset:
     weights = np.ones(length, np.float32)
     weights[0] = 0  # which nothing precedes
     document = Document(np.zeros(length, np.int32), weights, Path(), 0, 1)
-    return Dataset((document,) * documents, documents, {}, {})
+    return Dataset(Documents.of((document,) * documents), documents, {}, {})
 
 
 def _largest(documents: Sequence[Document]) -> Largest:

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from vox_core.contract import Batch
 from vox_core.data.dataset import Dataset
+from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
 
 if TYPE_CHECKING:
@@ -65,10 +66,14 @@ def micro_batches(documents: Sequence[Document], micro_batch_tokens: int) -> lis
     Longest first, neighbours in length together: a group of n whose longest document has L tokens
     has n * L <= `micro_batch_tokens`, or n = 1. Every index occurs once; ties keep their order.
     """
-    longest_first = sorted(range(len(documents)), key=lambda i: -len(documents[i]))
+    return _groups([len(document) for document in documents], micro_batch_tokens)
+
+
+def _groups(lengths: Sequence[int], micro_batch_tokens: int) -> list[list[int]]:
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     groups: list[list[int]] = []
     for index in longest_first:
-        if groups and (len(groups[-1]) + 1) * len(documents[groups[-1][0]]) <= micro_batch_tokens:
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= micro_batch_tokens:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -80,12 +85,15 @@ def to_batch(documents: Sequence[Document]) -> Batch:
 
     The last position of a document has target 0 and weight 0.
     """
-    lengths = [len(document) for document in documents]
+    bounds_D1 = np.cumsum([0, *(len(document) for document in documents)], dtype=np.int64)
+    tokens_T = np.concatenate([document.tokens_T for document in documents]).astype(np.int64)
+    weights_T = np.concatenate([document.weights_T for document in documents]).astype(np.float32)
+    last_D = bounds_D1[1:] - 1
     return Batch(
-        tokens_T=np.concatenate([document.tokens_T for document in documents]).astype(np.int64),
-        targets_T=np.concatenate([_shifted(d.tokens_T) for d in documents]).astype(np.int64),
-        weights_T=np.concatenate([_shifted(d.weights_T) for d in documents]).astype(np.float32),
-        starts_D=np.cumsum([0, *lengths[:-1]], dtype=np.int64),
+        tokens_T=tokens_T,
+        targets_T=_shifted(tokens_T, last_D),
+        weights_T=_shifted(weights_T, last_D),
+        starts_D=bounds_D1[:-1],
     )
 
 
@@ -101,9 +109,32 @@ def make_step_batches(
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
 
 
-def validation_batches(dataset: Dataset, micro_batch_tokens: int) -> tuple[Batch, ...]:
-    """Every document once."""
-    return _batches(dataset.documents, micro_batch_tokens)
+def validation_batches(dataset: Dataset, micro_batch_tokens: int) -> Sequence[Batch]:
+    """Every document once; a batch is made when it is asked for."""
+    return _Batches(dataset.documents, micro_batch_tokens)
+
+
+class _Batches(Sequence[Batch]):
+    """Micro-batches of documents that may not fit into memory."""
+
+    def __init__(self, documents: Documents, micro_batch_tokens: int) -> None:
+        self._documents = documents
+        self._groups = _groups(documents.lengths_D.tolist(), micro_batch_tokens)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return tuple(self._made(group) for group in self._groups[index])
+        return self._made(self._groups[index])
+
+    def _made(self, group: Sequence[int]) -> Batch:
+        return to_batch([self._documents[index] for index in group])
 
 
 def _batches(documents: Sequence[Document], micro_batch_tokens: int) -> tuple[Batch, ...]:
@@ -111,5 +142,9 @@ def _batches(documents: Sequence[Document], micro_batch_tokens: int) -> tuple[Ba
     return tuple(to_batch([documents[index] for index in group]) for group in groups)
 
 
-def _shifted(values_T: NDArray[Any]) -> NDArray[Any]:
-    return np.append(values_T[1:], values_T.dtype.type(0))
+def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:
+    """Each value at the position before its own; 0 at the last position of a document."""
+    shifted_T = np.empty_like(values_T)
+    shifted_T[:-1] = values_T[1:]
+    shifted_T[last_D] = 0
+    return shifted_T

@@ -7,7 +7,8 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,40 +69,54 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
     """
-    _require_files(paths)
     records: list[Record] = []
+    with refuse(paths) as (faults, empty):
+        for path in paths:
+            before = len(records) + len(faults)
+            records += read_records(path, faults)
+            if len(records) + len(faults) == before:
+                empty.append(path)
+    return records
+
+
+@contextmanager
+def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[str], list[Path]]]:
+    """Two lists, for faults and for empty files; what is in them at the end is refused.
+
+    Raises:
+        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
+    """
+    _require_files(paths)
     faults: list[str] = []
     empty: list[Path] = []
-    for path in paths:
-        found, wrong = _read(path)
-        records += found
-        faults += wrong
-        if not (found or wrong):
-            empty.append(path)
+    yield faults, empty
     if empty:
         raise _empty(empty)
     if faults:
         raise _malformed(paths, faults)
-    return records
 
 
-def _read(path: Path) -> tuple[list[Record], list[str]]:
-    records: list[Record] = []
-    faults: list[str] = []
-    if other := other_format(path):
-        return [], [f"{path}: {other}"]
+def read_records(path: Path, faults: list[str]) -> Iterator[Record]:
+    """Each row of one file that is well formed; the faults of the others go to `faults`.
+
+    Raises:
+        DataError: D001, it cannot be read.
+    """
     try:
+        if other := other_format(path):
+            faults.append(f"{path}: {other}")
+            return
         for number, line in numbered_lines(path):
             try:
-                records.append(_record(parse_row(parse_object(line)), path, number))
+                yield record_of(parse_row(parse_object(line)), path, number)
             except RowError as fault:
                 faults += (f"{path}, line {number}: {text}" for text in fault.faults)
     except OSError as error:
-        raise _unreadable(path, error) from error
-    return records, faults
+        raise unreadable(path, error) from error
 
 
-def _record(row: Row, path: Path, line: int) -> Record:
+def record_of(row: Row, path: Path, line: int) -> Record:
+    """A row with the place where it stands."""
     if row.kind == "text":
         return Record("text", path, line, text=row.text, unused=row.unused)
     return Record(row.kind, path, line, messages=row.messages, unused=row.unused)
@@ -142,7 +157,8 @@ def _malformed(paths: Sequence[Path], faults: Sequence[str]) -> DataError:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
+def unreadable(path: Path, error: OSError) -> DataError:
+    """What it means that a data file is there and cannot be opened or read."""
     return DataError(
         "D001",
         "a data file cannot be read",
@@ -150,4 +166,16 @@ def _unreadable(path: Path, error: OSError) -> DataError:
         found=error.strerror,
         expected="a file that you may read",
         remedy="check its permissions, or name another file with --data",
+    )
+
+
+def changed(path: Path) -> DataError:
+    """What it means that a file is no longer the one that was looked at."""
+    return DataError(
+        "D001",
+        "a data file changed while it was read",
+        where=path,
+        found="other content than a moment before",
+        expected="a file that nobody writes to",
+        remedy="run again when it is written",
     )

@@ -33,6 +33,7 @@ PROMPTS = ("prompt", "instruction")
 COMPLETIONS = ("completion", "output", "response")
 FIELDS = ("messages", *PROMPTS, *COMPLETIONS, "text")
 
+_NAMED: dict[str, Role] = {role: role for role in ROLES}
 _FIRST_ONLY = ("system", "developer")
 _MAY_BE_BLANK = ("system", "developer", "tool")
 _UNSUPPORTED_IN_ROW = ("tools", "functions", "documents")
@@ -80,6 +81,8 @@ def parse_row(fields: dict[str, object]) -> Row:
     Raises:
         RowError: with everything that is wrong with it.
     """
+    if fields.keys() == {"messages"}:  # the usual case, which none of the rest can object to
+        return Row("chat", _conversation(fields["messages"]))
     form = _form(fields)
     _refuse_unsupported(fields, _UNSUPPORTED_IN_ROW)
     unused = _unused(fields)
@@ -203,6 +206,8 @@ def _conversation(value: object) -> tuple[Message, ...]:
 def _message(item: object, place: str) -> Message:
     if not isinstance(item, dict):
         raise RowError(f"found {json_type(item)} as {place}, expected an object")
+    if usual := _usual_message(item):
+        return usual
     role = _role(item, place)
     try:
         _refuse_unsupported(item, _UNSUPPORTED_IN_MESSAGE)
@@ -212,6 +217,16 @@ def _message(item: object, place: str) -> Message:
     if not content.strip() and role not in _MAY_BE_BLANK:
         raise RowError(f"found {place}.content of the {role} empty, expected text")
     return Message(role, content)
+
+
+def _usual_message(item: dict[str, object]) -> Message | None:
+    """A message of role and text alone, looked at quickly; None where there may be more to say."""
+    role, content = item.get("role"), item.get("content")
+    if len(item) != 2 or not (isinstance(role, str) and isinstance(content, str)):
+        return None
+    if (known := _NAMED.get(role)) is None or not content.isascii() or not content.strip():
+        return None
+    return Message(known, content)
 
 
 def _role(item: dict[str, object], place: str) -> Role:

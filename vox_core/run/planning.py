@@ -205,7 +205,7 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
 
 
 def _data(dataset: Dataset) -> dict[str, Any]:
-    return {**account(dataset), "longest": max(map(len, dataset.documents))}
+    return {**account(dataset), "longest": dataset.longest}
 
 
 def _assumed(dataset: Dataset) -> dict[str, int]:

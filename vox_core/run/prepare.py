@@ -1,16 +1,16 @@
 """Everything that is looked at before a run: data, model, contract, backend, plan.
 
 Cheap things first, so that a typing error in a data file is told before a model is downloaded.
-Nothing is written here, except what the model cache keeps.
+Nothing is written here, except what the caches of models and tokens keep.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from vox_core import models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
-from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.checked import CheckedFile, check_files, unused_fields
+from vox_core.data.dataset import Dataset
+from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
-from vox_core.data.records import Record, find_split, load_records
+from vox_core.data.records import find_split
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
@@ -54,6 +56,10 @@ class Prepared:
         )
         for field, count in self.unused.items():
             yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
+        for note in dict.fromkeys(
+            note for data in (self.train, self.valid) if data for note in data.notes
+        ):
+            yield Notice(note, "warning")
         for what, dataset in (("training", self.train), ("validation", self.valid)):
             for reason, count in (dataset.dropped if dataset else {}).items():
                 yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
@@ -89,7 +95,7 @@ def prepare(
         InputError: the first thing that is wrong.
     """
     assumed = only_planned and not settings.data
-    train_records, valid_records = ([], []) if assumed else _records(settings)
+    train_files, valid_files = ([], []) if assumed else _checked(settings)
     # Once before a model is fetched, so that a missing backend is told in a second.
     choose(_request(settings, None, origin, resumed_from, settings.quant))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
@@ -100,13 +106,13 @@ def prepare(
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = json.loads((model.path / "config.json").read_bytes())
     seq_len = plan.sequence_length(settings, config)
-    tokenizer = load_tokenizer(model.path)
+    load = cache(lambda: load_tokenizer(model.path))
     train = (
         assumed_dataset(settings.batch_size, seq_len)
         if assumed
-        else build_dataset(train_records, tokenizer, seq_len)
+        else open_dataset(train_files, model.path, load, seq_len)
     )
-    valid = build_dataset(valid_records, tokenizer, seq_len) if valid_records else None
+    valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
     identity = models.unhashed(model) if only_planned else models.identity(model)
     contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
     made = plan.make_plan(
@@ -118,7 +124,7 @@ def prepare(
         weights.quantised,
         longest=_longest(train, valid),
     )
-    unused = Counter(name for record in train_records + valid_records for name in record.unused)
+    unused = unused_fields([*train_files, *valid_files])
     return Prepared(model, weights, train, valid, backend, selection, made, unused, config)
 
 
@@ -162,7 +168,7 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
 
 
 def _longest(*datasets: Dataset | None) -> int:
-    return max(len(document) for data in datasets if data for document in data.documents)
+    return max(data.longest for data in datasets if data)
 
 
 def account(dataset: Dataset) -> dict[str, Any]:
@@ -177,7 +183,7 @@ def account(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _records(settings: TrainSettings) -> tuple[list[Record], list[Record]]:
+def _checked(settings: TrainSettings) -> tuple[list[CheckedFile], list[CheckedFile]]:
     if not settings.data:
         raise ConfigError(
             "C004",
@@ -187,7 +193,7 @@ def _records(settings: TrainSettings) -> tuple[list[Record], list[Record]]:
             remedy="vox train --data train.jsonl; `vox quickstart` shows one that works",
         )
     train, valid = find_split(settings.data, settings.valid)
-    return load_records(train), load_records(valid) if valid else []
+    return check_files(train), check_files(valid) if valid else []
 
 
 def _request(

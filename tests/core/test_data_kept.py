@@ -1,0 +1,357 @@
+"""Data sets from files: what is kept in the cache, when it is used, and who makes it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.core.tiny_tokenizer import tiny_tokenizer
+from vox_core.data import checked, kept, parts, store
+from vox_core.data.blocks import cut
+from vox_core.data.checked import check_files, unused_fields
+from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.records import load_records
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import DataError
+
+ROWS = [
+    {"messages": [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so"}]},
+    {"prompt": "who äöü 日本", "completion": "the answer", "id": 7},
+    {"text": "a number " * 60, "id": 8, "tag": None},
+    {"prompt": "a question " * 60, "completion": "yes"},
+]
+
+
+def write(path: Path, rows: int = 12) -> Path:
+    lines = [json.dumps(ROWS[n % len(ROWS)], ensure_ascii=n % 2 == 0) for n in range(rows)]
+    path.write_text("\n\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tiny_tokenizer("chatml").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "train.jsonl")
+
+
+def made(*data: Path, model: Path, seq_len: int = 64, **options: object) -> Dataset:
+    load: Callable[[], object] = lambda: load_tokenizer(model)  # noqa: E731
+    return kept.open_dataset(check_files(data), model, load, seq_len, **options)
+
+
+def from_cache(*data: Path, model: Path, seq_len: int = 64) -> Dataset:
+    return kept.open_dataset(check_files(data), model, not_asked, seq_len)
+
+
+def not_asked(*_: object) -> NoReturn:
+    raise AssertionError("the cache should have had it")
+
+
+def contents(dataset: Dataset) -> tuple[object, ...]:
+    return (
+        dataset.digest,
+        (dataset.tokens, dataset.trained_tokens, dataset.longest, dataset.rows),
+        (dict(dataset.dropped), dict(dataset.truncated)),
+        [(d.tokens_T.tolist(), d.weights_T.tolist()) for d in dataset.documents],
+        [(d.source, d.line, d.ends) for d in dataset.documents],
+    )
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted((cache / "documents").iterdir())
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def test_a_second_start_reads_no_row_and_no_tokenizer(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write(tmp_path / "other.jsonl", rows=3)
+    first = made(data, other, data, model=model)
+    in_memory = build_dataset(load_records([data, other, data]), load_tokenizer(model), 64)
+    assert contents(first) == contents(in_memory)
+    assert first.dropped and first.truncated and len(first.documents) > 9
+    monkeypatch.setattr(checked, "read_records", not_asked)
+    again = from_cache(data, other, data, model=model)
+    assert contents(again) == contents(first)
+    assert unused_fields(check_files([data, other, data])) == {"id": 14, "tag": 7}
+    assert not again.notes
+
+
+def test_the_documents_are_mapped_and_not_held(model: Path, data: Path) -> None:
+    import mmap
+
+    tokens_T = made(data, model=model).documents[0].tokens_T
+    while tokens_T.base is not None and not isinstance(tokens_T.base, mmap.mmap):
+        tokens_T = tokens_T.base
+    assert isinstance(tokens_T.base, mmap.mmap)
+
+
+def test_what_decides_the_tokens_decides_the_entry(model: Path, data: Path, cache: Path) -> None:
+    def number() -> int:
+        made(data, model=model)
+        return len(entries(cache))
+
+    assert number() == number() == 1
+    made(data, model=model, seq_len=63)
+    assert len(entries(cache)) == 2
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("SmolLM", "Smol"))
+    assert number() == 3
+    (model / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert number() == 4
+    data.write_text(data.read_text().replace("how?", "how so?"))
+    assert number() == 5
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert number() == 5
+    moved = data.rename(data.with_name("moved.jsonl"))
+    assert from_cache(moved, model=model).documents[0].source == moved
+
+
+def test_other_versions_or_rules_make_another_entry(
+    model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(data, model=model)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "version", lambda name: "99" if name == "tokenizers" else "1")
+        made(data, model=model)
+    monkeypatch.setattr(kept, "rules_digest", lambda: "others")
+    made(data, model=model)
+    assert len(entries(cache)) == 3
+
+
+ALTERATIONS: dict[str, Callable[[Path], object]] = {
+    "a bit": lambda path: path.write_bytes(
+        bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]
+    ),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0\0\0\0"),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("name", ["tokens_T", "weights_T", "starts_D1", "lines_D", store.ENTRY])
+@pytest.mark.parametrize("alteration", ALTERATIONS)
+def test_an_altered_entry_is_made_anew(
+    model: Path, data: Path, cache: Path, name: str, alteration: str
+) -> None:
+    whole = contents(made(data, model=model))
+    (entry,) = entries(cache)
+    ALTERATIONS[alteration](entry / name)
+    assert store.read(entry, [data]) is None or (name == store.ENTRY and alteration == "longer")
+    assert contents(made(data, model=model)) == whole
+    assert contents(from_cache(data, model=model)) == whole
+
+
+def test_an_entry_that_says_other_numbers_is_made_anew(
+    model: Path, data: Path, cache: Path
+) -> None:
+    whole = contents(made(data, model=model))
+    (entry,) = entries(cache)
+    said = json.loads((entry / store.ENTRY).read_text())
+    for change in ({"rows": 1}, {"digest": "0"}, {"dropped": {}}, {"sha256": ""}, {"arrays": {}}):
+        (entry / store.ENTRY).write_text(json.dumps({**said, **change}))
+        assert store.read(entry, [data]) is None
+    assert contents(made(data, model=model)) == whole
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    model: Path, data: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = contents(made(data, model=model))
+    shutil.rmtree(cache)
+    cache.write_text("a file in its place")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    dataset = made(data, model=model)
+    assert contents(dataset) == whole
+    (note,) = dataset.notes
+    assert "kept for this run only" in note and str(cache) in note
+    assert list((tmp_path / "temporary").iterdir())
+    del dataset
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_of_two_that_make_the_same_entry_the_later_takes_it(
+    model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, whole = kept._Making.__call__, []
+
+    def make_and_be_overtaken(self: kept._Making, folder: Path) -> None:
+        make(self, folder)
+        monkeypatch.setattr(kept._Making, "__call__", make)
+        whole.append(contents(made(data, model=model)))
+
+    monkeypatch.setattr(kept._Making, "__call__", make_and_be_overtaken)
+    late = made(data, model=model)
+    assert [contents(late)] == whole
+    assert not late.notes
+    assert len(entries(cache)) == 1
+
+
+def test_entries_that_nobody_used_for_a_month_go(model: Path, data: Path, cache: Path) -> None:
+    made(data, model=model)
+    made(data, model=model, seq_len=63)
+    old = time.time() - 31 * 24 * 3600
+    for entry in entries(cache):
+        os.utime(entry / store.ENTRY, (old, old))
+    (cache / "documents" / ".tmp-killed").mkdir()
+    os.utime(cache / "documents" / ".tmp-killed", (old, old))
+    from_cache(data, model=model)
+    made(data, model=model, seq_len=62)
+    assert len(entries(cache)) == 2
+    from_cache(data, model=model)
+
+
+# --- files that have been looked at ---------------------------------------------------------------
+
+
+def test_faults_are_those_of_loading_and_are_not_remembered(data: Path, tmp_path: Path) -> None:
+    bad, empty = tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
+    bad.write_text('{"text": "a"}\n{"txt": 1}\n\nnonsense\n')
+    empty.write_text("\n")
+    for paths in ([data, bad, tmp_path / "none"], [data, bad], [bad, empty], [data, empty]):
+        seen = []
+        for look in (load_records, check_files, check_files):
+            with pytest.raises(DataError) as caught:
+                look(paths)
+            seen.append((str(caught.value), caught.value.faults))
+        assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_memory_that_makes_no_sense_is_not_believed(data: Path, cache: Path) -> None:
+    (file,) = check_files([data])
+    (memory,) = (cache / "rows").iterdir()
+    right = json.loads(memory.read_text())
+    for wrong in (
+        {},
+        [],
+        {**right, "rules": "others", "rows": 5},
+        {**right, "unused": {"id": "x"}},
+    ):
+        memory.write_text(json.dumps(wrong))
+        assert check_files([data]) == [file]
+    memory.write_text("torn")
+    assert check_files([data]) == [file]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    model: Path, data: Path, cache: Path
+) -> None:
+    (file,) = check_files([data])
+    data.write_text(data.read_text() + "\n" + json.dumps(ROWS[0]))
+    with pytest.raises(DataError, match="changed while it was read") as caught:
+        kept.open_dataset([file], model, lambda: load_tokenizer(model), 64)
+    assert caught.value.code == "VOX-D001"
+    assert entries(cache) == []
+    stale = replace(file, state=check_files([data])[0].state)
+    data.write_text("nonsense")
+    with pytest.raises(DataError, match="changed while it was read"):
+        kept.open_dataset([stale], model, lambda: load_tokenizer(model), 64)
+
+
+def test_rows_that_are_refused_leave_no_entry(model: Path, data: Path, cache: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(DataError) as caught:
+        made(data, model=model)
+    assert (caught.value.code, len(caught.value.faults)) == ("VOX-D005", 3)
+    data.write_text(json.dumps({"prompt": "a question " * 60, "completion": "yes"}))
+    tiny_tokenizer("chatml").save_pretrained(model)
+    with pytest.raises(DataError, match="every row was dropped"):
+        made(data, model=model, seq_len=8)
+    assert entries(cache) == []
+
+
+# --- blocks and processes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 50, 200, 1 << 20])
+@pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf", b"\n \n"])
+@pytest.mark.parametrize("tail", [b"", b"\n", b"\r\n\n"])
+def test_blocks_hold_every_row_with_its_line(
+    tmp_path: Path, data: Path, size: int, head: bytes, tail: bytes
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(head + data.read_bytes() + tail)
+    blocks = list(cut([other, data], size))
+    assert [r for block in blocks for r in block.records()] == load_records([other, data])
+    assert sum(block.size for block in blocks) == other.stat().st_size + data.stat().st_size
+    assert len(blocks) >= (2 if size > 200 else 10)
+
+
+def test_any_number_of_processes_gives_the_same(
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process dawdles until the others are there."""
+    data, here, make = write(tmp_path / "long.jsonl", rows=160), [], parts.make_part
+    one = contents(made(data, model=model, workers=0))
+    shutil.rmtree(cache)
+
+    def slowly(*given: object) -> parts.Part:
+        here.append(given)
+        time.sleep(1)
+        return make(*given)
+
+    monkeypatch.setattr(parts, "make_part", slowly)
+    blocks = len(list(cut([data], 300)))
+    two = made(data, model=model, workers=2, block_bytes=300)
+    assert contents(two) == one
+    assert 0 < len(here) < blocks
+    assert not [path for path in entries(cache)[0].rglob("*") if path.suffix == ".npy"]
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "echo ready; read line", "echo ready; read l; echo {"]
+)
+def test_processes_that_die_are_done_without(
+    model: Path, tmp_path: Path, cache: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path / "long.jsonl", rows=80)
+    one = contents(made(data, model=model, workers=0))
+    shutil.rmtree(cache)
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    make = parts.make_part
+    monkeypatch.setattr(parts, "make_part", lambda *given: (time.sleep(0.02), make(*given))[1])
+    monkeypatch.setattr(parts.sys, "executable", str(program))
+    assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
+    monkeypatch.setattr(parts.sys, "executable", str(tmp_path / "not there"))
+    shutil.rmtree(cache)
+    assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
+
+
+def test_few_rows_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_cpus", lambda: 4)
+    sizes = (1000, 20_000_000, 30_000_000, 60_000_000, 10**9)
+    assert [parts.workers_for(size) for size in sizes] == [0, 0, 1, 2, 3]
+
+
+def test_progress_is_told_to_the_end(model: Path, data: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    made(data, model=model, block_bytes=300, progress=lambda done, all: seen.append((done, all)))
+    assert seen[-1] == (12, 12) and len(seen) > 3

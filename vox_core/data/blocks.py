@@ -1,0 +1,68 @@
+"""Data files in blocks of whole lines, so that each can be read by whoever is free.
+
+A block knows where it begins and the number of its first line; its records are parsed when they are
+asked for. What is read so has been looked at before (`checked.py`): a fault found now means that
+the file has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
+from vox_core.data.records import Record, changed, record_of
+from vox_core.data.rows import parse_row
+
+BLOCK_BYTES = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes [start, start + size) of a file.
+
+    Args:
+        file: the file's number among those of the data set.
+        line: the number of the first line, from 1.
+    """
+
+    path: Path
+    file: int
+    start: int
+    size: int
+    line: int
+
+    def records(self) -> Iterator[Record]:
+        """The rows.
+
+        Raises:
+            DataError: D001, the file has changed.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if self.start == 0:
+            data = data.removeprefix(BOM)
+        for number, line in enumerate(data.split(b"\n"), start=self.line):
+            if line.strip():
+                try:
+                    yield record_of(parse_row(parse_object(line)), self.path, number)
+                except RowError as fault:
+                    raise changed(self.path) from fault
+
+
+def cut(paths: Sequence[Path], size: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Every line of every file, in order; blocks of about `size` bytes."""
+    for number, path in enumerate(paths):
+        yield from _cut_file(path, number, size)
+
+
+def _cut_file(path: Path, number: int, size: int) -> Iterator[Block]:
+    start, line = 0, 1
+    with path.open("rb") as file:
+        while data := file.read(size):
+            data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
+            yield Block(path, number, start, len(data), line)
+            start += len(data)
+            line += data.count(b"\n")

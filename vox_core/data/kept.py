@@ -1,0 +1,196 @@
+"""Data sets from files: tokenised once, kept in the cache, mapped from then on.
+
+An entry of the cache is named after everything that decides its content: the bytes of the data
+files, every file of the model folder that a tokenizer or its chat template is read from, the
+sequence length, the versions of the libraries and this package's own code. Where there is one, no
+row is read and no tokenizer loaded. One that is torn or altered is made anew.
+
+Entries appear whole (`vox_core.files`); of two processes that make the same one, the later takes
+the other's. Where the cache cannot be written, the arrays lie in a temporary folder as long as they
+are needed, and the data set says so. An entry that nobody has used for a month goes when another is
+made; all may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vox_core import files
+from vox_core.cache import cache_folder, cache_root
+from vox_core.data import parts, store
+from vox_core.data.blocks import BLOCK_BYTES, cut
+from vox_core.data.checked import CheckedFile
+from vox_core.data.dataset import Dataset, require_rendered, require_trained
+from vox_core.data.encode import Encoder
+from vox_core.data.rules import rules_digest
+from vox_core.errors import OutputError, StorageError, VoxError
+from vox_core.hashes import file_sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FOLDER = "documents"
+_FORMAT = 1
+_LIBRARIES = ("jinja2", "tokenizers", "transformers")
+_OF_A_TOKENIZER = {".jinja", ".json", ".model", ".tiktoken", ".txt"}
+_UNUSED_FOR = 30 * 24 * 3600.0
+
+Load = Callable[[], "PreTrainedTokenizerBase"]
+
+
+def open_dataset(
+    checked: Sequence[CheckedFile],
+    model: Path,
+    load: Load,
+    seq_len: int,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    workers: int | None = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> Dataset:
+    """The data set of some files, from the cache or made now.
+
+    Args:
+        model: the folder that `load` reads the tokenizer from.
+        seq_len: greatest length of a document, in tokens; at least 2.
+        progress: called with the rows done and all rows.
+        workers: processes to start beside this one; as many as pay, if not given.
+
+    Raises:
+        DataError: D001, a file has changed since it was looked at; D005, the chat template is
+            missing or refuses rows (all of them are named), or the tokenizer cannot be used; D006,
+            every row was dropped; D004, nothing would be trained, or no answer's end.
+        StorageError: not even a temporary folder can be written.
+    """
+    sources = [file.path for file in checked]
+    name = _key(checked, model, seq_len)
+    if found := store.read(cache_root() / FOLDER / name, sources):
+        with suppress(OSError):
+            os.utime(cache_root() / FOLDER / name / store.ENTRY)
+        return found
+    if workers is None:
+        workers = parts.workers_for(sum(file.state[0] for file in checked))
+    make = _Making(checked, model, load, seq_len, progress, workers, block_bytes)
+    try:
+        return _in_cache(name, make, sources)
+    except (OutputError, StorageError) as error:
+        return _in_temporary(make, sources, error)
+
+
+def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
+    """The name of an entry. No library is imported for it."""
+    decides = {
+        "format": _FORMAT,
+        "files": [file.sha256 for file in checked],
+        "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in _read_by(model)},
+        "seq_len": seq_len,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "rules": rules_digest(),
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def _read_by(model: Path) -> list[Path]:
+    """Files of a model folder that a tokenizer may be made from."""
+    places = (model.glob("*"), model.glob("additional_chat_templates/*"))
+    return sorted(
+        path
+        for place in places
+        for path in place
+        if path.suffix in _OF_A_TOKENIZER and path.is_file()
+    )
+
+
+class _Making:
+    """Tokenises into a folder."""
+
+    def __init__(
+        self,
+        checked: Sequence[CheckedFile],
+        model: Path,
+        load: Load,
+        seq_len: int,
+        progress: Callable[[int, int], None] | None,
+        workers: int,
+        block_bytes: int,
+    ) -> None:
+        self._checked, self._model, self._load, self._seq_len = checked, model, load, seq_len
+        self._progress, self._workers, self._block_bytes = progress, workers, block_bytes
+
+    def __call__(self, folder: Path) -> None:
+        encoder = Encoder(self._load(), self._seq_len)
+        sources = [file.path for file in self._checked]
+        faults: list[str] = []
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        with store.Writer(folder) as writer, parts.quick_collections():
+            blocks = cut(sources, self._block_bytes)
+            for part in parts.make_parts(encoder, blocks, self._model, scratch, self._workers):
+                faults += part.faults
+                writer.add(part)
+                self._tell(writer.rows)
+            for file in self._checked:
+                file.require_unchanged()
+            require_rendered(faults, encoder)
+            dataset = writer.finish(sources)
+        require_trained(dataset, encoder, answers=writer.answers > 0)
+        shutil.rmtree(scratch)
+
+    def _tell(self, done: int) -> None:
+        if self._progress:
+            self._progress(done, sum(file.rows for file in self._checked))
+
+
+def _in_cache(name: str, make: Callable[[Path], None], sources: Sequence[Path]) -> Dataset:
+    folder = cache_folder(FOLDER) / name
+    if found := store.read(folder, sources):  # made by another process since we looked
+        return found
+    _clear(folder)
+    try:
+        with files.atomic_folder(folder) as temporary:
+            make(temporary)
+    except (OutputError, StorageError):
+        if found := store.read(folder, sources):  # another process was quicker
+            return found
+        raise
+    found = store.read(folder, sources)
+    if found is None:
+        raise files.storage_error(OSError("what was written cannot be read"), folder)
+    return found
+
+
+def _in_temporary(
+    make: Callable[[Path], None], sources: Sequence[Path], error: VoxError
+) -> Dataset:
+    """Somewhere else, as long as the data set lives."""
+    with files.storage_errors(Path(tempfile.gettempdir())):
+        owner = tempfile.TemporaryDirectory(prefix="vox-data-", ignore_cleanup_errors=True)
+        make(Path(owner.name))
+        found = store.read(Path(owner.name), sources, owner)
+    if found is None:
+        raise error
+    why = f"{error.what}: {error.where or cache_root()}"
+    return replace(found, notes=(f"the tokens are kept for this run only, because {why}",))
+
+
+def _clear(folder: Path) -> None:
+    """Away with an entry that cannot be used, with old ones, and with what killed processes left;
+    what another process has mapped stays readable to it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for other in folder.parent.iterdir():
+            left = other.name.startswith(files.TEMPORARY_PREFIX)
+            used = other if left else other / store.ENTRY
+            if used.stat().st_mtime < time.time() - _UNUSED_FOR:
+                shutil.rmtree(other, ignore_errors=True)
