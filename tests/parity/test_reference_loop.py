@@ -60,10 +60,10 @@ def data(tmp_path_factory):
     return file
 
 
-def run_of(data: Path, out: Path, dtype: str, lr: float = LR) -> Path:
+def run_of(data: Path, out: Path) -> Path:
     """vox's run, in two or three micro-batches a step."""
     model = models.resolve("smollm2-135m").path
-    given = {"model": str(model), "data": [data], "out": out, "dtype": dtype, **RATE, "lr": lr}
+    given = {"model": str(model), "data": [data], "out": out, "dtype": "fp32", **RATE}
     numbers = {"max_steps": STEPS, "batch_size": BATCH, "seed": SEED, "micro_batch_tokens": 160}
     return train(validate(TrainSettings, {**given, **numbers})).run
 
@@ -73,7 +73,7 @@ def runs(tmp_path_factory, data):
     """(vox's run, the reference's losses, the reference's adapter)."""
     folder = tmp_path_factory.mktemp("parity")
     model = models.resolve("smollm2-135m").path
-    run = run_of(data, folder / "run", "fp32")
+    run = run_of(data, folder / "run")
     spec = {"model": str(model), "adapter": str(start(folder, model)), **RATE}
     spec["steps"] = documents(model, data)
     (folder / "spec.json").write_text(json.dumps(spec))
@@ -133,19 +133,6 @@ def test_clipping_was_in_force(runs):
     run, _, _ = runs
     lines = telemetry.read(run / "telemetry.jsonl")
     assert max(line["grad_norm"] for line in lines if line["event"] == "step") > CLIP
-
-
-@pytest.mark.long
-def test_in_bfloat16_the_curve_stays_within_a_percent(data, tmp_path):
-    """Of float32's at every step, and within half of one at the end, at the default rate.
-
-    At five times that rate roundings grow: 2.5 % at the third step.
-    """
-    exact, short = (
-        losses_of(run_of(data, tmp_path / dtype, dtype, lr=2e-4)) for dtype in ("fp32", "bf16")
-    )
-    assert short == pytest.approx(exact, rel=1e-2)
-    assert short[-1] == pytest.approx(exact[-1], rel=5e-3)
 
 
 def test_each_gradient_points_where_transformers_and_pefts_does(runs, data):
