@@ -20,7 +20,7 @@ from vox_core.memory.storage import weight_bytes
 MICRO_BATCH_TOKENS = (512, 1024, 2048, 4096, 8192)
 SPARE = 0.1
 """Share of the memory that settings which fit leave free: other programs take some, and real runs
-differ from what is predicted by up to 15 %, mostly downwards (benchmarks/memory.py)."""
+differ from what is predicted by up to 15 % (benchmarks/memory.py)."""
 
 
 @dataclass(frozen=True, slots=True)
