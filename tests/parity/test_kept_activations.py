@@ -42,7 +42,7 @@ def kept(folder: Path, plan: ExecutionPlan) -> int:
     state = jobs.start(folder, plan).adapter
     adapted = attach(base, state, plan.contract.adapter.dropout)
     fuse(adapted.model)
-    swap(adapted.model)
+    swap(adapted.model, base.dtype, "cpu")
     loss, _ = loss_of(adapted.model, "cpu")
     own = {t.untyped_storage().data_ptr() for t in (*base.parameters(), *base.buffers())}
     seen: dict[int, torch.Tensor] = {}

@@ -145,7 +145,7 @@ def test_each_gradient_points_where_transformers_and_pefts_does(runs, data):
         adapted = attach(load_base(folder, "fp32", "cpu"), read_adapter(run))
         if fast:
             fuse(adapted.model)
-            swap(adapted.model)
+            swap(adapted.model, torch.float32, "cpu")
             way, fault = loss_of(adapted.model, "cpu")
             assert fault is None
         else:

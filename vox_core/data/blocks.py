@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
-from vox_core.data.records import Record, changed, record_of
+from vox_core.data.records import Record, changed, readable, record_of
 from vox_core.data.rows import parse_row
 
 BLOCK_BYTES = 1 << 21
@@ -37,9 +37,9 @@ class Block:
         """The rows.
 
         Raises:
-            DataError: D001, the file has changed.
+            DataError: D001, the file has changed, or cannot be read.
         """
-        with self.path.open("rb") as file:
+        with readable(self.path), self.path.open("rb") as file:
             file.seek(self.start)
             data = file.read(self.size)
         if self.start == 0:
@@ -60,7 +60,7 @@ def cut(paths: Sequence[Path], size: int = BLOCK_BYTES) -> Iterator[Block]:
 
 def _cut_file(path: Path, number: int, size: int) -> Iterator[Block]:
     start, line = 0, 1
-    with path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         while data := file.read(size):
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
             yield Block(path, number, start, len(data), line)

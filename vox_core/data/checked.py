@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vox_core import files
 from vox_core.cache import cache_root
-from vox_core.data.records import changed, read_records, refuse, unreadable
+from vox_core.data.records import changed, read_records, readable, refuse, unreadable
 from vox_core.data.rules import rules_digest
 from vox_core.errors import OutputError, StorageError
 from vox_core.hashes import file_sha256
@@ -58,9 +58,16 @@ def check_files(paths: Sequence[Path]) -> list[CheckedFile]:
     with refuse(paths) as (faults, empty):
         checked = []
         for path in paths:
-            state, sha256 = _state(path), _sha256(path)
-            found = _recall(sha256) or _look(path, sha256, faults, empty)
-            checked.append(CheckedFile(path, sha256, state, *found))
+            with readable(path):
+                state = _state(path)
+            sha256 = _sha256(path)
+            found = _recall(sha256) or _look(path, faults, empty)
+            file = CheckedFile(path, sha256, state, *found)
+            file.require_unchanged()  # else these would be the rows of other bytes
+            checked.append(file)
+    for file in checked:
+        with suppress(StorageError, OutputError):  # then the rows are read again next time
+            _remember(file)
     return checked
 
 
@@ -72,18 +79,13 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     return counts
 
 
-def _look(
-    path: Path, sha256: str, faults: list[str], empty: list[Path]
-) -> tuple[int, Mapping[str, int]]:
+def _look(path: Path, faults: list[str], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
     rows, unused, wrong = 0, Counter[str](), len(faults)
     for record in read_records(path, faults):
         rows += 1
         unused.update(record.unused)
     if not rows and len(faults) == wrong:
         empty.append(path)
-    elif len(faults) == wrong:
-        with suppress(StorageError, OutputError):  # then the rows are read again next time
-            _remember(sha256, rows, unused)
     return rows, unused
 
 
@@ -105,10 +107,13 @@ def _kept(sha256: str) -> Path:
     return cache_root() / "rows" / f"{sha256}.json"
 
 
-def _remember(sha256: str, rows: int, unused: Mapping[str, int]) -> None:
-    path = _kept(sha256)
+def _remember(file: CheckedFile) -> None:
+    path = _kept(file.sha256)
+    if path.exists() and _recall(file.sha256):
+        return
     files.make_folder(path.parent)
-    files.write_json(path, {"rules": rules_digest(), "rows": rows, "unused": dict(unused)})
+    found = {"rules": rules_digest(), "rows": file.rows, "unused": dict(file.unused)}
+    files.write_json(path, found)
 
 
 def _recall(sha256: str) -> tuple[int, Mapping[str, int]] | None:

@@ -45,6 +45,8 @@ _FORMAT = 1
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 _OF_A_TOKENIZER = {".jinja", ".json", ".model", ".tiktoken", ".txt"}
 _UNUSED_FOR = 30 * 24 * 3600.0
+_LEFT_FOR = 24 * 3600.0
+"""What a killed process left; longer than any data set takes."""
 
 Load = Callable[[], "PreTrainedTokenizerBase"]
 
@@ -142,6 +144,7 @@ class _Making:
                 self._tell(writer.rows)
             for file in self._checked:
                 file.require_unchanged()
+            assert faults or writer.rows == sum(file.rows for file in self._checked)
             require_rendered(faults, encoder)
             dataset = writer.finish(sources)
         require_trained(dataset, encoder, answers=writer.answers > 0)
@@ -188,9 +191,9 @@ def _clear(folder: Path) -> None:
     """Away with an entry that cannot be used, with old ones, and with what killed processes left;
     what another process has mapped stays readable to it."""
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        for other in folder.parent.iterdir():
-            left = other.name.startswith(files.TEMPORARY_PREFIX)
-            used = other if left else other / store.ENTRY
-            if used.stat().st_mtime < time.time() - _UNUSED_FOR:
+    for other in folder.parent.iterdir():
+        left = other.name.startswith(files.TEMPORARY_PREFIX)
+        used = other / store.ENTRY if (other / store.ENTRY).exists() else other
+        with suppress(OSError):  # another process was quicker
+            if used.stat().st_mtime < time.time() - (_LEFT_FOR if left else _UNUSED_FOR):
                 shutil.rmtree(other, ignore_errors=True)

@@ -30,10 +30,12 @@ from vox_core.data.dataset import account, encode_rows
 from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoder
 from vox_core.data.store import Part
+from vox_core.errors import VoxError
 
 _BYTES_FOR_ONE_MORE = 24_000_000
 """Of JSONL; some four seconds of work for a process, which takes two or three to start."""
-_MOST_WORKERS = 16
+_MOST_WORKERS = 4
+"""Each takes some 400 MB, and nobody has said how much there is."""
 _COLUMNS = ("tokens_T", "weights_T", "lengths_D", "sources_D", "lines_D", "ends_D")
 
 
@@ -67,6 +69,9 @@ def make_part(encoder: Encoder, block: Block) -> Part:
 @contextmanager
 def quick_collections() -> Iterator[None]:
     """The objects of large libraries are not looked through each time that garbage is collected."""
+    if gc.get_freeze_count():  # the caller has frozen some, and they would be thawed
+        yield
+        return
     gc.freeze()
     try:
         yield
@@ -108,10 +113,16 @@ class _Queue:
         self._blocks, self._changed = enumerate(blocks), threading.Condition()
         self._given: dict[int, Part | Block] = {}
         self._next = self._taken = 0
+        self._failed: VoxError | None = None
 
     def take(self) -> tuple[int, Block] | None:
+        """None after the last; a file that cannot be read is told by `next`."""
         with self._changed:
-            taken = next(self._blocks, None)
+            try:
+                taken = next(self._blocks, None)
+            except VoxError as error:
+                self._failed = error
+                return None
             self._taken += taken is not None
             return taken
 
@@ -128,8 +139,14 @@ class _Queue:
             yield part
 
     def next(self) -> Part | Block | None:
-        """The next part, waited for; None after the last."""
+        """The next part, waited for; None after the last.
+
+        Raises:
+            DataError: D001, a file could not be read.
+        """
         with self._changed:
+            if self._failed:
+                raise self._failed
             if self._next == self._taken:
                 return None
             self._changed.wait_for(lambda: self._next in self._given)
@@ -150,7 +167,7 @@ class _Worker:
             "TOKENIZERS_PARALLELISM": "false",  # the processes are the threads
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "vox_core.data.worker", json.dumps(request)],
+            [sys.executable, "-P", "-m", "vox_core.data.worker", json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

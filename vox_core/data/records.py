@@ -102,7 +102,7 @@ def read_records(path: Path, faults: list[str]) -> Iterator[Record]:
     Raises:
         DataError: D001, it cannot be read.
     """
-    try:
+    with readable(path):
         if other := other_format(path):
             faults.append(f"{path}: {other}")
             return
@@ -111,6 +111,13 @@ def read_records(path: Path, faults: list[str]) -> Iterator[Record]:
                 yield record_of(parse_row(parse_object(line)), path, number)
             except RowError as fault:
                 faults += (f"{path}, line {number}: {text}" for text in fault.faults)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What the system says of a data file, as D001."""
+    try:
+        yield
     except OSError as error:
         raise unreadable(path, error) from error
 

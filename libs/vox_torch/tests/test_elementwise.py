@@ -9,7 +9,12 @@ import torch
 from libs.vox_torch.tests.jobs import batch, documents, plan, start
 from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+)
 
 from vox_core.testing.tiny import FAMILIES
 from vox_torch.base import load_base
@@ -101,7 +106,7 @@ def test_every_family_is_as_near_to_float64_with_and_without(tiny, family):
         adapted = attach(load_base(folder, dtype, "cpu"), start(folder, plan(folder)).adapter)
         fuse(adapted.model)
         if taken is not None:
-            taken.update(swap(adapted.model))
+            taken.update(swap(adapted.model, adapted.model.dtype, "cpu"))
         loss = loss_of(adapted.model, "cpu")[0](some)
         gradients = torch.autograd.grad(loss, list(adapted.parameters.values()))
         return loss.item(), torch.cat([each.flatten().double() for each in gradients])
@@ -133,21 +138,65 @@ class _Asks(LlamaRMSNorm):
         return super().forward(hidden_states) * gate
 
 
-@pytest.mark.parametrize("kind", [_Twice, _NoEpsilon, _Asks])
+class _MayBeGiven(LlamaRMSNorm):
+    def forward(
+        self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+@pytest.mark.parametrize("kind", [_Twice, _NoEpsilon, _Asks, _MayBeGiven])
 def test_what_computes_something_else_keeps_its_own(kind):
     module = kind(16).requires_grad_(False)
-    assert swap(nn.Sequential(module))["norms"] == 0
+    assert swap(nn.Sequential(module), torch.float32, "cpu")["norms"] == 0
     assert "forward" not in vars(module)
 
 
+class _Clamped(LlamaMLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate_proj(x).clamp(max=10.0)
+        return self.down_proj(self.act_fn(gate) * self.up_proj(x))
+
+
+class _ClampedInside(LlamaMLP):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.act_fn = nn.Sequential(nn.Hardtanh(-1e9, 10.0), nn.SiLU())
+
+
+@pytest.mark.parametrize(("kind", "taken"), [(LlamaMLP, 1), (_Clamped, 0), (_ClampedInside, 0)])
+def test_a_feed_forward_that_clamps_keeps_its_own(kind, taken):
+    """Where numbers are small as well: the limit is far from them."""
+    config = LlamaConfig(hidden_size=16, intermediate_size=32, num_attention_heads=2)
+    module = kind(config).requires_grad_(False)
+    assert swap(nn.Sequential(module), torch.float32, "cpu")["feed-forwards"] == taken
+
+
+def test_a_quantised_feed_forward_without_an_adapter_is_swapped(tiny):
+    """It has no parameter at all."""
+    folder = tiny("llama")
+    model = load_base(folder, "fp32", "cpu", "nf4")
+    attach(model, start(folder, plan(folder, targets=("q_proj",))).adapter)
+    assert swap(model, torch.float32, "cpu")["feed-forwards"] == 2
+
+
+def test_dropout_changes_nothing_of_what_is_swapped(tiny):
+    folder = tiny("llama")
+    begun = start(folder, plan(folder, dropout=0.5)).adapter
+    for module in begun.modules.values():
+        module.B_OR[:] = 1
+    adapted = attach(load_base(folder, "fp32", "cpu"), begun, 0.5)
+    assert swap(adapted.model, torch.float32, "cpu")["feed-forwards"] == 2
+
+
 def test_what_is_trained_keeps_its_own():
-    assert swap(nn.Sequential(LlamaRMSNorm(16)))["norms"] == 0
+    assert swap(nn.Sequential(LlamaRMSNorm(16)), torch.float32, "cpu")["norms"] == 0
 
 
 def test_no_other_model_of_the_class_notices(tiny):
     model = load_base(tiny("llama"), "fp32", "cpu")
     other = copy.deepcopy(model)
-    swap(model)
+    swap(model, torch.float32, "cpu")
     assert not any("forward" in vars(module) for module in other.modules())
     attention = type(model.model.layers[0].self_attn)
     assert attention.forward.__globals__["apply_rotary_pos_emb"] is apply_rotary_pos_emb

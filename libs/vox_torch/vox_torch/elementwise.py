@@ -68,7 +68,7 @@ def _column(x_XH: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(x_XH: torch.Tensor) -> Iterator[slice]:
-    size = max(1, _CHUNK_ELEMENTS // x_XH.shape[1]) if x_XH.is_cpu else len(x_XH)
+    size = max(1, _CHUNK_ELEMENTS // x_XH.shape[1]) if x_XH.is_cpu else max(1, len(x_XH))
     return (slice(start, start + size) for start in range(0, len(x_XH), size))
 
 

@@ -7,7 +7,6 @@ values into a base, `Adapted.tensors` names the parameters that are trained as t
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,15 +89,16 @@ def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> L
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
-    # PEFT tries each pattern on each module, so what most of them have is no pattern.
     shapes = {path: (module.rank, module.alpha) for path, module in state.modules.items()}
-    ((rank, alpha), _), *_ = Counter(shapes.values()).most_common(1)
+    rank, alpha = next(iter(shapes.values()), (8, 8.0))
+    # PEFT tries each pattern on each module: the usual adapter, of one shape, has none.
+    patterned = shapes if len(set(shapes.values())) > 1 else {}
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # it takes any number
         target_modules=list(state.modules),
-        rank_pattern={path: r for path, (r, _) in shapes.items() if r != rank},
-        alpha_pattern={path: a for path, (_, a) in shapes.items() if a != alpha},
+        rank_pattern={path: rank for path, (rank, _) in patterned.items()},
+        alpha_pattern={path: alpha for path, (_, alpha) in patterned.items()},
         lora_dropout=dropout,
         use_rslora=state.method == "rslora",
         use_dora=state.method == "dora",

@@ -8,7 +8,8 @@ What is computed, operation by operation, is in `vox_core.weights`: nf4.py and i
 stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
 done on the CPU whatever the device, tensor by tensor from the files, so that the full-precision
 model is never in memory and the packed weights are the same numbers everywhere. An embedding is
-dequantised where a token is looked up, and a head block by block: neither is ever whole.
+dequantised where a token is looked up, and a head block by block: neither is ever whole, but for a
+head with an adapter of its own.
 
 This module imports torch, and is imported when a base is quantised.
 
@@ -185,7 +186,7 @@ class Int8:
         return self._times(self._data[chosen], self._step_O1[chosen])
 
     def _times(self, data_NI: torch.Tensor, step_N1: torch.Tensor) -> torch.Tensor:
-        """Multiplied in float32 and rounded once, without a float32 copy in between."""
+        """Multiplied in float32 and rounded once."""
         out_NI = torch.empty_like(data_NI, dtype=self._dtype)
         return torch.mul(data_NI, step_N1, out=out_NI)
 
@@ -236,7 +237,9 @@ def _tied(model: nn.Module, reached: Collection[str]) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.endswith(".weight"):
             paths.setdefault(id(parameter), []).append(name.removesuffix(".weight"))
-    return [alike for alike in paths.values() if any(path in reached for path in alike)]
+    found = [alike for alike in paths.values() if any(path in reached for path in alike)]
+    assert {path for alike in found for path in alike} >= set(reached)
+    return found
 
 
 def _out_by_in(module: nn.Module, stored: torch.Tensor) -> torch.Tensor:

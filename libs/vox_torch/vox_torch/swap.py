@@ -12,6 +12,7 @@ Shape legend: X tokens, H hidden size, N heads, T tokens, D features of a head.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,35 +23,61 @@ from torch import nn
 from torch.nn import functional
 
 from vox_torch.elementwise import Gated, RmsNorm, Rotary
+from vox_torch.memory import is_out_of_memory
 
 _ROTARY = "apply_rotary_pos_emb"
 _ROUNDOFFS = 4.0
 """How far the two ways may lie apart, in roundoffs of a row's largest number: each rounds a number
 two or three times."""
 
+_FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_LARGEST_GATE = 100.0
+"""Far beyond where any family clamps its gates (7 to 16), and whose square float16 still holds."""
+
+_NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What a module raises that asks for something else than its like."""
+
 Pair = tuple[torch.Tensor, torch.Tensor]
+Way = Callable[[nn.Module, torch.Tensor], Callable[..., Any] | None]
 
 
-def swap(model: nn.Module) -> dict[str, int]:
-    """Swap what can be; returns how many modules of each kind were."""
+def swap(model: nn.Module, dtype: torch.dtype, device: str) -> dict[str, int]:
+    """Swap what can be; returns how many modules of each kind were. Leaves the model in evaluation
+    mode.
+
+    Args:
+        dtype: what the model computes in.
+    """
     counts = {"norms": 0, "feed-forwards": 0, "rotary positions": 0}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for module in list(model.modules()):
-            counts["norms"] += _swapped(module, _norm)
-            counts["feed-forwards"] += _swapped(module, _gated)
-            counts["rotary positions"] += _swapped(module, _rotary)
+    like = torch.empty(0, dtype=dtype, device=device)
+    ways: tuple[Way, ...] = (_norm, _gated, _rotary)
+    with torch.no_grad():
+        for module in list(model.eval().modules()):
+            for kind, way in zip(counts, ways, strict=True):
+                counts[kind] += _swapped(module, way, like)
     return counts
 
 
-def _swapped(module: nn.Module, way: Callable[[nn.Module], Callable[..., Any] | None]) -> bool:
+def _swapped(module: nn.Module, way: Way, like: torch.Tensor) -> bool:
     try:
-        forward = way(module)
-    except (TypeError, ValueError, LookupError, AttributeError):
-        return False  # it asks for something else than its like
+        forward = way(module, like)
+    except _NOT_UNDERSTOOD as error:
+        if is_out_of_memory(error):
+            raise
+        return False
     if forward is not None:
         module.forward = forward
     return forward is not None
+
+
+def _takes_one(module: nn.Module) -> bool:
+    """Whether a tensor is all that the module's forward can be given."""
+    return len(inspect.signature(type(module).forward).parameters) == 2
+
+
+def _random(*shape: int) -> torch.Tensor:
+    """Normal numbers, always the same, that no generator of torch's own notices."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -73,18 +100,18 @@ class _NormWay(NamedTuple):
         return y
 
 
-def _norm(module: nn.Module) -> _NormWay | None:
+def _norm(module: nn.Module, like: torch.Tensor) -> _NormWay | None:
     """An RMS norm's way; None if the module is none, or is trained."""
     weight_H = module._parameters.get("weight")
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     alone = len(module._parameters) == 1 and not module._modules
     if weight_H is None or not alone or weight_H.ndim != 1 or not isinstance(eps, float):
         return None
-    if weight_H.requires_grad:
+    if weight_H.requires_grad or not _takes_one(module):
         return None
     # Small, too: there the epsilon shows.
     sizes_X1 = torch.tensor([[1.0], [1e-3], [30.0]])
-    x_XH = (torch.randn(3, len(weight_H)) * sizes_X1).to(weight_H)
+    x_XH = (_random(3, len(weight_H)) * sizes_X1).to(like)
     expected = module(x_XH)
     return next((way for way in _norm_ways(weight_H, eps) if _same(way(x_XH), expected)), None)
 
@@ -98,23 +125,24 @@ def _norm_ways(weight_H: torch.Tensor, eps: float) -> Iterator[_NormWay]:
 # --- feed-forwards --------------------------------------------------------------------------------
 
 
-def _gated(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    names = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-    if not names <= module._modules.keys() | vars(module).keys():
+def _gated(module: nn.Module, like: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None or set(code.co_names) != _FEED_FORWARD or not _takes_one(module):
         return None
-    tanh = _activation(module.act_fn)
+    tanh = _activation(module.act_fn, like)
     width = getattr(module.gate_proj, "in_features", None)
     if tanh is None or not isinstance(width, int):
         return None
-    weight = next(module.parameters())
-    x_1XH = torch.randn(1, 3, width).to(weight)
+    x_1XH = _random(1, 3, width).to(like)
+    largest = max(part(x_1XH).abs().max() for part in (module.gate_proj, module.up_proj))
+    x_1XH[:, 1] *= (_LARGEST_GATE / largest.clamp(min=1e-3)).to(like)
     forward = partial(_feed_forward, module, tanh)
     return forward if _same(forward(x_1XH), module(x_1XH)) else None
 
 
-def _activation(act: Any) -> bool | None:
+def _activation(act: Any, like: torch.Tensor) -> bool | None:
     """Whether it is the GELU by a hyperbolic tangent; None if it is neither that nor SiLU."""
-    x = torch.linspace(-6, 6, 97)
+    x = torch.linspace(-6, 6, 97).to(like)
     found = act(x)
     if _same(found, functional.silu(x)):
         return False
@@ -129,14 +157,14 @@ def _feed_forward(module: Any, tanh: bool, x: torch.Tensor) -> torch.Tensor:
 # --- rotary positions -----------------------------------------------------------------------------
 
 
-def _rotary(module: nn.Module) -> Callable[..., Any] | None:
+def _rotary(module: nn.Module, like: torch.Tensor) -> Callable[..., Any] | None:
     """The forward of an attention module, with another function where it turns query and key."""
     forward = type(module).forward
     code = getattr(forward, "__code__", None)
     if code is None or _ROTARY not in code.co_names or "forward" in vars(module):
         return None
     own = forward.__globals__[_ROTARY]
-    if not _turns(own):
+    if not _turns(own, like):
         return None
     changed = types.FunctionType(
         code,
@@ -149,11 +177,11 @@ def _rotary(module: nn.Module) -> Callable[..., Any] | None:
     return types.MethodType(changed, module)
 
 
-def _turns(own: Callable[..., Pair]) -> bool:
+def _turns(own: Callable[..., Pair], like: torch.Tensor) -> bool:
     """Whether `own` is what `Rotary` computes."""
-    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
-    angle = torch.randn(1, 5, 4).repeat(1, 1, 2)
-    cos, sin = angle.cos(), angle.sin()
+    query, key = _random(1, 4, 5, 8).to(like), _random(1, 2, 5, 8).to(like)
+    angle = _random(1, 5, 4).repeat(1, 1, 2)
+    cos, sin = angle.cos().to(like), angle.sin().to(like)
     pairs = zip(_turned(own, query, key, cos, sin), own(query, key, cos, sin), strict=True)
     return all(_same(found, expected) for found, expected in pairs)
 

@@ -64,7 +64,7 @@ class Trainer:
         base = load_base(job.model, dtype, device, contract.quant)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
         fuse(self._adapted.model)
-        swap(self._adapted.model)
+        swap(self._adapted.model, base.dtype, device)
         self._loss, fault = loss_of(self._adapted.model, device)
         if fault:
             self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))
