@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from tests.conformance.broken_training import Train
+from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant, RunContext, TrainJob, TrainResult
 from vox_core.testing.quantised import round_trip
 from vox_core.weights import WEIGHTS, WeightFolder, write_safetensors
@@ -32,12 +33,13 @@ class Quantising:
         with tempfile.TemporaryDirectory(dir=context.scratch) as folder:
             shutil.copytree(job.model, folder, dirs_exist_ok=True)
             weights = WeightFolder(job.model)
-            linear = {shape.tensor for shape in job.plan.modules.values()}
+            reached = quantised_modules(weights.tensors, "llama", quant)
+            formats = {m.tensor: format_of(path, quant) for path, m in reached.items()}
             specs = {name: (info.dtype, info.shape) for name, info in weights.tensors.items()}
             values = {name: weights.read(name).astype(np.float64) for name in specs}
             made = (
-                (name, (round_trip(quant, value) if name in linear else value).astype(np.float32))
-                for name, value in values.items()
+                (name, (round_trip(formats[name], W) if name in formats else W).astype(np.float32))
+                for name, W in values.items()
             )
             write_safetensors(Path(folder) / WEIGHTS, specs, made)
             plain = replace(job.plan.contract, quant="none")
