@@ -36,14 +36,13 @@ ROUNDS = 5
 
 PHASES = {
     "vox_core.cli.train:settings_from": "Python, the command line, settings",
-    "vox_core.run.prepare:_records": "the run's modules, data read",
+    "vox_core.run.prepare:_checked": "the run's modules, data read",
     "vox_core.run.prepare:choose": "backend chosen",
     "vox_core.run.prepare:select_targets": "model found, its headers read",
-    "vox_core.run.prepare:load_tokenizer": "torch and transformers imported, tokenizer loaded",
-    "vox_core.run.prepare:build_dataset": "data tokenised",
+    "vox_core.run.prepare:open_dataset": "tokens found in the cache, or made",
     "vox_core.run.train:make_ready": "model identified, run planned",
     "vox_core.run.train:_Run._announce": "run folder begun",
-    "vox_torch.train:load_base": "base loaded",
+    "vox_torch.train:load_base": "torch, transformers and PEFT imported, base loaded",
     "vox_torch.train:fuse": "adapter put into it",
     "vox_torch.trial:loss_of": "the trial of end to end",
     "vox_torch.train:Trainer._prepare": "optimizer made",

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
+from vox_core import files
 from vox_core.data import checked, kept, parts, store
-from vox_core.data.blocks import cut
+from vox_core.data.blocks import Block, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
-from vox_core.data.records import load_records
+from vox_core.data.records import load_records, readable
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -355,3 +358,60 @@ def test_progress_is_told_to_the_end(model: Path, data: Path) -> None:
     seen: list[tuple[int, int]] = []
     made(data, model=model, block_bytes=300, progress=lambda done, all: seen.append((done, all)))
     assert seen[-1] == (12, 12) and len(seen) > 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
+    model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Whoever meets the error: with a worker that is another thread's, most of the time."""
+
+    def failing(paths: Sequence[Path], size: int) -> Iterator[Block]:
+        blocks = cut(paths, size)
+        yield from islice(blocks, 4)
+        with readable(data):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(kept, "cut", failing)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        made(data, model=model, workers=workers, block_bytes=300)
+    assert caught.value.where == str(data)
+    assert entries(cache) == []
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/json.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    made(data, model=model, workers=1, block_bytes=300)
+    assert [file.name for file in Path().iterdir()] == ["json.py"]
+
+
+def test_rows_are_never_remembered_of_other_bytes(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = checked._look
+
+    def look_at_another(path: Path, *lists: list) -> object:
+        write(path, rows=3)
+        return look(path, *lists)
+
+    monkeypatch.setattr(checked, "_look", look_at_another)
+    with pytest.raises(DataError, match="changed while it was read"):
+        check_files([data])
+    assert not (cache / "rows").exists()
+
+
+def test_a_full_disk_is_done_without_a_cache(
+    model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_sync_tree", full)
+    dataset = made(data, model=model)
+    assert len(dataset.documents) > 9
+    assert ["the disk is full" in note for note in dataset.notes] == [True]
+    assert entries(cache) == []

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import click
 
+WITHIN = "within another command"
+"""`obj` of a command that another one runs in its own process, whose start is not its own."""
+
 
 class Entry(NamedTuple):
     """Where a command is (`module:attribute`), and what it does in one line."""

@@ -16,7 +16,7 @@ import click
 
 import vox_core
 from vox_core.cli import root
-from vox_core.cli.lazy import Command
+from vox_core.cli.lazy import WITHIN, Command
 from vox_core.cli.output import duration, losses, print_table
 
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
@@ -90,9 +90,7 @@ class Tour:
     def _vox(self, *arguments: str) -> Any:
         """Print a command, run it, give its result; where it exits by itself, exit as it does."""
         click.secho(f"$ vox {shlex.join(arguments)}", bold=True)
-        result = root.main(
-            [*arguments], prog_name="vox", standalone_mode=False, obj="a command within this one"
-        )
+        result = root.main([*arguments], prog_name="vox", standalone_mode=False, obj=WITHIN)
         if isinstance(result, int):
             self._ctx.exit(result)
         return result

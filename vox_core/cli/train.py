@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.errors import STOPPED
-from vox_core.cli.lazy import Command
+from vox_core.cli.lazy import WITHIN, Command
 from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
 from vox_core.cli.output import duration, losses, print_json, print_table
 from vox_core.cli.progress import display
@@ -65,7 +65,7 @@ def train(
             observe=shown.observe,
             backend_origin=backend_origin(TrainSettings, config_file, flags),
             progress=shown.transfer,
-            began=process_began() if ctx.obj is None else None,
+            began=process_began() if ctx.obj is not WITHIN else None,
         )
     if as_json:
         print_json(report)
