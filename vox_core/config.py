@@ -98,6 +98,14 @@ class TrainSettings(Section):
     micro_batch_tokens: PositiveInt = Field(
         2048, description="Tokens computed at once; bounds memory, not a matter of the loss."
     )
+    tune: Literal["use", "refresh", "ignore"] = Field(
+        "use",
+        description="What was measured to be fastest here: use it if it is known, measure it "
+        "first, or ignore it.",
+    )
+    tune_budget: Literal["minimal", "balanced", "full"] = Field(
+        "balanced", description="How much to measure: about one, five or twenty minutes at most."
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations for the gradients: less memory, more time."
     )

@@ -19,7 +19,15 @@ from transformers import AutoModelForCausalLM
 
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
-from vox_core.contract import CheckpointWritten, Event, RunEnd, RunStart, StepDone, Validation
+from vox_core.contract import (
+    CheckpointWritten,
+    Event,
+    FastPaths,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint, startup, telemetry
 from vox_core.run.load import open_model
@@ -47,8 +55,8 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
     assert not [name for name in names if name.startswith(".tmp")]
     kinds = [type(event) for event in events if event.name != "notice"]
     step = StepDone
-    assert kinds[:2] == [RunStart, Validation]
-    assert kinds[2:7] == [step, step, CheckpointWritten, step, step]
+    assert kinds[:3] == [RunStart, FastPaths, Validation]
+    assert kinds[3:8] == [step, step, CheckpointWritten, step, step]
     assert kinds[-3:] == [Validation, CheckpointWritten, RunEnd]
     assert [p.name for p in checkpoint.numbered(report.run / "checkpoints")] == ["step-5", "step-4"]
     lines = telemetry.read(report.run / "telemetry.jsonl")

@@ -26,6 +26,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_steps",
         "batch_size",
         "micro_batch_tokens",
+        "tune",
+        "tune_budget",
         "gradient_checkpointing",
         "optimizer",
         "lr",

@@ -24,6 +24,7 @@ from vox_core.contract.batch import (
 from vox_core.contract.events import (
     CheckpointWritten,
     Event,
+    FastPaths,
     Notice,
     RunEnd,
     RunStart,
@@ -79,6 +80,7 @@ __all__ = [
     "DataIdentity",
     "Event",
     "ExecutionPlan",
+    "FastPaths",
     "FineTuneContract",
     "LoadJob",
     "LoadedModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -33,6 +34,16 @@ class RunStart(Event):
     tokens: int
     trained_tokens: int
     quant: Quant = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class FastPaths(Event):
+    """How the model's modules compute: `fast` counts those in the backend's own functions, by kind;
+    `own` those that keep their library's way, by the reason."""
+
+    name: ClassVar[str] = "fast_paths"
+    fast: Mapping[str, int]
+    own: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

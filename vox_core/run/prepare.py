@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vox_core import models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
@@ -31,10 +31,17 @@ from vox_core.run.backend import choose_for
 from vox_core.run.checkpoint import KEPT
 from vox_core.weights import Weights, open_weights
 
+if TYPE_CHECKING:
+    from vox_core.run.tuning.answers import Answer
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a run needs, checked."""
+    """All that a run needs, checked.
+
+    Args:
+        tuned: what of the plan was chosen by measuring.
+    """
 
     model: models.LocalModel
     weights: Weights
@@ -45,6 +52,7 @@ class Prepared:
     plan: ExecutionPlan
     unused: Mapping[str, int]
     config: Mapping[str, Any]
+    tuned: Answer | None = None
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
@@ -54,6 +62,8 @@ class Prepared:
             f"{contract.data.trained_tokens:,} of them trained; "
             f"{_count(contract.total_steps, 'step')}"
         )
+        if self.tuned:
+            yield Notice(f"{self.tuned}, which was measured to be the fastest here")
         for field, count in self.unused.items():
             yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
         for note in dict.fromkeys(

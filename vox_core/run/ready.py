@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
@@ -13,6 +13,8 @@ from vox_core.host import Origin
 from vox_core.run import folder, resume
 from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared, prepare, require_space
+from vox_core.run.tuning.apply import tune
+from vox_core.run.tuning.search import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,14 @@ def make_ready(
     origin: Origin | None,
     progress: models.Progress | None,
     *,
+    tell: Tell,
     only_planned: bool = False,
 ) -> Ready:
     """Look at everything, the run folder first.
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
+        tell: told of each measurement where there are any.
         only_planned: as for `prepare`; a run that is resumed is hashed all the same, to see that
             it is still the run that it was.
 
@@ -58,7 +62,10 @@ def make_ready(
     resumed_from = worked[-1]["backend"] if worked else None
     planned = only_planned and recorded is None
     prepared = prepare(settings, origin, resumed_from, progress, only_planned=planned)
-    if recorded is not None:
+    if recorded is None:
+        prepared = tune(prepared, settings, tell)
+    else:
         resume.require_same(prepared.plan, recorded)
+        prepared = replace(prepared, plan=resume.tuned_as_before(prepared.plan, recorded))
     require_space(prepared.plan, run.path)
     return Ready(settings, run, prepared, recorded is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
         )
     given = settings.model_dump(include=settings.model_fields_set)
     # Another backend may call another dtype the best; the run's is the one it began with.
-    kept = {**plan["settings"], "dtype": plan["dtype"]}
+    # So is the number of tokens at once, which may have been measured.
+    as_begun = {key: plan[key] for key in ("dtype", "micro_batch_tokens")}
+    kept = {**plan["settings"], **as_begun}
     return validate(TrainSettings, {**kept, **given}), plan
 
 
@@ -125,6 +128,12 @@ def require_same(made: ExecutionPlan, recorded: Mapping[str, Any]) -> None:
             faults=changed,
             remedy="undo these changes, or train anew with another --out",
         )
+
+
+def tuned_as_before(made: ExecutionPlan, recorded: Mapping[str, Any]) -> ExecutionPlan:
+    """With the knobs of a run that goes on with the same backend."""
+    same = recorded["backend"] == made.backend
+    return replace(made, tuning=recorded.get("tuning", {})) if same else made
 
 
 def _flag(field: str) -> str:

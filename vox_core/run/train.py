@@ -88,7 +88,9 @@ def train(
         WorkError: something failed while working; the run folder keeps what was done.
     """
     with Startup(began) as startup:
-        ready = make_ready(settings, backend_origin, progress)
+        ready = make_ready(
+            settings, backend_origin, progress, tell=lambda text: observe(Notice(text))
+        )
         run = _Run(ready.settings, ready.prepared, ready.run, observe, startup)
         return run.execute(ready.fresh)
 
@@ -226,7 +228,7 @@ class _Run:
         return result
 
     def _job(self, start: TrainState) -> TrainJob:
-        valid, budget = self._prepared.valid, self._settings.micro_batch_tokens
+        valid, budget = self._prepared.valid, self._prepared.plan.micro_batch_tokens
         return TrainJob(
             plan=self._prepared.plan,
             model=self._prepared.model.path,
@@ -243,7 +245,7 @@ class _Run:
                 dataset,
                 number,
                 batch_size=contract.batch_size,
-                micro_batch_tokens=self._settings.micro_batch_tokens,
+                micro_batch_tokens=self._prepared.plan.micro_batch_tokens,
                 seed=contract.seed,
             )
             due = number == total or (every and not number % every)
