@@ -60,5 +60,5 @@ def make_ready(
     prepared = prepare(settings, origin, resumed_from, progress, only_planned=planned)
     if recorded is not None:
         resume.require_same(prepared.plan, recorded)
-    require_space(prepared.plan, run.path)
+    require_space(prepared.plan, settings, run.path)
     return Ready(settings, run, prepared, recorded is None)
