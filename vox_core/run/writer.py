@@ -115,11 +115,10 @@ class CheckpointWriter:
             return
         began = time.monotonic()
         try:
-            path = self._write(state, self._origin_at(state.step)).path
+            written = self._pool.submit(self._write, state, self._origin_at(state.step)).result()
         except StorageError as error:
             raise self._without_the_last(error) from error
-        seconds = time.monotonic() - began
-        self._say(CheckpointWritten(state.step, str(path), seconds, held_seconds=seconds))
+        self._announce(state.step, written, written.at - began, written.at - began)
 
     def close(self) -> None:
         """Wait for what is under way, and end the thread."""
@@ -138,14 +137,13 @@ class CheckpointWriter:
         except StorageError as error:
             self._emit(self._missed(under_way.step, error))
             return
-        seconds = written.at - under_way.asked
-        self._say(CheckpointWritten(under_way.step, str(written.path), seconds, under_way.held))
+        self._announce(under_way.step, written, written.at - under_way.asked, under_way.held)
+
+    def _announce(self, step: int, written: _Written, seconds: float, held: float) -> None:
+        self._announced = step
+        self._emit(CheckpointWritten(step, str(written.path), round(seconds, 4), round(held, 4)))
         if written.warning:
             self._emit(Notice(written.warning, "warning"))
-
-    def _say(self, event: CheckpointWritten) -> None:
-        self._announced = event.step
-        self._emit(event)
 
     def _write(self, state: TrainState, origin: Origin) -> _Written:
         path = checkpoint.save(self._parent, state, origin)
