@@ -57,13 +57,15 @@ def killed(parent: Path, calls: Killing) -> tuple[list[int], bool]:
     """A start that is killed: what it announced, and whether it ran to its end."""
     reading, writing = os.pipe()
     if not (child := os.fork()):
+        ended = 1
         try:
             disk.calls = calls
             start(parent, writing)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+            ended = 0
+        finally:  # and never on into what the parent does
+            if ended:
+                traceback.print_exc()
+            os._exit(ended)
     os.close(writing)
     with os.fdopen(reading) as lines:
         announced = [int(line) for line in lines]
@@ -101,7 +103,7 @@ def gone_on(parent: Path, announced: int) -> list[str]:
 
 
 def every_call(parent: Path) -> dict[str, object]:
-    """Kill the run at its first call, its second, … to its last; and half-way through each write."""
+    """Kill the run at its first call, its second, …; and half-way through each write."""
     parent.parent.mkdir(parents=True, exist_ok=True)
     made = calls_of_a_whole_run(parent)
     kills = [(at, False) for at in range(1, len(made) + 1)]
@@ -127,4 +129,4 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["--once"]:
         start(Path(sys.argv[1]), 1)
     else:
-        print(json.dumps(every_call(Path(sys.argv[1])), indent=2))
+        sys.stdout.write(json.dumps(every_call(Path(sys.argv[1])), indent=2))

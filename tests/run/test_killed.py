@@ -23,6 +23,7 @@ SYSCALLS = ("mkdir", "write", "fsync", "rename")
 def test_killed_at_every_call_to_the_disk(tmp_path):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path / "run" / "checkpoints")],
+        check=False,
         capture_output=True,
         text=True,
         timeout=280,
@@ -57,9 +58,12 @@ def straced(parent: Path, call: str, at: int) -> tuple[int, bool]:
     kinds = {"mkdir": "mkdir,mkdirat", "rename": "rename,renameat,renameat2"}.get(call, call)
     # A thread of its own writes checkpoints; each thread's calls are counted by themselves.
     done = subprocess.run(
-        ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={kinds}"]
-        + ["-e", f"inject={kinds}:signal=SIGKILL:when={at}"]
-        + [sys.executable, "-B", str(SCRIPT), str(parent), "--once"],
+        [
+            *("strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={kinds}"),
+            *("-e", f"inject={kinds}:signal=SIGKILL:when={at}"),
+            *(sys.executable, "-B", str(SCRIPT), str(parent), "--once"),
+        ],
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,

@@ -78,6 +78,7 @@ class CheckpointWriter:
         self._pool = ThreadPoolExecutor(1, "vox-checkpoint")
         self._under_way: _UnderWay | None = None
         self._announced: int | None = None
+        self._good = next(iter(checkpoint.numbered(parent)), None)
         self.best = self._origin.best
 
     def due(self, step: int) -> bool:
@@ -140,7 +141,7 @@ class CheckpointWriter:
         self._announce(under_way.step, written, written.at - under_way.asked, under_way.held)
 
     def _announce(self, step: int, written: _Written, seconds: float, held: float) -> None:
-        self._announced = step
+        self._announced, self._good = step, written.path
         self._emit(CheckpointWritten(step, str(written.path), round(seconds, 4), round(held, 4)))
         if written.warning:
             self._emit(Notice(written.warning, "warning"))
@@ -163,7 +164,7 @@ class CheckpointWriter:
     def _missed(self, step: int, error: StorageError) -> Notice:
         return Notice(
             f"the checkpoint after step {step} could not be written: {error.what} "
-            f"({error.found}); training goes on, and {self._good()}",
+            f"({error.found}); training goes on, and {self._last_good()}",
             "warning",
         )
 
@@ -173,13 +174,12 @@ class CheckpointWriter:
             f"the last checkpoint could not be written: {error.what}",
             where=error.where,
             found=error.found,
-            faults=[self._good()],
+            faults=[self._last_good()],
             remedy=error.remedy,
         )
 
-    def _good(self) -> str:
-        there = checkpoint.numbered(self._parent)
-        return f"the last good one is {there[0]}" if there else "there is none yet"
+    def _last_good(self) -> str:
+        return f"the last good one is {self._good}" if self._good else "there is none yet"
 
 
 @dataclass(frozen=True, slots=True)
