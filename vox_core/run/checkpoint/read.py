@@ -119,7 +119,7 @@ def _wrong(path: Path, entry: Entry | None) -> str | None:
     try:
         size = require_plain(path).st_size
         if size != entry.size:
-            return f"{path.name} has {size} of {entry.size} bytes"
+            return f"{path.name} has {size} bytes, and {MANIFEST} says {entry.size}"
         with path.open("rb") as file:
             # Not `digests.file_sha256`: its memory of hashes would hide a file that changed.
             digest = hashlib.file_digest(file, "sha256").hexdigest()

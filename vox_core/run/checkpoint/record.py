@@ -118,6 +118,8 @@ def read_json(folder: Path, name: str, kind: type[J]) -> J:
     """
     try:
         content = read_limited(folder / name, LARGEST[name])
+        if not content.endswith(b"\n"):
+            raise damaged(folder, f"{name} has no end")
         return kind.model_validate_json(content)
     except OSError as error:
         raise damaged(folder, f"{name} {_what(error)}") from error
