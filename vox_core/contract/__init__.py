@@ -28,6 +28,7 @@ from vox_core.contract.events import (
     RunEnd,
     RunStart,
     StepDone,
+    StepSkipped,
     Validation,
 )
 from vox_core.contract.jobs import (
@@ -100,6 +101,7 @@ __all__ = [
     "Schedule",
     "Step",
     "StepDone",
+    "StepSkipped",
     "TrainJob",
     "TrainResult",
     "TrainState",

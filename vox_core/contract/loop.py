@@ -1,17 +1,19 @@
 """The way through a training job: what is the same on every backend, whatever computes a step.
 
 A backend may go its own way; with `follow` it brings three functions, and steps, validation,
-checkpoints and stopping come in the order that the core expects.
+checkpoints, stopping and steps that went wrong come in the order that the core expects.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from vox_core.contract.batch import Batch, Step
-from vox_core.contract.events import StepDone, Validation
+from vox_core.contract.events import StepDone, StepSkipped, Validation
 from vox_core.contract.jobs import RunContext, TrainJob, TrainResult
 from vox_core.contract.state import TrainState
 from vox_core.errors import TrainingError
@@ -21,7 +23,12 @@ class Stepper(Protocol):
     """What a backend computes."""
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step."""
+        """Take one optimizer step.
+
+        Raises:
+            NotFinite: T001, and nothing is left of the step: not in the adapter, the moments, the
+                count of updates or the gradients.
+        """
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> float:
@@ -29,25 +36,41 @@ class Stepper(Protocol):
         ...
 
     def state(self, step: int) -> TrainState:
-        """Everything that a run needs to go on after `step`."""
+        """Everything that a run needs to go on after `step`; `skipped` is `follow`'s to say."""
         ...
 
 
 def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
-    """Take every step of the job, or stop when asked to."""
-    last, stopped = job.start.step, False
+    """Take every step of the job, or stop when asked to.
+
+    A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken.
+    """
+    last, skipped, stopped = job.start.step, job.start.skipped, False
+
+    def state() -> TrainState:
+        return replace(stepper.state(last), skipped=skipped)
+
     if last == 0 and job.validation:
         context.emit(Validation(last, stepper.evaluate(job.validation)))
     for step in job.steps:
-        context.emit(stepper.step(step))
+        done = _taken(stepper, step)
         last = step.number
+        skipped += isinstance(done, StepSkipped)
+        context.emit(done)
         if step.evaluate:
             context.emit(Validation(last, stepper.evaluate(job.validation)))
         if context.checkpoint_due(last):
-            context.checkpoint(stepper.state(last))
+            context.checkpoint(state())
         if stopped := context.stop_requested():
             break
-    return TrainResult(stepper.state(last), stopped and last < job.plan.contract.total_steps)
+    return TrainResult(state(), stopped and last < job.plan.contract.total_steps)
+
+
+def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:
+    try:
+        return stepper.step(step)
+    except NotFinite as error:
+        return StepSkipped(step.number, error.loss, error.grad_norm)
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:
@@ -59,11 +82,20 @@ def micro_batch_seed(seed: int, step: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def not_finite(what: str, value: float) -> TrainingError:
-    """The error for a number that is NaN or infinite."""
-    return TrainingError(
-        "T001",
-        f"the {what} is not finite",
-        found=value,
-        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
-    )
+class NotFinite(TrainingError):
+    """The loss or the gradient of a step is NaN or infinite (T001).
+
+    Args:
+        loss: the step's.
+        grad_norm: None if it was not looked at.
+    """
+
+    def __init__(self, loss: float, grad_norm: float | None = None) -> None:
+        self.loss, self.grad_norm = loss, grad_norm
+        lost = not math.isfinite(loss)
+        super().__init__(
+            "T001",
+            f"the {'loss' if lost else 'gradient norm'} is not finite",
+            found=loss if lost else grad_norm,
+            remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
+        )

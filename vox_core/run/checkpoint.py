@@ -105,6 +105,7 @@ def _fill(folder: Path, state: TrainState, contract: str, backend: str) -> None:
 def _describe(state: TrainState, contract: str, backend: str) -> dict[str, Any]:
     return {
         "step": state.step,
+        "skipped": state.skipped,
         "contract": contract,
         "backend": backend,
         "method": state.adapter.method,
@@ -159,7 +160,8 @@ def _load(folder: Path) -> TrainState:
         for name in named
         if f"{name}.exp_avg" in halves
     }
-    return TrainState(described["step"], AdapterState(described["method"], modules, saved), moments)
+    adapter = AdapterState(described["method"], modules, saved)
+    return TrainState(described["step"], adapter, moments, described.get("skipped", 0))
 
 
 def _read(path: Path) -> dict[str, NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from vox_core.contract import Notice, RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
-from vox_core.contract.loop import follow, micro_batch_seed, not_finite
+from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
@@ -101,8 +101,8 @@ class Trainer:
         """Take one optimizer step.
 
         Raises:
-            TrainingError: T001, the loss or the gradient is not finite; T002, the device has not
-                got the memory. The step was not applied.
+            NotFinite: T001, the loss or the gradient is not finite; nothing is left of the step.
+            TrainingError: T002, the device has not got the memory.
         """
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
@@ -124,12 +124,12 @@ class Trainer:
         for scale in self._scales:
             gradients = partial(self._gradients, step, scale)
             loss, norm = self._within_memory(gradients, step.batches)
-            if not math.isfinite(loss):
-                raise not_finite("loss", loss)
-            if math.isfinite(norm):
+            if math.isfinite(loss) and math.isfinite(norm):
                 return loss, norm
             self._optimizer.forget()
-        raise not_finite("gradient norm", norm)
+            if not math.isfinite(loss):
+                break
+        raise NotFinite(loss, norm)
 
     def _within_memory(
         self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]
