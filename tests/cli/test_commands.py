@@ -58,6 +58,9 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "loss": 3.0,
         "valid_before": 4.0,
         "valid_after": 1.0,
+        "best_step": None,
+        "best_loss": None,
+        "adapter_step": None,
     }
 
 

@@ -231,7 +231,9 @@ def test_bad_input_that_turns_up_late_costs_no_finished_step(tiny, settings, mon
 
     save = checkpoints.save
     monkeypatch.setattr(
-        checkpoints, "save", lambda p, s, c, b: save(p, s, c, b) if s.step < 4 else late()
+        checkpoints,
+        "save",
+        lambda p, s, c, b, keep: save(p, s, c, b, keep) if s.step < 4 else late(),
     )
     made = settings(tiny("llama"), save_every=2)
     with pytest.raises(AdapterError, match="found late"):

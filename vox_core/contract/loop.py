@@ -20,7 +20,14 @@ from vox_core.errors import TrainingError
 
 
 class Stepper(Protocol):
-    """What a backend computes."""
+    """What a backend computes.
+
+    Attributes:
+        updating: set by `step` before it changes the adapter or its moments; `follow` clears it.
+            Between the two a state belongs to no step.
+    """
+
+    updating: bool
 
     def step(self, step: Step) -> StepDone:
         """Take one optimizer step.
@@ -43,27 +50,61 @@ class Stepper(Protocol):
 def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
     """Take every step of the job, or stop when asked to.
 
-    A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken.
+    A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken. Where
+    `KeyboardInterrupt` ends it, the state after the last whole step is handed to the context first,
+    if there is one.
     """
-    last, skipped, stopped = job.start.step, job.start.skipped, False
+    way = _Way(job, context, stepper)
+    try:
+        stopped = way.go()
+    except KeyboardInterrupt:
+        if not stepper.updating:
+            context.checkpoint(way.state())
+        raise
+    return TrainResult(way.state(), stopped and way.step < job.plan.contract.total_steps)
 
-    def state() -> TrainState:
-        return replace(stepper.state(last), skipped=skipped)
 
-    if last == 0 and job.validation:
-        context.emit(Validation(last, stepper.evaluate(job.validation)))
-    for step in job.steps:
-        done = _taken(stepper, step)
-        last = step.number
-        skipped += isinstance(done, StepSkipped)
-        context.emit(done)
-        if step.evaluate:
-            context.emit(Validation(last, stepper.evaluate(job.validation)))
-        if context.checkpoint_due(last):
-            context.checkpoint(state())
-        if stopped := context.stop_requested():
-            break
-    return TrainResult(state(), stopped and last < job.plan.contract.total_steps)
+class _Way:
+    """The way through a job, and how far it has been gone."""
+
+    def __init__(self, job: TrainJob, context: RunContext, stepper: Stepper) -> None:
+        self._job, self._context, self._stepper = job, context, stepper
+        # Steps taken, and those of them that were skipped: together, so that no interrupt finds
+        # one without the other.
+        self._at = (job.start.step, job.start.skipped)
+
+    @property
+    def step(self) -> int:
+        return self._at[0]
+
+    def state(self) -> TrainState:
+        last, skipped = self._at
+        return replace(self._stepper.state(last), skipped=skipped)
+
+    def go(self) -> bool:
+        """Whether it was stopped."""
+        context = self._context
+        if self.step == 0 and self._job.validation:
+            self._validate()
+        for step in self._job.steps:
+            context.emit(self._take(step))
+            if step.evaluate:
+                self._validate()
+            if context.checkpoint_due(self.step):
+                context.checkpoint(self.state())
+            if context.stop_requested():
+                return True
+        return False
+
+    def _take(self, step: Step) -> StepDone | StepSkipped:
+        done = _taken(self._stepper, step)
+        self._at = (step.number, self._at[1] + isinstance(done, StepSkipped))
+        self._stepper.updating = False
+        return done
+
+    def _validate(self) -> None:
+        loss = self._stepper.evaluate(self._job.validation)
+        self._context.emit(Validation(self.step, loss))
 
 
 def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:

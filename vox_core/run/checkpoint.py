@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,11 @@ KEPT = 2
 _STEP = re.compile(r"step-(\d+)")
 
 
-def save(parent: Path, state: TrainState, contract: str, backend: str) -> Path:
-    """Write `parent/step-N`, then prune all but the newest ones. Returns the new folder.
+def save(
+    parent: Path, state: TrainState, contract: str, backend: str, keep: Collection[int] = ()
+) -> Path:
+    """Write `parent/step-N`, then prune all but the newest ones and those of the steps in `keep`.
+    Returns the new folder.
 
     A step that is there already is left alone: it was verified when it was resumed from.
 
@@ -51,7 +54,8 @@ def save(parent: Path, state: TrainState, contract: str, backend: str) -> Path:
         with atomic_folder(folder) as temporary:
             _fill(temporary, state, contract, backend)
     for old in numbered(parent)[KEPT:]:
-        shutil.rmtree(old)
+        if _step_of(old) not in keep:
+            shutil.rmtree(old)
     return folder
 
 
@@ -87,6 +91,12 @@ def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
         faults=skipped,
         remedy=f"remove it and train again: rm -r {parent.parent}",
     )
+
+
+def load_step(parent: Path, step: int) -> TrainState | None:
+    """The checkpoint of that step; None if it is not there, or does not verify."""
+    folder = parent / f"step-{step}"
+    return None if _fault(folder) else _load(folder)
 
 
 def _fill(folder: Path, state: TrainState, contract: str, backend: str) -> None:

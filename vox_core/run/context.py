@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TypeAlias
 
 from vox_core.contract import CheckpointWritten, Event, TrainState, World
 from vox_core.run import checkpoint
+from vox_core.run.bad import require_finite
 
 Observe: TypeAlias = Callable[[Event], None]
 
 
 def ignore(_event: Event) -> None:
     """Observe nothing."""
-
-
-class StopSignal:
-    """Set by the first SIGINT or SIGTERM; the second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def __call__(self) -> bool:
-        return self._event.is_set()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Catch the signals meanwhile. Only a main thread can; elsewhere nothing is caught."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        caught = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in caught}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._event.is_set():
-            raise KeyboardInterrupt
-        self._event.set()
 
 
 @dataclass(slots=True)
@@ -58,6 +26,9 @@ class Context:
     Args:
         checkpoints: folder for them, or None for work that makes none.
         save_every: steps between checkpoints; 0 for none before the end.
+        also_due: whether there is another reason for a checkpoint after a step.
+        kept: steps whose checkpoints stay, however old.
+        saved: the step of the newest checkpoint that was written here.
     """
 
     seed: int
@@ -67,17 +38,28 @@ class Context:
     contract: str = ""
     backend: str = ""
     save_every: int = 0
+    also_due: Callable[[int], bool] = lambda _: False
+    kept: Callable[[], Collection[int]] = tuple
     stop_requested: Callable[[], bool] = lambda: False
     world: World = field(default_factory=World)
+    saved: int | None = None
 
     def emit(self, event: Event) -> None:
         self.observe(event)
 
     def checkpoint_due(self, step: int) -> bool:
-        return self.checkpoints is not None and bool(self.save_every) and not step % self.save_every
+        if self.checkpoints is None:
+            return False
+        return bool(self.save_every and not step % self.save_every) or self.also_due(step)
 
     def checkpoint(self, state: TrainState) -> None:
         assert self.checkpoints is not None, "checkpoint without checkpoint_due"
+        if state.step == self.saved:
+            return
+        require_finite(state, self.checkpoints)
         started = time.perf_counter()
-        path = checkpoint.save(self.checkpoints, state, self.contract, self.backend)
+        path = checkpoint.save(
+            self.checkpoints, state, self.contract, self.backend, keep=self.kept()
+        )
+        self.saved = state.step
         self.emit(CheckpointWritten(state.step, str(path), time.perf_counter() - started))

@@ -50,7 +50,7 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        self._job, self._context = job, context
+        self._job, self._context, self.updating = job, context, False
         self._memory = Shortage(job.plan, device)
         with self._memory.final():
             self._prepare(device, compute_dtype or job.plan.dtype)
@@ -107,6 +107,7 @@ class Trainer:
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
         loss, norm = self._finite_gradients(step)
+        self.updating = True
         with self._memory.final():
             self._optimizer.update(step.lr, norm)
         return StepDone(

@@ -51,7 +51,7 @@ class Trainer:
         self._dtype = mlx_dtype(plan.dtype)
         self._optimizer = AdamW(job.start, contract.optimizer)
         self._value_and_grad = _compiled(mx.value_and_grad(self._share))
-        self._job, self._context = job, context
+        self._job, self._context, self.updating = job, context, False
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -87,6 +87,7 @@ class Trainer:
         norm = global_norm(gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(loss, norm)
+        self.updating = True
         self._optimizer.update(gradients, step.lr, norm)
         return StepDone(
             step=step.number,
