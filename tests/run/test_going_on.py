@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from functools import partial
 
 import numpy as np
@@ -27,7 +30,7 @@ from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
 from vox_core.data.order import make_step_batches
 from vox_core.errors import InputError
-from vox_core.run import checkpoint
+from vox_core.run import checkpoint, telemetry
 from vox_core.run.prepare import prepare
 from vox_core.run.stop import StoppedAtOnce, TimeLimit
 from vox_core.run.train import train
@@ -262,3 +265,29 @@ def test_there_is_no_limit_unless_one_is_asked_for():
     assert not TimeLimit(0, 0, now=lambda: 1e9)()
     assert TimeLimit(60, 0, now=lambda: 60)()
     assert not TimeLimit(60, 0, now=lambda: 59)()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_sigterm_from_outside(made, whole, times):
+    """Through the command itself: exit 130, with the words that say how to go on."""
+    asked = made(**{**SMALL, "max_steps": 60}, save_every=50)
+    flags = asked.model_dump(mode="json", include=asked.model_fields_set)
+    command = [sys.executable, "-m", "vox_core.cli", "train"]
+    for key, value in flags.items():
+        for one in value if isinstance(value, list) else [value]:
+            command += [f"--{key.replace('_', '-')}", str(one)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    told = asked.out / "telemetry.jsonl"
+    while not any(line["event"] == "step" for line in telemetry.read(told)):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"go on with: vox train --resume {asked.out}" in errors
+    (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
+    assert last["outcome"] == "stopped"
+    assert resumed(asked.out).steps == 60
+    assert_same_run(asked.out, whole(**{**SMALL, "max_steps": 60}))

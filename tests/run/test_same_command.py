@@ -249,13 +249,13 @@ def holder():
 def test_the_second_process_is_told_who_the_first_is(asked, settings, tiny, holder):
     killed(asked(), cut_after(2, CheckpointWritten))
     process = holder(asked().out)
-    for given in ({"resume": asked().out}, {"out": asked().out}, asked().model_dump()):
+    out = asked().out
+    who = f"process {process.pid} on {socket.gethostname()}, since 20"
+    again = validate(TrainSettings, {"resume": out})
+    for command in (again, asked(), settings(tiny("llama"))):
         with pytest.raises(InputError) as caught:
-            train(
-                settings(tiny("llama"), **{"out": None, **given}) if "lr" not in given else asked()
-            )
+            train(command)
         assert caught.value.code == "VOX-O003"
-        who = f"process {process.pid} on {socket.gethostname()}, since 20"
         assert caught.value.found.startswith(who)
 
 
