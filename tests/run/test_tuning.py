@@ -186,7 +186,7 @@ def test_a_resumed_run_is_cut_as_it_began(tiny, settings, tmp_path, answered, ca
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[Event], None]:
-    from vox_core.run.context import StopSignal
+    from vox_core.run.stop import StopSignal
 
     seen: list[int] = []
     monkeypatch.setattr(StopSignal, "__call__", lambda self: bool(seen) and seen[-1] == step)

@@ -29,6 +29,7 @@ from vox_core.contract.events import (
     RunEnd,
     RunStart,
     StepDone,
+    StepSkipped,
     Validation,
 )
 from vox_core.contract.jobs import (
@@ -102,6 +103,7 @@ __all__ = [
     "Schedule",
     "Step",
     "StepDone",
+    "StepSkipped",
     "TrainJob",
     "TrainResult",
     "TrainState",

@@ -64,6 +64,21 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepSkipped(Event):
+    """A step whose loss or gradient was NaN or infinite, and which was not applied: adapter,
+    moments and the count of updates are as before it. What was not computed is None.
+
+    The core keeps the batch for a person to look at, and ends the run by raising from `emit` once
+    there have been too many in a row.
+    """
+
+    name: ClassVar[str] = "step_skipped"
+    step: int
+    loss: float | None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Validation(Event):
     """Weighted mean loss over the validation split."""
 

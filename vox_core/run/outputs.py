@@ -17,8 +17,16 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared
 
 
-def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
-    """Write all of it."""
+def write(
+    run: RunFolder, prepared: Prepared, state: TrainState, last: int, loss: float | None = None
+) -> None:
+    """Write all of it.
+
+    Args:
+        state: whose adapter it is.
+        last: the last step that was taken.
+        loss: the held-out loss of `state`, if that is not the last one measured.
+    """
     plan, model = prepared.plan, prepared.model
     write_adapter(
         run.path,
@@ -28,11 +36,13 @@ def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
         dropout=plan.contract.adapter.dropout,
     )
     manifest = card.manifest(plan, model, state.step)
-    files.write_json(run.path / folder.MANIFEST, {**manifest, "backends": resume.backends(run)})
+    about = {**manifest, "last_step": last, "backends": resume.backends(run)}
+    files.write_json(run.path / folder.MANIFEST, about)
     for name in TOKENIZER_FILES:
         if (source := model.path / name).is_file():
             files.write_bytes(run.path / name, source.read_bytes())
     before, after = held_out(run)
+    after = after if loss is None else loss
     text = card.card(plan, model, step=state.step, before=before, after=after)
     files.write_text(run.path / folder.CARD, text)
 

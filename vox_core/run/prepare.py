@@ -29,6 +29,7 @@ from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.run.backend import choose_for
+from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Prepared:
     plan: ExecutionPlan
     unused: Mapping[str, int]
     config: Mapping[str, Any]
+    sources: Sources
     tuned: Answer | None = None
 
     def notices(self) -> Iterator[Notice]:
@@ -135,7 +137,14 @@ def prepare(
         longest=_longest(train, valid),
     )
     unused = unused_fields([*train_files, *valid_files])
-    return Prepared(model, weights, train, valid, backend, selection, made, unused, config)
+    read_from: dict[str, list[SourceFile]] = {
+        "data": data_files(train_files),
+        "valid": data_files(valid_files),
+        **({} if only_planned else model_files(model.path, weights.files)),
+    }
+    return Prepared(
+        model, weights, train, valid, backend, selection, made, unused, config, read_from
+    )
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from vox_core.contract import CheckpointWritten, Event, Notice, TrainState
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention
+from vox_core.run.bad import require_finite
+from vox_core.run.checkpoint import Best, Origin, Retention
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -56,9 +57,7 @@ class CheckpointWriter:
         parent: the folder for them.
         emit: told what became of each.
         origin: what they say of the run; its `elapsed` is what went before this process.
-
-    Attributes:
-        best: the best validation so far; its step is kept. For the caller to set.
+        best: the best validation so far; its step is saved, and kept.
     """
 
     def __init__(
@@ -69,6 +68,7 @@ class CheckpointWriter:
         origin: Origin | None = None,
         due: Due | None = None,
         retention: Retention | None = None,
+        best: Callable[[], Best | None] = lambda: None,
     ) -> None:
         self._parent, self._emit = parent, emit
         self._origin, self._due = origin or Origin(), due or Due()
@@ -79,13 +79,13 @@ class CheckpointWriter:
         self._under_way: _UnderWay | None = None
         self._announced: int | None = None
         self._good = next(iter(checkpoint.numbered(parent)), None)
-        self.best = self._origin.best
+        self._best = best
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Says what became of the one before, too."""
         self.poll()
         now = time.monotonic()
-        if not self._due.at(step, now - self._saved):
+        if not (self._due.at(step, now - self._saved) or self._is_best(step)):
             return False
         self._asked = now
         return True
@@ -93,6 +93,7 @@ class CheckpointWriter:
     def submit(self, state: TrainState) -> None:
         """Have `state` written: a copy of it, so that training may go on."""
         asked = self._asked or time.monotonic()
+        require_finite(state, self._parent)
         self._wait()
         self._saved, self._asked = time.monotonic(), None
         owned, origin = _copied(state), self._origin_at(state.step)
@@ -114,6 +115,7 @@ class CheckpointWriter:
         self._wait()
         if self._announced == state.step:
             return
+        require_finite(state, self._parent)
         began = time.monotonic()
         try:
             written = self._pool.submit(self._write, state, self._origin_at(state.step)).result()
@@ -156,10 +158,14 @@ class CheckpointWriter:
             warning = f"an older checkpoint could not be removed: {error.what} ({error.found})"
         return _Written(path, time.monotonic(), warning)
 
+    def _is_best(self, step: int) -> bool:
+        best = self._best()
+        return best is not None and best.step == step
+
     def _origin_at(self, step: int) -> Origin:
         elapsed = self._origin.elapsed + time.monotonic() - self._began
         epoch = self._due.epoch_of(step)
-        return replace(self._origin, epoch=epoch, elapsed=round(elapsed, 3), best=self.best)
+        return replace(self._origin, epoch=epoch, elapsed=round(elapsed, 3), best=self._best())
 
     def _missed(self, step: int, error: StorageError) -> Notice:
         return Notice(
@@ -208,4 +214,5 @@ def _copied(state: TrainState) -> TrainState:
         state.step,
         adapter.with_tensors({name: copy(value) for name, value in adapter.tensors().items()}),
         {name: (copy(m), copy(v)) for name, (m, v) in state.moments.items()},
+        state.skipped,
     )

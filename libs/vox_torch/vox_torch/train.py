@@ -25,7 +25,7 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
 )
-from vox_core.contract.loop import follow, micro_batch_seed, not_finite
+from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
@@ -61,7 +61,7 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        self._job, self._context = job, context
+        self._job, self._context, self.updating = job, context, False
         self._memory = Shortage(job.plan, device)
         with self._memory.final():
             self._prepare(device, compute_dtype or job.plan.dtype)
@@ -115,12 +115,13 @@ class Trainer:
         """Take one optimizer step.
 
         Raises:
-            TrainingError: T001, the loss or the gradient is not finite; T002, the device has not
-                got the memory. The step was not applied.
+            NotFinite: T001, the loss or the gradient is not finite; nothing is left of the step.
+            TrainingError: T002, the device has not got the memory.
         """
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
         loss, norm = self._finite_gradients(step)
+        self.updating = True
         with self._memory.final():
             self._optimizer.update(step.lr, norm)
         return StepDone(
@@ -138,12 +139,12 @@ class Trainer:
         for scale in self._scales:
             gradients = partial(self._gradients, step, scale)
             loss, norm = self._within_memory(gradients, step.batches)
-            if not math.isfinite(loss):
-                raise not_finite("loss", loss)
-            if math.isfinite(norm):
+            if math.isfinite(loss) and math.isfinite(norm):
                 return loss, norm
             self._optimizer.forget()
-        raise not_finite("gradient norm", norm)
+            if not math.isfinite(loss):
+                break
+        raise NotFinite(loss, norm)
 
     def _within_memory(
         self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]

@@ -76,6 +76,14 @@ def load(folder: Path) -> TrainState:
         raise damaged(folder, "; ".join((error.what, *error.faults))) from error
 
 
+def load_step(parent: Path, step: int) -> TrainState | None:
+    """The checkpoint of that step; None if it is not there, or does not verify."""
+    try:
+        return load(parent / f"step-{step}")
+    except PlanError:
+        return None
+
+
 def fault(folder: Path) -> str | None:
     """Why the files are not those that were written; None if they are."""
     try:
@@ -153,7 +161,8 @@ def _state(folder: Path) -> TrainState:
         for name in named
         if f"{name}.exp_avg" in halves
     }
-    return TrainState(record.step, AdapterState(record.method, modules, saved), moments)
+    adapter = AdapterState(record.method, modules, saved)
+    return TrainState(record.step, adapter, moments, record.skipped)
 
 
 def _misfits(record: Record, named: Mapping[str, Floats]) -> Iterator[str]:

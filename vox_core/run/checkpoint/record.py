@@ -60,6 +60,7 @@ class Record(_Json):
     """`state.json`.
 
     Args:
+        skipped: steps that were not applied, their loss or gradient not being finite.
         epoch: passes over the data that are done, as a fraction.
         elapsed: seconds of training up to here, over every resume.
         alpha: module path -> its alpha.
@@ -71,6 +72,7 @@ class Record(_Json):
 
     format: Literal["vox-checkpoint/1"] = FORMAT
     step: Count
+    skipped: Count
     epoch: Annotated[float, Field(ge=0)]
     elapsed: Seconds
     seed: Count

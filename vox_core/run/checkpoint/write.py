@@ -96,6 +96,7 @@ def _fill(folder: Path, state: TrainState, origin: Origin) -> None:
 def _record(state: TrainState, origin: Origin) -> Record:
     return Record(
         step=state.step,
+        skipped=state.skipped,
         epoch=origin.epoch,
         elapsed=origin.elapsed,
         seed=origin.seed,
