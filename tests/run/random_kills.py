@@ -37,8 +37,15 @@ from vox_core.testing.tiny import make_model
 STEPS = 30
 TALK = [(f"What is {n} and {n}?", f"It is {2 * n}, I think.") for n in range(7)]
 FLAGS = {
-    **{"backend": "cpu", "dtype": "fp32", "rank": 4, "dropout": 0.1, "lr": 1e-2, "batch-size": 2},
-    **{"max-steps": STEPS, "save-every": 1, "eval-every": 10},
+    "backend": "cpu",
+    "dtype": "fp32",
+    "rank": 4,
+    "dropout": 0.1,
+    "lr": 1e-2,
+    "batch-size": 2,
+    "max-steps": STEPS,
+    "save-every": 1,
+    "eval-every": 10,
 }
 
 
@@ -102,10 +109,10 @@ def imported() -> None:
     """What `vox train` imports on its way, so that its forks need not."""
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
-    import vox_cpu  # noqa: F401
-    import vox_torch.train  # noqa: F401
 
     import vox_core.run.train  # noqa: F401
+    import vox_cpu  # noqa: F401
+    import vox_torch.train  # noqa: F401
 
 
 class Kills:
@@ -133,8 +140,11 @@ class Kills:
         while self.kills < kills:
             self._one_run(self._root / f"run-{self.finished}", kills, took)
         return {
-            **{"kills": self.kills, "runs": self.finished, "seconds": time.monotonic() - began},
-            **{"seconds_of_a_whole_run": took, "broken": self.broken},
+            "kills": self.kills,
+            "runs": self.finished,
+            "seconds": time.monotonic() - began,
+            "seconds_of_a_whole_run": took,
+            "broken": self.broken,
         }
 
     def _one_run(self, run: Path, kills: int, took: float) -> None:
