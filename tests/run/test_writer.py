@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -105,9 +105,9 @@ def test_what_is_no_fault_of_the_disk_surfaces_at_the_next_step(parent, monkeypa
     monkeypatch.setattr(checkpoint, "save", broken)
     writer = CheckpointWriter(parent, lambda _event: None)
     writer.submit(made_up(1))
+    wait([writer._under_way.work])
     with pytest.raises(RuntimeError, match="a bug"):
-        while not time.sleep(0.001):
-            writer.due(2)
+        writer.due(2)
     writer.close()
 
 
@@ -217,6 +217,26 @@ def test_elapsed_goes_on_where_it_was(tiny, settings, monkeypatch):
     assert middle < checkpoint.origin(first / "checkpoints", 4).elapsed
     assert 0 < middle < before
     assert not leftovers(first)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "tokenizer.json", "README.md"])
+def test_a_run_that_dies_while_its_results_are_written_is_gone_on_with(
+    name, tiny, settings, monkeypatch
+):
+    class Dying(Calls):
+        def create(self, path):
+            if name in path.name:
+                raise KeyboardInterrupt
+            return super().create(path)
+
+    monkeypatch.setattr(disk, "calls", Dying())
+    made = settings(tiny("llama"), max_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(made)
+    monkeypatch.setattr(disk, "calls", Calls())
+    train(validate(TrainSettings, {"resume": made.out}))
+    assert (made.out / "README.md").exists() and (made.out / "vox_adapter.json").exists()
+    assert not leftovers(made.out)
 
 
 def filling(step: int, number: int = errno.ENOSPC):
