@@ -194,12 +194,17 @@ def make_folder(path: Path) -> None:
 def _make(path: Path) -> None:
     """`Path.mkdir(parents=True, exist_ok=True)`."""
     try:
-        disk.calls.mkdir(path)
+        _make_one(path)
     except FileNotFoundError:
         if path.parent == path:
             raise
         _make(path.parent)
-        _make(path)
+        _make_one(path)
+
+
+def _make_one(path: Path) -> None:
+    try:
+        disk.calls.mkdir(path)
     except OSError:
         if not path.is_dir():
             raise

@@ -80,8 +80,8 @@ def faults(parent: Path, announced: int) -> list[str]:
         state, skipped = checkpoint.load_newest(parent)
     except PlanError as error:
         return [f"{announced} was announced: {error.what}"] if announced else []
-    if skipped:
-        found.append(f"damaged: {skipped}")
+    if bad := [*skipped, *filter(checkpoint.fault, checkpoint.numbered(parent))]:
+        found.append(f"damaged: {bad}")
     if state.step < announced:
         found.append(f"{announced} was announced, and {state.step} is the newest")
     if not same(state, made_up(state.step)):

@@ -31,6 +31,10 @@ Change: TypeAlias = "tuple[str | None, str | None, File | Folder]"
 """(the name that goes, the name that comes, what has it)."""
 
 
+# Some hundreds where all is flushed in its turn; what is not doubles them, one after the other.
+MOST = 10_000
+
+
 @dataclass(eq=False)
 class File:
     flushed: bytes = b""
@@ -131,6 +135,7 @@ class Recorded(Calls):
         """Keep every state in which the disk may be if the power goes now."""
         for tree in self._top.states():
             self.outcomes[tree] = max(self.outcomes.get(tree, 0), self.announced)
+            assert len(self.outcomes) < MOST, "hardly anything is flushed"
 
     def create(self, path: Path) -> int:
         descriptor = super().create(path)

@@ -65,7 +65,7 @@ def test_a_failing_disk_costs_a_checkpoint_and_not_the_run(
         writer.submit(made_up(3))
         writer._wait()
         monkeypatch.setattr(disk, "calls", Calls())
-        require_resumable(parent, events, f"{calls_of_a_save[at - 1]}, call {at}")
+        require_resumable(parent, events, f"{calls_of_a_save[at - 1]}, call {at}", stays)
         writer.finish(made_up(4))
         assert events[-1] == CheckpointWritten(
             4, str(parent / "step-4"), events[-1].seconds, events[-1].held_seconds
@@ -74,7 +74,7 @@ def test_a_failing_disk_costs_a_checkpoint_and_not_the_run(
         assert not leftovers(parent)
 
 
-def require_resumable(parent: Path, events: list[object], where: str) -> None:
+def require_resumable(parent: Path, events: list[object], where: str, stays: bool) -> None:
     announced = [event.step for event in events if isinstance(event, CheckpointWritten)]
     warned = [event for event in events if isinstance(event, Notice)]
     assert len(events) == len(announced) + len(warned), where
@@ -86,7 +86,8 @@ def require_resumable(parent: Path, events: list[object], where: str) -> None:
         assert not leftovers(parent) or "rmdir" in where or "unlink" in where, where
     state, skipped = checkpoint.load_newest(parent)
     # A rename that can be neither flushed nor undone has left a checkpoint that nobody announced.
-    assert state.step == newest or "open_folder" in where or "fsync" in where, where
+    assert state.step == newest or stays, where
+    assert all(checkpoint.fault(folder) is None for folder in checkpoint.numbered(parent)), where
     assert (state.step >= newest, skipped) == (True, []), where
     assert same(state, made_up(state.step)), where
 

@@ -40,6 +40,9 @@ def broken(tree: Tree, announced: int, folder: Path) -> str | None:
     try:
         files.remove_leftovers(parent)
         try:
+            there = checkpoint.numbered(parent)
+            if bad := [why for each in there if (why := checkpoint.fault(each))]:
+                return f"damaged: {bad}"
             state, skipped = checkpoint.load_newest(parent)
         except PlanError:
             return f"step {announced} was announced and is gone" if announced else None

@@ -11,7 +11,6 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,13 @@ class Telemetry:
             if not self._mended:
                 _mend(self._path)
                 self._mended = True
-        # A full disk does not end a run; what it would not take is written with a later event.
-        with suppress(StorageError):
+        try:
             files.append(self._path, bytes(self._waiting))
             self._waiting.clear()
+        except StorageError as error:
+            # A full disk ends no run; what it would not take is written with a later event.
+            if error.code != "VOX-S001":
+                raise
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
