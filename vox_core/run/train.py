@@ -23,6 +23,7 @@ from vox_core.contract import (
     AdapterState,
     Event,
     Notice,
+    Resumed,
     RunEnd,
     RunStart,
     Step,
@@ -38,6 +39,7 @@ from vox_core.host.observers import Observers
 from vox_core.run import checkpoint, folder, foresight, outputs, resume
 from vox_core.run.context import Context, Observe, StopSignal, ignore
 from vox_core.run.folder import RunFolder
+from vox_core.run.gauge import Gauge
 from vox_core.run.prepare import Prepared, preflight
 from vox_core.run.ready import make_ready
 from vox_core.run.schedule import learning_rate
@@ -107,6 +109,7 @@ class _Run:
         self._settings, self._prepared, self._run = settings, prepared, run
         self._contract = prepared.plan.contract
         self._outer, self._telemetry = observe, Telemetry(run.telemetry)
+        self._gauge = Gauge(self._contract.total_steps)
         self._observers = Observers()
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
@@ -142,15 +145,23 @@ class _Run:
         return time.perf_counter() - self._started
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, StepDone) and self._startup_seconds is None:
-            self._startup_seconds = round(self._startup.finish(), 3)
-            event = replace(event, startup_seconds=self._startup_seconds)
-        self._telemetry(event)
+        if isinstance(event, StepDone):
+            event = self._measured(event)
+        faults = self._telemetry(event)
         self._outer(event)
+        for fault in faults:
+            self._outer(Notice(fault, "warning"))
         if isinstance(event, StepDone):
             self._last, self._loss = event.step, event.loss
         for fault in self._observers.tell(event):
             self._observe(Notice(fault, "warning"))
+
+    def _measured(self, event: StepDone) -> StepDone:
+        event = self._gauge.read(event)
+        if self._startup_seconds is None:
+            self._startup_seconds = round(self._startup.finish(), 3)
+            event = replace(event, startup_seconds=self._startup_seconds)
+        return event
 
     def _start(self, fresh: bool) -> TrainState:
         """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
@@ -161,6 +172,8 @@ class _Run:
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
+        path = str(self._run.checkpoints / f"step-{state.step}")
+        self._observe(Resumed(state.step, path, tuple(skipped)))
         return state
 
     def _plan_json(self) -> dict[str, Any]:
