@@ -79,9 +79,14 @@ class Pace:
 
 def words(event: Event) -> str | None:
     """What is said of an event in a line of its own; None for those that have none."""
+    told = _told(event)
+    return told and printable(told, lines=True)
+
+
+def _told(event: Event) -> str | None:
     match event:
         case Notice(message, level):
-            return printable(message if level == "info" else f"warning: {message}", lines=True)
+            return message if level == "info" else f"warning: {message}"
         case RunStart():
             steps = f"steps {event.first_step} to {event.total_steps}"
             base = "" if event.quant == "none" else f", base in {event.quant},"

@@ -21,6 +21,9 @@ from vox_core.run.wire import event_of
 LONGEST = 1 << 20
 """Bytes of a line. One of vox's own has a few hundred."""
 
+LATEST = 2.5e11
+"""Seconds since the epoch: the year 9892, before the calendar ends."""
+
 
 class Told(NamedTuple):
     """A line, the event that it tells of, and when: seconds since the epoch, 0 if unknown."""
@@ -91,7 +94,7 @@ def _told(piece: bytes) -> Told | None:
     except (ValueError, RecursionError):
         return None
     time = line.get("time")
-    known = isinstance(time, int | float) and 0 <= time < 1e12
+    known = isinstance(time, int | float) and 0 <= time < LATEST
     return Told(float(time) if known else 0.0, event or Event(), line)  # type: ignore[arg-type]
 
 
