@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import click
 
-from vox_core.cli import errors
+from vox_core.cli import errors, streams
 from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
@@ -73,6 +73,7 @@ root = LazyGroup(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit. Every error of every command ends here."""
+    streams.complete()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
     sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))

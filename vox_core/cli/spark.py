@@ -32,7 +32,8 @@ def sparkline(values: Sequence[float | None], width: int, encoding: str | None =
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(value / len(values) for value in values) if values else None
+    # Halved, so that even the difference of the two largest floats is one.
+    return sum(value / 2 / len(values) for value in values) if values else None
 
 
 def _bars(encoding: str | None) -> str:

@@ -17,7 +17,7 @@ def shown_until_the_end(run: Path) -> Summary:
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
-    with display() as shown:
+    with display(by_the_way=False) as shown:
         begun, looks = False, follow(run)
         told, summary = next(looks)
         for event in _recent([each.event for each in told]):
