@@ -22,8 +22,8 @@ SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A configuration folder of their own, for the processes that they start too. There the observer
-    is disabled, which would watch every run of every test; its own tests have another folder."""
+    """A configuration folder of their own, for the processes that they start too. The observer is
+    disabled there, which would watch every run of every test; its own tests have another folder."""
     folder = tmp_path_factory.mktemp("config")
     (folder / "plugins.json").write_text('{"disabled": ["tensorboard"]}')
     with pytest.MonkeyPatch.context() as patch:
