@@ -80,7 +80,8 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
 
 PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
-	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml
+	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
+	plugins/vox_tensorboard/pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
@@ -89,7 +90,8 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_cuda -e plugins/vox_mlx
+	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_cuda -e plugins/vox_mlx \
+		-e plugins/vox_tensorboard
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-dev benchmarks/requirements.txt

@@ -1,5 +1,6 @@
-"""What the tests of every distribution here share: which of them this machine can run, and that
-none of them reads what the user has disabled.
+"""What the tests of every distribution here share: which of them this machine can run, that none of
+them reads what the user has disabled, and that every line of telemetry which a run of theirs writes
+is what docs/reference/telemetry.schema.json says.
 
 Markers are declared in pyproject.toml. Fixtures live beside the tests that use them.
 """
@@ -7,18 +8,79 @@ Markers are declared in pyproject.toml. Fixtures live beside the tests that use 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A configuration folder of their own, for the processes that they start too."""
+    """A configuration folder of their own, for the processes that they start too. The observer is
+    disabled there, which would watch every run of every test; its own tests have another folder."""
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "plugins.json").write_text('{"disabled": ["tensorboard"]}')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VOX_CONFIG", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("VOX_CONFIG", str(folder))
+        yield
+
+
+@pytest.fixture(scope="session")
+def told_well() -> Callable[[Any], list[str]]:
+    """What is wrong with a line of telemetry, as an object; empty if nothing."""
+    from jsonschema import Draft202012Validator
+
+    schema = json.loads(SCHEMA.read_text())
+    validator = Draft202012Validator(schema)
+
+    def faults(line: Any) -> list[str]:
+        found = [error.message for error in validator.iter_errors(line)]
+        if not found and line["event"] not in schema["$defs"]:
+            found.append(f"{line['event']} is no event of vox's")
+        return found
+
+    return faults
+
+
+@pytest.fixture(autouse=True)
+def _telemetry_as_in_its_schema(
+    request: pytest.FixtureRequest, told_well: Callable[[Any], list[str]]
+) -> Iterator[None]:
+    """Of the runs in a test's own folder, whichever process wrote them. A test that writes lines of
+    another kind by hand says so with the marker `foreign_telemetry`."""
+    marked = request.node.get_closest_marker("foreign_telemetry")
+    if marked or "tmp_path" not in request.fixturenames:
+        yield
+        return
+    folder: Path = request.getfixturevalue("tmp_path")
+    yield
+    for depth in ("*", "*/*", "*/*/*"):
+        for file in filter(Path.is_file, folder.glob(f"{depth}/telemetry.jsonl")):
+            whole = [line for line in file.open(encoding="utf-8") if line.endswith("\n")]
+            faults = {line: told_well(json.loads(line)) for line in whole}
+            assert not {line: found for line, found in faults.items() if found}, file
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_line_as_in_the_schema(told_well: Callable[[Any], list[str]]) -> Iterator[None]:
+    """Those that a run in a test's own process writes, wherever its folder is."""
+    from vox_core.run import telemetry
+
+    line_of = telemetry.line_of
+
+    def checked(*arguments: Any) -> dict[str, Any]:
+        line = line_of(*arguments)
+        assert not (found := told_well(json.loads(json.dumps(line)))), (line, found)
+        return line
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(telemetry, "line_of", checked)
         yield
 
 

@@ -61,6 +61,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_cpu": {"vox_cpu", "vox_torch", *PLUGIN_CORE},
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
+    "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
@@ -68,6 +69,7 @@ PACKAGES = {
     "vox_cpu": ROOT / "plugins/vox_cpu/vox_cpu",
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
+    "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
@@ -77,6 +79,7 @@ BANNED: dict[str, set[str]] = {
     "vox_cpu": {"bitsandbytes", "mlx", "mlx_lm"},
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
+    "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).
 MAY_USE_TENSOR_LIBRARIES = "vox_core.testing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import pty
@@ -16,7 +17,7 @@ from rich.console import Console
 from tests.cli.services import STEP, events, start
 from vox_core.cli.live import LiveDisplay
 from vox_core.cli.progress import LineDisplay, Pace, display
-from vox_core.contract import CheckpointWritten, Notice, StepDone
+from vox_core.contract import CheckpointWritten, Event, Notice, StepDone
 
 WORDS_OF_A_RUN = [
     "cpu 0.1.0: the only usable backend",
@@ -146,7 +147,7 @@ def test_a_live_display_is_closed_when_its_block_fails() -> None:
 SCRIPT = """
 from vox_core.cli.progress import display
 with display() as shown:
-    print(type(shown).__name__)
+    print(type(shown.shown).__name__)
 """
 
 
@@ -173,6 +174,26 @@ def test_the_display_suits_stderr(terminal: bool, term: str, kind: str, tmp_path
         os.close(leader)
         os.close(follower)
     assert done.stdout.strip() == kind
+
+
+def test_a_display_falls_silent_when_stderr_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for good where it is only full."""
+    shown, errors = [], [OSError(errno.ENOSPC, ""), BrokenPipeError(errno.EPIPE, "")]
+
+    def observe(_display: LineDisplay, event: Event) -> None:
+        shown.append(event)
+        if errors:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(LineDisplay, "observe", observe)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with display() as told:
+        for _ in range(5):
+            told.observe(STEP)
+        assert len(shown) == 2
+    errors.append(BrokenPipeError(errno.EPIPE, ""))
+    with display(by_the_way=False) as told, pytest.raises(BrokenPipeError):
+        told.observe(STEP)
 
 
 def test_the_display_closes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

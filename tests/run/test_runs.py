@@ -224,6 +224,7 @@ def test_a_resume_past_a_damaged_checkpoint_and_a_torn_line(tiny, settings, tmp_
         assert np.array_equal(read_adapter(run).tensors()[name], value), name
 
 
+@pytest.mark.foreign_telemetry
 def test_of_two_runs_that_want_one_folder_the_second_leaves_it_alone(tiny, settings, tmp_path):
     from vox_core.run.folder import RunFolder, claim
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import click
 
-from vox_core.cli import errors
+from vox_core.cli import errors, streams
 from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
@@ -27,6 +27,7 @@ COMMANDS = {
     "convert": Entry("vox_core.cli.convert:convert", "The adapter of a run, for PEFT or mlx-lm."),
     "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
     "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
+    "runs": Entry("vox_core.cli.runs:runs", "Runs: list, show, watch, compare, plot."),
     "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),
     "plugin": Entry("vox_core.cli.plugin:plugin", "Plugins: list, info, install, remove, …"),
     "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list, explain."),
@@ -72,6 +73,7 @@ root = LazyGroup(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit. Every error of every command ends here."""
+    streams.complete()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
     sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))

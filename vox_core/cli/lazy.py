@@ -99,6 +99,13 @@ class LazyGroup(Group):
             formatter.write_dl([(name, entry.help) for name, entry in self.table.items()])
 
 
+def json_option() -> click.Option:
+    """`--json`."""
+    return click.Option(
+        ["--json", "as_json"], is_flag=True, help="Print the result as one JSON object."
+    )
+
+
 def _debug_option() -> click.Option:
     """`errors.run` looks for it by itself, so that it works even where parsing fails."""
     return click.Option(

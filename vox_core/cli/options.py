@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 import click
 
+from vox_core.cli.lazy import json_option as json_option
 from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml, reading
 from vox_core.host import Origin
 
@@ -54,13 +55,6 @@ def _read_throughout(
     if file is not None and not ctx.resilient_parsing:
         ctx.with_resource(reading(file))
     return file
-
-
-def json_option() -> click.Option:
-    """`--json`."""
-    return click.Option(
-        ["--json", "as_json"], is_flag=True, help="Print the result as one JSON object."
-    )
 
 
 def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:

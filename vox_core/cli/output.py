@@ -7,6 +7,7 @@ place where what could steer a terminal is taken out of it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -66,7 +67,9 @@ def losses(before: float | None, after: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `1:02:03`."""
+    """`0:42`, `1:02:03`; a question mark for what is no length of time."""
+    if not math.isfinite(seconds):
+        return "?"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import click
 
 from vox_core.cli.output import duration, megabytes, printable
+from vox_core.cli.streams import abandon_stderr
 from vox_core.contract import (
     CheckpointWritten,
     Event,
@@ -46,8 +47,12 @@ class Display(Protocol):
 
 
 @contextmanager
-def display() -> Iterator[Display]:
-    """The display that suits stderr."""
+def display(*, by_the_way: bool = True) -> Iterator[Display]:
+    """The display that suits stderr.
+
+    Args:
+        by_the_way: the work goes on if there is nobody left to show it to.
+    """
     shown: Display
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from vox_core.cli.live import LiveDisplay
@@ -55,10 +60,37 @@ def display() -> Iterator[Display]:
         shown = LiveDisplay()
     else:
         shown = LineDisplay()
+    if by_the_way:
+        shown = ByTheWay(shown)
     try:
         yield shown
     finally:
         shown.close()
+
+
+class ByTheWay:
+    """A display that never ends what it shows: it falls silent when stderr is gone."""
+
+    def __init__(self, shown: Display) -> None:
+        self.shown = shown
+        self._gone = False
+
+    def observe(self, event: Event) -> None:
+        self._try(lambda: self.shown.observe(event))
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        self._try(lambda: self.shown.transfer(label, done, total))
+
+    def close(self) -> None:
+        self._try(self.shown.close)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        if self._gone:
+            return
+        try:
+            show()
+        except OSError as error:  # a full disk under a log may have room again
+            self._gone = abandon_stderr(error)
 
 
 class Pace:
@@ -79,9 +111,14 @@ class Pace:
 
 def words(event: Event) -> str | None:
     """What is said of an event in a line of its own; None for those that have none."""
+    told = _told(event)
+    return told and printable(told, lines=True)
+
+
+def _told(event: Event) -> str | None:
     match event:
         case Notice(message, level):
-            return printable(message if level == "info" else f"warning: {message}", lines=True)
+            return message if level == "info" else f"warning: {message}"
         case RunStart():
             steps = f"steps {event.first_step} to {event.total_steps}"
             base = "" if event.quant == "none" else f", base in {event.quant},"

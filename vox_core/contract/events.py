@@ -49,7 +49,11 @@ class FastPaths(Event):
 @dataclass(frozen=True, slots=True)
 class StepDone(Event):
     """`loss` is the step's weighted mean; `grad_norm` is measured before clipping; `seconds` is the
-    step's own wall time. `startup_seconds`, which the core fills in for a command's first step, is
+    step's own wall time.
+
+    `memory` is the most bytes that were in use so far on the device that trains; a backend whose
+    device has no memory of its own leaves it out. The core fills it in then, with the most that was
+    resident of the process, and `seconds_left`, and for a command's first step `startup_seconds`:
     how long it took from the start of the command to the end of that step."""
 
     name: ClassVar[str] = "step"
@@ -61,6 +65,8 @@ class StepDone(Event):
     trained_tokens: int
     seconds: float
     startup_seconds: float | None = None
+    memory: int | None = None
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,20 @@ class CheckpointWritten(Event):
     path: str
     seconds: float
     held_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A run is gone on with after `step`, from the checkpoint `path`; `skipped` are the newer ones
+    that could not be used, each with the reason."""
+
+    name: ClassVar[str] = "resume"
+    step: int
+    path: str
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skipped", tuple(self.skipped))  # a list, where it came as JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from vox_core.contract import (
     CheckpointWritten,
     Event,
     Notice,
+    Resumed,
     RunEnd,
     RunStart,
     Step,
@@ -41,6 +42,7 @@ from vox_core.host.observers import Observers
 from vox_core.run import card, checkpoint, folder, foresight, outputs, resume
 from vox_core.run.checkpoint import Retention
 from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.gauge import Gauge
 from vox_core.run.policy import Policy
 from vox_core.run.prepare import preflight
 from vox_core.run.ready import Ready, make_ready
@@ -137,6 +139,7 @@ class _Run:
         self._ready, self._settings, self._run = ready, ready.settings, ready.run
         self._prepared, self._contract = ready.prepared, ready.prepared.plan.contract
         self._outer, self._telemetry = observe, Telemetry(ready.run.telemetry)
+        self._gauge = Gauge(self._contract.total_steps)
         self._observers = Observers()
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
@@ -198,23 +201,29 @@ class _Run:
         return time.perf_counter() - self._started
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, StepDone) and self._startup_seconds is None:
-            self._startup_seconds = round(self._startup.finish(), 3)
-            event = replace(event, startup_seconds=self._startup_seconds)
         if isinstance(event, StepDone | StepSkipped):
             self._last = event.step
         if isinstance(event, StepDone):
-            self._loss = event.loss
+            event, self._loss = self._measured(event), event.loss
         elif isinstance(event, CheckpointWritten):
             self._saved = event.step
         for told in self._policy.hear(event):
             self._tell(told)
 
     def _tell(self, event: Event) -> None:
-        self._telemetry(event)
+        faults = self._telemetry(event)
         self._outer(event)
+        for fault in faults:
+            self._outer(Notice(fault, "warning"))
         for fault in self._observers.tell(event):
             self._tell(Notice(fault, "warning"))
+
+    def _measured(self, event: StepDone) -> StepDone:
+        event = self._gauge.read(event)
+        if self._startup_seconds is None:
+            self._startup_seconds = round(self._startup.finish(), 3)
+            event = replace(event, startup_seconds=self._startup_seconds)
+        return event
 
     def _start(self, fresh: bool) -> TrainState:
         """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
@@ -236,6 +245,8 @@ class _Run:
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
+        path = str(self._run.checkpoints / f"step-{state.step}")
+        self._observe(Resumed(state.step, path, tuple(skipped)))
         self._last = self._saved = state.step
         return state
 

@@ -69,6 +69,15 @@ class Shortage:
                 raise
             raise self._exhausted(error) from error
 
+    def peak(self) -> int | None:
+        """The most bytes of tensors on the device so far; None for the CPU, where the core looks
+        at the process."""
+        import torch
+
+        if torch.device(self._device).type == "cpu":
+            return None
+        return torch.accelerator.max_memory_allocated(self._device)
+
     def _exhausted(self, error: Exception) -> TrainingError:
         plan = self._plan
         tokens = max(1, plan.micro_batch_tokens // 4)

@@ -132,6 +132,7 @@ class Trainer:
             tokens=sum(len(b.tokens_T) for b in step.batches),
             trained_tokens=sum(int((b.weights_T > 0).sum()) for b in step.batches),
             seconds=time.perf_counter() - started,
+            memory=self._memory.peak(),
         )
 
     def _finite_gradients(self, step: Step) -> tuple[float, float]:

@@ -97,6 +97,7 @@ class Trainer:
             tokens=sum(len(b.tokens_T) for b in step.batches),
             trained_tokens=sum(int((b.weights_T > 0).sum()) for b in step.batches),
             seconds=time.perf_counter() - started,
+            memory=mx.get_peak_memory() if _on_gpu() else None,
         )
 
     def _rows(self, batch: Batch) -> Arrays:

@@ -120,7 +120,10 @@ def test_events_tell_each_step(vox_subject: Subject) -> None:
     assert [event.step for event in run.steps] == [1, 2, 3]
     for event, one in zip(run.steps, steps, strict=True):
         told = json.loads(json.dumps(asdict(event)))
-        assert told.pop("startup_seconds") is None, "the core fills it in"
+        for name in ("startup_seconds", "seconds_left"):
+            assert told.pop(name) is None, f"the core fills {name} in"
+        memory = told.pop("memory")
+        assert memory is None or (type(memory) is int and memory > 0), memory
         assert all(math.isfinite(value) for value in told.values()), told
         assert event.lr == one.lr
         assert event.tokens == sum(len(each.tokens_T) for each in one.batches)

@@ -1,0 +1,49 @@
+"""A run that works elsewhere, on the display that `vox train` has: fed from its telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vox_core.cli.progress import RECENT_STEPS, Display, display
+from vox_core.contract import Event, RunStart, StepDone
+from vox_core.run.history.follow import follow
+from vox_core.run.history.summary import Summary
+
+
+def shown_until_the_end(run: Path) -> Summary:
+    """Show the run until it has ended. Returns what came of it.
+
+    Raises:
+        AdapterError: A001, it is no run, or its telemetry cannot be read.
+    """
+    with display(by_the_way=False) as shown:
+        begun, looks = False, follow(run)
+        told, summary = next(looks)
+        for event in _recent([each.event for each in told]):
+            begun = _show(shown, event, begun)
+        for told, summary in looks:  # noqa: B007  (the last one is what came of the run)
+            for each in told:
+                begun = _show(shown, each.event, begun)
+    return summary
+
+
+def _recent(events: Sequence[Event]) -> Iterator[Event]:
+    """Of what was told before the watching began: the last start, and steps enough for a pace."""
+    starts = [at for at, event in enumerate(events) if isinstance(event, RunStart)]
+    if starts:
+        since = events[starts[-1] :]
+        yield since[0]
+        yield from [event for event in since if isinstance(event, StepDone)][-RECENT_STEPS:]
+        if not isinstance(since[-1], StepDone | RunStart):
+            yield since[-1]
+
+
+def _show(shown: Display, event: Event, begun: bool) -> bool:
+    """Whether a start has been shown: a display cannot show steps before it."""
+    if isinstance(event, RunStart):
+        shown.close()  # the bar of a run that died and is gone on with
+        begun = True
+    if begun or not isinstance(event, StepDone):
+        shown.observe(event)
+    return begun

@@ -1,0 +1,111 @@
+"""Loss curves of runs as a PNG: training losses thin, their running mean thick, held-out dots.
+
+It is drawn by matplotlib, which is no requirement of vox: `pip install 'vox-ml[plot]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vox_core.errors import ConfigError
+from vox_core.files import atomic_file
+from vox_core.run.history.find import summary_of
+from vox_core.run.history.summary import Curve, Summary
+
+INCHES = (8.0, 5.0)
+DPI = 150
+
+
+def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
+    """Write the picture, over one that is there. Returns what is in it.
+
+    Raises:
+        AdapterError: A001, one of the folders is no run.
+        ConfigError: C002, `out` is no .png; C004, there is no loss yet; C009, no matplotlib.
+        StorageError: the picture cannot be written.
+    """
+    if out.suffix.lower() != ".png":
+        raise ConfigError(
+            "C002",
+            "a picture is written as PNG",
+            where="--out",
+            found=out,
+            expected="a name that ends in .png",
+            remedy=f"--out {out.with_suffix('.png')}",
+        )
+    drawn = [summary_of(run) for run in runs]
+    if not any(loss is not None for each in drawn for _, loss in each.losses):
+        raise ConfigError(
+            "C004",
+            "there is no loss to draw yet",
+            where=", ".join(each.run for each in drawn),
+            remedy="wait for the first step: vox runs watch RUN",
+        )
+    figure = _figure(drawn)
+    with atomic_file(out) as file:
+        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": "vox"})
+    return drawn
+
+
+def _figure(runs: Sequence[Summary]) -> Any:
+    library = _matplotlib()
+    # The name of a folder is no formula, whatever dollar signs it has.
+    with library.rc_context({"text.parse_math": False}):
+        figure = importlib.import_module("matplotlib.figure").Figure(
+            figsize=INCHES, layout="constrained"
+        )
+        axes = figure.add_subplot()
+        handles = [
+            handle for index, run in enumerate(runs) for handle in _draw(axes, run, f"C{index}")
+        ]
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.grid(alpha=0.3)
+        axes.legend(handles, [handle.get_gid() for handle in handles])
+    return figure
+
+
+def _draw(axes: Any, run: Summary, colour: str) -> list[Any]:
+    """Draw a run. Returns what the legend explains, each with its words as its gid."""
+    name = Path(run.run).name or run.run
+    handles = []
+    if points := _points(run.losses):
+        steps, losses = zip(*points, strict=True)
+        axes.plot(steps, losses, color=colour, linewidth=0.8, alpha=0.4)
+        (line,) = axes.plot(steps, _smooth(losses), color=colour, gid=name)
+        handles.append(line)
+    if points := _points(run.held_out):
+        steps, losses = zip(*points, strict=True)
+        (line,) = axes.plot(steps, losses, "o--", color=colour, gid=f"{name}, held out")
+        handles.append(line)
+    return handles
+
+
+def _points(curve: Curve) -> list[tuple[int, float]]:
+    return [(step, loss) for step, loss in curve if loss is not None]
+
+
+def _smooth(losses: Sequence[float]) -> list[float]:
+    """The running mean over a twentieth of the curve, in the middle of its window."""
+    reach = max(len(losses) // 40, 0)
+    windows = (losses[max(at - reach, 0) : at + reach + 1] for at in range(len(losses)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def _matplotlib() -> Any:
+    try:
+        library = importlib.import_module("matplotlib")
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(
+            "C009",
+            "drawing a picture needs matplotlib, which is not installed",
+            where="vox runs plot",
+            found=error,
+            remedy="pip install 'vox-ml[plot]', or from a checkout pip install -e '.[plot]'; "
+            "vox runs show RUN draws a curve in the terminal",
+        ) from error
+    return library
