@@ -62,16 +62,15 @@ class Policy:
         self._bad.begin(start.step)
 
     def hear(self, event: Event) -> Iterator[Event]:
-        """What is told on: the event, or words about it; what follows from it comes after.
+        """The event, and what follows from it.
 
         Raises:
             TrainingError: T001, too many steps in a row were not finite.
         """
+        yield event
         if isinstance(event, StepSkipped):
             yield from self._bad.skipped(event, checkpoint.numbered(self._run.checkpoints))
-            return
-        yield event
-        if isinstance(event, StepDone):
+        elif isinstance(event, StepDone):
             self._bad.good()
         elif isinstance(event, Validation):
             self.best.see(event)
