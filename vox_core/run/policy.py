@@ -32,6 +32,9 @@ class Policy:
     Args:
         stop: whether somebody asked for an end.
         out_of_time: whether `--max-time` is over.
+
+    Attributes:
+        settle: waits for a checkpoint that is under way. For the caller to set.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Policy:
         )
         self.best = Best(settings.patience)
         self._told: set[Path] = set()
+        self.settle: Callable[[], None] = lambda: None
 
     def begin(self, start: TrainState) -> None:
         """Go on after `start`, knowing what came before it."""
@@ -69,7 +73,7 @@ class Policy:
         """
         yield event
         if isinstance(event, StepSkipped):
-            yield from self._bad.skipped(event, checkpoint.numbered(self._run.checkpoints))
+            yield from self._bad.skipped(event, self._checkpoints)
         elif isinstance(event, StepDone):
             self._bad.good()
         elif isinstance(event, Validation):
@@ -109,6 +113,10 @@ class Policy:
             return found, Notice(f"the adapter is that of the best step: {self._best_words()}")
         text = f"the checkpoint of the best step, {step}, is missing or damaged"
         return state, Notice(f"{text}: the adapter is that of the last step", "warning")
+
+    def _checkpoints(self) -> list[Path]:
+        self.settle()
+        return checkpoint.numbered(self._run.checkpoints)
 
     def _best_words(self) -> str:
         return f"{self.best.loss:.4f} after step {self.best.step}"
