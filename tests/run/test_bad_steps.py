@@ -10,7 +10,7 @@ import pytest
 
 from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
 from vox_core.config import TrainSettings, validate
-from vox_core.contract import CheckpointWritten, Notice, StepDone, TrainState
+from vox_core.contract import CheckpointWritten, Notice, StepDone, StepSkipped, TrainState
 from vox_core.errors import TrainingError
 from vox_core.run import checkpoint
 from vox_core.run import train as service
@@ -45,6 +45,7 @@ def test_the_batch_is_written_down_with_its_rows(tiny, settings, broken, data):
     report = train(settings(tiny("llama")), observe=told.append)
     assert report.steps == 5
     assert [e.step for e in told if isinstance(e, StepDone)] == [1, 3, 4, 5]
+    assert [e.step for e in told if isinstance(e, StepSkipped)] == [2]
     (line,) = lines(report.run)
     assert (line["step"], line["loss"]) == (2, "inf")
     assert line["grad_norm"] in ("nan", "inf")

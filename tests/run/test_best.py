@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
-from vox_core.contract import Validation
+from vox_core.contract import RunStart, Validation
 from vox_core.run.best import Best, validations
 
 
@@ -41,9 +42,11 @@ def test_patience():
 
 def test_what_a_resume_took_back_is_forgotten(tmp_path):
     """Validations after 2, 4 and 6; from 5 on the run was taken again, with a validation each 5."""
-    lines = [{"event": "run_start", "first_step": 1}]
+    start = RunStart("run", "m", "cpu", "a CPU", "fp32", "0" * 64, 1, 20, 8, 99, 40)
+    begun = {"event": "run_start", "time": 1.0, **asdict(start)}
+    lines = [begun]
     lines += [{"event": "validation", "step": s, "loss": float(s)} for s in (0, 2, 4, 6)]
-    lines += [{"event": "run_start", "first_step": 5}]
+    lines += [{**begun, "first_step": 5}]
     lines += [{"event": "validation", "step": s, "loss": None} for s in (5, 10)]
     path = tmp_path / "telemetry.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -80,7 +80,7 @@ class StepSkipped(Event):
 
     name: ClassVar[str] = "step_skipped"
     step: int
-    loss: float | None
+    loss: float | None = None
     grad_norm: float | None = None
 
 

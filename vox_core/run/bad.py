@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,9 @@ class BadSteps:
         """A step was applied."""
         self._row.clear()
 
-    def skipped(self, event: StepSkipped, checkpoints: list[Path]) -> Iterator[Notice]:
+    def skipped(
+        self, event: StepSkipped, checkpoints: Callable[[], list[Path]]
+    ) -> Iterator[Notice]:
         """Write the step down, and say so.
 
         Args:
@@ -80,7 +82,7 @@ class BadSteps:
         except StorageError as error:
             yield Notice(f"{self._path.name} cannot be written: {error.what}", "warning")
         if len(self._row) >= self._limit:
-            raise self._too_many(event, checkpoints)
+            raise self._too_many(event, checkpoints())
 
     def _documents(self, step: int) -> list[dict[str, Any]]:
         documents = self._dataset.documents

@@ -32,6 +32,9 @@ class Policy:
     Args:
         stop: whether somebody asked for an end.
         out_of_time: whether `--max-time` is over.
+
+    Attributes:
+        settle: waits for a checkpoint that is under way. For the caller to set.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Policy:
         )
         self.best = Best(settings.patience)
         self._told: set[Path] = set()
+        self.settle: Callable[[], None] = lambda: None
 
     def begin(self, start: TrainState) -> None:
         """Go on after `start`, knowing what came before it."""
@@ -62,16 +66,15 @@ class Policy:
         self._bad.begin(start.step)
 
     def hear(self, event: Event) -> Iterator[Event]:
-        """What is told on: the event, or words about it; what follows from it comes after.
+        """The event, and what follows from it.
 
         Raises:
             TrainingError: T001, too many steps in a row were not finite.
         """
-        if isinstance(event, StepSkipped):
-            yield from self._bad.skipped(event, checkpoint.numbered(self._run.checkpoints))
-            return
         yield event
-        if isinstance(event, StepDone):
+        if isinstance(event, StepSkipped):
+            yield from self._bad.skipped(event, self._checkpoints)
+        elif isinstance(event, StepDone):
             self._bad.good()
         elif isinstance(event, Validation):
             self.best.see(event)
@@ -107,6 +110,10 @@ class Policy:
             return found, Notice(f"the adapter is that of the best step: {self._best_words()}")
         text = f"the checkpoint of the best step, {step}, is missing or damaged"
         return state, Notice(f"{text}: the adapter is that of the last step", "warning")
+
+    def _checkpoints(self) -> list[Path]:
+        self.settle()
+        return checkpoint.numbered(self._run.checkpoints)
 
     def _best_words(self) -> str:
         return f"{self.best.loss:.4f} after step {self.best.step}"
