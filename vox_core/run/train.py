@@ -170,10 +170,10 @@ class _Run:
             files.write_json(self._run.path / folder.PREFLIGHT, preflight(self._prepared))
             return TrainState(0, self._initial_adapter())
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
+        path = str(self._run.checkpoints / f"step-{state.step}")
+        self._observe(Resumed(state.step, path, tuple(skipped)))  # the first of this process
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
-        path = str(self._run.checkpoints / f"step-{state.step}")
-        self._observe(Resumed(state.step, path, tuple(skipped)))
         return state
 
     def _plan_json(self) -> dict[str, Any]:
