@@ -19,7 +19,7 @@ from vox_core.cli.spark import sparkline
 from vox_core.contract import Notice, RunEnd
 from vox_core.testing.tiny import make_model
 
-STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nnext"
+STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nmore"
 
 
 def test_list(vox, tmp_path: Path) -> None:
@@ -137,6 +137,7 @@ def test_what_a_stranger_wrote_steers_no_terminal(vox, tmp_path: Path) -> None:
         assert done.code == 0, done.err
         printed = (done.out + done.err).replace("\n", "")
         assert printed.isprintable(), call
+        assert "\nmore" not in done.out, call
         if call == ("show", name):
             assert "3 lines of telemetry that cannot be read" in done.out
 

@@ -85,7 +85,7 @@ def test_steps_before_a_resume_count_once(tmp_path: Path) -> None:
 def test_a_clock_that_was_set_back_takes_no_time_away(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", whole())
     with (run / "telemetry.jsonl").open("a") as file:
-        file.write(text_of([Notice("x"), Notice("y")], began=10.0))
+        file.write(text_of([start(), Notice("y")], began=10.0))
     assert summary_of(run).seconds == 7.0 + 1.0
 
 

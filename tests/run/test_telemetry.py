@@ -299,7 +299,9 @@ def test_a_resume_is_told_with_what_was_skipped(tiny, settings) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\0")
     train(validate(TrainSettings, {"resume": run}))
     told = list(telemetry.read(run / "telemetry.jsonl"))
-    (resumed,) = [line for line in told if line["event"] == "resume"]
+    (ended,) = [at for at, line in enumerate(told) if line["event"] == "run_end"][:-1]
+    resumed = told[ended + 1]
+    assert resumed["event"] == "resume", "the first line of the process that goes on"
     assert resumed["step"] == 4
     assert resumed["path"].endswith("step-4")
     (skipped,) = resumed["skipped"]

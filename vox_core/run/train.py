@@ -243,10 +243,10 @@ class _Run:
             self._observe(Notice("there is no checkpoint yet: the run begins again"))
             return TrainState(0, self._initial_adapter())
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
+        path = str(self._run.checkpoints / f"step-{state.step}")
+        self._observe(Resumed(state.step, path, tuple(skipped)))  # the first of this process
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
-        path = str(self._run.checkpoints / f"step-{state.step}")
-        self._observe(Resumed(state.step, path, tuple(skipped)))
         self._last = self._saved = state.step
         return state
 

@@ -92,7 +92,8 @@ class Tally:
             return
         if summary.started is None:
             summary.started = told.time
-        if self._before is not None and not isinstance(told.event, Resumed):
+        at_work = self.outcome is None and not isinstance(told.event, Resumed)
+        if self._before is not None and at_work:
             summary.seconds += max(told.time - self._before, 0.0)  # a clock may have been set back
         self._before = summary.last = told.time
 
