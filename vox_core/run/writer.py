@@ -159,7 +159,7 @@ class CheckpointWriter:
         return _Written(path, time.monotonic(), warning)
 
     def _best_there(self, best: Best | None) -> int | None:
-        """The best step of which there is a checkpoint: the disk may have been full for a better."""
+        """The best step that is on the disk, which may have been full for a better one."""
         if best and (self._parent / f"step-{best.step}").is_dir():
             self._kept_best = best.step
         return self._kept_best
