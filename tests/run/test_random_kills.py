@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("random_kills.py")
-KILLS = 8
+KILLS = 6
 
 
 @pytest.mark.slow

@@ -132,18 +132,38 @@ def test_the_last_one_is_not_written_or_announced_twice(parent):
     ],
 )
 def test_which_are_kept(retention, best, kept, parent):
+    found: list[Best] = []
     writer = CheckpointWriter(
-        parent, lambda _event: None, origin=Origin(**RUN), retention=retention
+        parent,
+        lambda _event: None,
+        origin=Origin(**RUN),
+        retention=retention,
+        best=lambda: found[0] if found else None,
     )
     for step in range(1, 10):
         if step == best:
-            writer.best = Best(step=step, loss=1.0)
+            found.append(Best(step=step, loss=1.0))
         writer.submit(made_up(step))
     writer.close()
     assert steps_of(parent) == kept
     assert not leftovers(parent)
     if best:
         assert checkpoint.origin(parent, 9).best == Best(step=best, loss=1.0)
+
+
+def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent, monkeypatch):
+    best = [Best(step=1, loss=2.0)]
+    retention, origin = Retention(last=1), Origin(**RUN)
+    writer = CheckpointWriter(
+        parent, lambda _event: None, origin=origin, retention=retention, best=lambda: best[-1]
+    )
+    monkeypatch.setattr(disk, "calls", filling(3))
+    for step in range(1, 6):
+        if step == 3:
+            best.append(Best(step=3, loss=1.0))
+        writer.submit(made_up(step))
+    writer.close()
+    assert steps_of(parent) == [5, 1]
 
 
 def test_nothing_is_pruned_before_the_newer_one_verified(parent, monkeypatch):

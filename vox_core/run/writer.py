@@ -80,6 +80,7 @@ class CheckpointWriter:
         self._announced: int | None = None
         self._good = next(iter(checkpoint.numbered(parent)), None)
         self._best = best
+        self._kept_best = self._origin.best.step if self._origin.best else None
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Says what became of the one before, too."""
@@ -152,11 +153,16 @@ class CheckpointWriter:
         path = checkpoint.save(self._parent, state, origin)
         warning = None
         try:
-            best = origin.best.step if origin.best else None
-            checkpoint.prune(self._parent, self._retention, best)
+            checkpoint.prune(self._parent, self._retention, self._best_there(origin.best))
         except StorageError as error:
             warning = f"an older checkpoint could not be removed: {error.what} ({error.found})"
         return _Written(path, time.monotonic(), warning)
+
+    def _best_there(self, best: Best | None) -> int | None:
+        """The best step that is on the disk, which may have been full for a better one."""
+        if best and (self._parent / f"step-{best.step}").is_dir():
+            self._kept_best = best.step
+        return self._kept_best
 
     def _is_best(self, step: int) -> bool:
         best = self._best()
