@@ -15,11 +15,13 @@ from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
     Event,
+    FastPaths,
     Notice,
     Resumed,
     RunEnd,
     RunStart,
     StepDone,
+    StepSkipped,
     Validation,
 )
 from vox_core.errors import AdapterError, StorageError
@@ -34,6 +36,8 @@ START = RunStart("r", "m", "cpu", "a CPU", "fp32", "0" * 64, 1, 9, 8, 99, 40, "n
 EVENTS = [
     START,
     STEP,
+    FastPaths({"adapters": 14}, {"adapters with DoRA": 2}),
+    StepSkipped(3, 2.5, 1e9),
     Validation(3, 2.25),
     CheckpointWritten(3, "r/checkpoints/step-3", 0.125),
     Notice("hello"),

@@ -57,23 +57,21 @@ class Slot:
         Raises:
             ValueError: it is of another type.
         """
+        if self._fits(value):
+            return _float(value) if self.kind == "number" else value
+        raise ValueError(f"found {str(value)[:40]!r}, expected {self.kind}")
+
+    def _fits(self, value: object) -> bool:
         match self.kind:
             case "number":
-                if type(value) in (float, int, NoneType):
-                    return _float(value)
+                return type(value) in (float, int, NoneType)
             case "integer":
-                if _is_count(value):
-                    return value
-            case "string":
-                if isinstance(value, str) and (not self.choices or value in self.choices):
-                    return value
+                return _is_count(value)
             case "strings":
-                if isinstance(value, list) and all(isinstance(each, str) for each in value):
-                    return value
+                return isinstance(value, list) and all(isinstance(each, str) for each in value)
             case "counts":
-                if isinstance(value, dict) and all(map(_is_count, value.values())):
-                    return value
-        raise ValueError(f"found {str(value)[:40]!r}, expected {self.kind}")
+                return isinstance(value, dict) and all(map(_is_count, value.values()))
+        return isinstance(value, str) and (not self.choices or value in self.choices)
 
     def schema(self) -> dict[str, Any]:
         """As JSON schema has it."""
