@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -38,6 +39,16 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path) else value
 
 
+def _seconds(value: Any) -> Any:
+    """`90m`, `2h`, `45s` or `1h30m` as seconds; anything else is pydantic's to judge."""
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if not (found := _DURATION.fullmatch(text)) or not text:
+        return value
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
+
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_one_or_many)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -45,6 +56,13 @@ Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+Change = Literal[
+    "clip", "dropout", "dtype", "epochs", "lr", "max-steps", "schedule", "valid", "warmup",
+    "weight-decay",
+]  # fmt: skip
+"""What a resumed run may change: never model, rows, their order or the shape of the adapter."""
+Changes = Annotated[tuple[Change, ...], BeforeValidator(_one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -98,6 +116,14 @@ class TrainSettings(Section):
     micro_batch_tokens: PositiveInt = Field(
         2048, description="Tokens computed at once; bounds memory, not a matter of the loss."
     )
+    tune: Literal["use", "refresh", "ignore"] = Field(
+        "use",
+        description="What was measured to be fastest here: use it if it is known, measure it "
+        "first, or ignore it.",
+    )
+    tune_budget: Literal["minimal", "balanced", "full"] = Field(
+        "balanced", description="How much to measure: about one, five or twenty minutes at most."
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations for the gradients: less memory, more time."
     )
@@ -117,7 +143,32 @@ class TrainSettings(Section):
     seed: Seed = Field(42, description="Seed of adapter, order and dropout.")
     eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
-    resume: Path | None = Field(None, description="Run folder to go on with.")
+    save_minutes: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Minutes between checkpoints, whatever the steps; 0 turns it off."
+    )
+    save_epochs: bool = Field(False, description="A checkpoint at the end of each epoch, too.")
+    keep: PositiveInt = Field(2, description="Checkpoints to keep: so many of the newest.")
+    keep_every: Count = Field(
+        0, description="Keep for good the checkpoints of every so many steps; 0: of none."
+    )
+    max_time: Seconds = Field(
+        0.0, description="Stop, resumable, after so long: 90m, 2h or seconds; 0: no limit."
+    )
+    patience: Count = Field(
+        0, description="Stop after so many validations without a better one; 0: never."
+    )
+    load_best_at_end: bool = Field(
+        False, description="Write the adapter of the best validation, not of the last step."
+    )
+    max_bad_steps: PositiveInt = Field(
+        3, description="Steps in a row with a loss or gradient that is not finite, until it ends."
+    )
+    resume: Path | Literal["auto"] | None = Field(
+        None, description="Run folder to go on with; auto: that of --out, which is begun if new."
+    )
+    allow_change: Changes = Field(
+        (), description="What may differ from the run that is resumed. Repeatable."
+    )
     allow_cpu: bool = Field(False, description="Train on the CPU though better hardware is there.")
 
 
@@ -355,7 +406,8 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     """Keys as field names, and paths as seen from the folder of the file that holds them."""
     fields = {key.replace("-", "_"): value for key, value in keys.items()}
     for name, value in fields.items():
-        if "Path" not in str(kind.model_fields[name].annotation):
+        annotation = str(kind.model_fields[name].annotation)
+        if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
             continue
         if isinstance(value, str):
             fields[name] = folder / value
@@ -387,7 +439,7 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
                 faults=[_unknown(name, name, [prefix + f.upper() for f in kind.model_fields])],
                 remedy="correct or unset it; `vox config schema` prints every key",
             )
-        many = kind.model_fields[field].annotation in (tuple[str, ...], tuple[Path, ...])
+        many = get_origin(kind.model_fields[field].annotation) is tuple
         values[field] = _Variable(name, tuple(text.split(",")) if many else text)
     return values
 

@@ -87,7 +87,7 @@ CODES: dict[str, str] = {
     "I012": "a change of the environment was not agreed to",
     "S001": "the disk is full",
     "S002": "a file could not be read or written",
-    "T001": "the loss is not finite",
+    "T001": "the loss or the gradient is not finite, several times in a row",
     "T002": "the device has not got the memory for the run",
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",

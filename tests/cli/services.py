@@ -16,6 +16,7 @@ from vox_core.run.convert import ConvertReport
 from vox_core.run.equal import SameLogits
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
+from vox_core.run.stop import StoppedAtOnce
 from vox_core.run.train import TrainReport
 
 STEP = StepDone(1, loss=2.5, lr=1e-4, grad_norm=1, tokens=100, trained_tokens=40, seconds=0.5)
@@ -44,17 +45,22 @@ class Training:
     """`vox_core.run.train.train`."""
 
     stopped: bool = False
+    at_once: StoppedAtOnce | None = None
+    report: dict[str, Any] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def __call__(
         self, settings: Any, *, observe: Callable[[Event], None], **rest: Any
     ) -> TrainReport:
+        if self.at_once:
+            raise self.at_once
         self.calls.append({"settings": settings, **rest})
         for event in events(3):
             observe(event)
-        run = settings.resume or settings.out or Path("runs/m")
+        named = None if settings.resume == "auto" else settings.resume
+        run = named or settings.out or Path("runs/m")
         return TrainReport(
-            run, self.stopped, 2 if self.stopped else 3, 3, 12.0, 4.25, 3.0, 4.0, 1.0
+            run, self.stopped, 2 if self.stopped else 3, 3, 12.0, 4.25, 3.0, 4.0, 1.0, **self.report
         )
 
 

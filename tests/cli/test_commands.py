@@ -18,6 +18,7 @@ from vox_core.host import Verdict
 from vox_core.models import LocalModel
 from vox_core.run.equal import SameLogits
 from vox_core.run.merge import MergeReport, Requantised
+from vox_core.run.stop import StoppedAtOnce
 
 
 @pytest.fixture
@@ -58,6 +59,9 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "loss": 3.0,
         "valid_before": 4.0,
         "valid_after": 1.0,
+        "best_step": None,
+        "best_loss": None,
+        "adapter_step": None,
     }
 
 
@@ -68,6 +72,42 @@ def test_a_stopped_run_exits_130_and_says_how_to_go_on(vox, monkeypatch, flags) 
     assert done.code == 130
     assert done.err.endswith("stopped; go on with: vox train --resume runs/a\n")
     assert "next:" not in done.out
+
+
+@pytest.mark.parametrize(("step", "kept"), [(7, "kept up to step 7"), (None, "nothing is kept")])
+def test_a_run_stopped_at_once_says_what_is_kept(vox, monkeypatch, step, kept) -> None:
+    """The words do not depend on which signal it was."""
+    service = Training(at_once=StoppedAtOnce(Path("runs/a"), step))
+    monkeypatch.setattr("vox_core.run.train.train", service)
+    done = vox("train", "--out", "runs/a")
+    assert (done.code, done.out) == (130, "")
+    assert done.err == f"stopped at once, {kept}; go on with: vox train --resume runs/a\n"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [(2, "this adapter"), (3, "--load-best-at-end would have written its adapter")],
+)
+def test_the_best_step_is_shown_where_it_is_not_the_last(vox, monkeypatch, adapter, said) -> None:
+    best = {"best_step": 2, "best_loss": 0.5, "adapter_step": adapter}
+    monkeypatch.setattr("vox_core.run.train.train", Training(report=best))
+    done = vox("train", "--out", "runs/a")
+    assert f"best           0.5000 after step 2; {said}" in done.out.splitlines()
+
+
+def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) -> None:
+    service = Training()
+    monkeypatch.setattr("vox_core.run.train.train", service)
+    flags = "--resume auto --out a --max-time 90m --patience 3 --load-best-at-end"
+    more = "--max-bad-steps 5 --allow-change lr --allow-change epochs"
+    assert vox("train", *flags.split(), *more.split()).code == 0
+    made = service.calls[0]["settings"]
+    assert (made.resume, made.max_time, made.patience) == ("auto", 5400, 3)
+    assert made.load_best_at_end
+    assert (made.max_bad_steps, made.allow_change) == (5, ("lr", "epochs"))
+    done = vox("train", "--resume", "a", "--allow-change", "rank")
+    assert done.code == 2
+    assert "'lr'" in done.err
 
 
 # --- merge ----------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ REPORT = PlanReport(
         2, 8, 8000, 512, False, 2048, {"laid": 1200, "padded": 1200, "trained": 9, "longest": 1200}
     ),
     adapter=planning.AdapterPlan("lora", 16, 14, 12345),
+    speed=None,
     memory=planning.MemoryPlan(3 * GB, {"runtime": GB, "weights": 2 * GB}, 8 * GB, 4 * GB, True),
     options=OPTIONS,
     suggested=(planning.Suggestion(4 * GB, OPTIONS[0]),),
@@ -82,6 +83,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "  dropped    1 nothing to train",
         "steps        2, of 8 conversations, about 8,000 tokens; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
+        "speed        not measured here; --tune refresh measures it, and what is fastest",
         "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
         "  runtime    1.0 GB",
         "  weights    2.0 GB",
@@ -95,6 +97,28 @@ def test_a_plan_is_shown(vox, service) -> None:
         "none     on                        2.0 GB  -",
         "",
         "4.0 GB: --micro-batch-tokens 512   (3.0 GB)",
+    ]
+
+
+def test_what_was_measured_is_shown(vox, service) -> None:
+    speed = planning.SpeedPlan(
+        200.0,
+        80.0,
+        chosen="1024 tokens at once, threads half",
+        gain=1.1,
+        refused={"layout padded": "loss 2, expected 1"},
+        fast={"adapters": 14, "norms": 5},
+        own={"adapters with DoRA": 2},
+        measured=0.0,
+    )
+    service.report = replace(REPORT, speed=speed)
+    lines = vox("plan").out.splitlines()
+    assert lines[7:12] == [
+        "speed         200 tokens/s, about 1:20 for all steps",
+        "  with        1024 tokens at once, threads half; 1.10 times as fast as the defaults",
+        "  thrown out  layout padded: loss 2, expected 1",
+        "  fast        14 adapters, 5 norms",
+        "  not fast    2 adapters with DoRA",
     ]
 
 

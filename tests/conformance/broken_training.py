@@ -23,6 +23,7 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
 )
+from vox_core.contract.loop import NotFinite
 from vox_core.weights import numpy_dtype
 
 Train = Callable[[TrainJob, RunContext], TrainResult]
@@ -144,6 +145,14 @@ def by_plan(part: str, **changes: Any) -> Any:
         return right(replace(job, plan=plan), context)
 
     return train
+
+
+def leaving_gradients(trainer: Any, step: Step) -> tuple[float, float]:
+    """`Trainer._finite_gradients`, which forgets nothing."""
+    loss, norm = trainer._gradients(step, 1.0, step.batches)
+    if not math.isfinite(loss):
+        raise NotFinite(loss, norm)
+    return loss, norm
 
 
 def squared_dropout(right: Train, job: TrainJob, context: RunContext) -> TrainResult:

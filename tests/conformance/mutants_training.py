@@ -21,6 +21,7 @@ from tests.conformance.broken_training import (
     first_hundred,
     from_start,
     into_the_next_document,
+    leaving_gradients,
     listening,
     mean_of_means,
     on_batches,
@@ -61,7 +62,19 @@ TRAINING: dict[str, Mutant] = {
         "test_the_first_loss_is_the_base_models", on_batches(trained_or_not, True)
     ),
     "an infinite loss is passed over": Mutant(
-        "test_a_loss_that_is_not_finite_ends_the_run", on_batches(finite)
+        "test_a_step_that_is_not_finite_is_skipped", on_batches(finite)
+    ),
+    "a skipped step leaves its gradient": Mutant(
+        "test_a_step_that_is_not_finite_is_skipped",
+        patch=("vox_torch.train.Trainer._finite_gradients", leaving_gradients),
+    ),
+    "a skipped step counts as an update": Mutant(
+        "test_a_run_goes_on_after_a_skipped_step",
+        from_start(lambda state: replace(state, skipped=0)),
+    ),
+    "a skipped step ends the run": Mutant(
+        "test_a_step_that_is_not_finite_is_skipped",
+        patch=("vox_core.contract.loop._taken", lambda stepper, step: stepper.step(step)),
     ),
     "float32 is quietly bfloat16": Mutant(
         "test_the_first_loss_is_the_base_models", by_plan("plan", dtype="bf16")

@@ -15,11 +15,13 @@ from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
     Event,
+    FastPaths,
     Notice,
     Resumed,
     RunEnd,
     RunStart,
     StepDone,
+    StepSkipped,
     Validation,
 )
 from vox_core.errors import AdapterError, StorageError
@@ -39,6 +41,8 @@ EVENTS = [
     Notice("hello"),
     Notice("careful", "warning"),
     Resumed(3, "r/checkpoints/step-3", ("step-4: torn",)),
+    StepSkipped(4, None, 2.5),
+    FastPaths({"norm": 3}, {"of another kind": 1}),
     RunEnd(3, "stopped", 2.5),
 ]
 

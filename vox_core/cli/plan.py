@@ -11,7 +11,14 @@ import click
 
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
-from vox_core.cli.output import megabytes, print_columns, print_json, print_table, printable
+from vox_core.cli.output import (
+    duration,
+    megabytes,
+    print_columns,
+    print_json,
+    print_table,
+    printable,
+)
 from vox_core.cli.progress import display
 from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
 from vox_core.config import TrainSettings
@@ -70,6 +77,7 @@ def plan(config_file: Path | None, as_json: bool, memory: list[int], **flags: An
     is not on this machine is fetched, as train would.
     """
     settings = settings_from(TrainSettings, config_file, flags)
+    from vox_core.contract import Notice
     from vox_core.run.planning import plan as make_plan
 
     with display() as shown:
@@ -78,6 +86,7 @@ def plan(config_file: Path | None, as_json: bool, memory: list[int], **flags: An
             memory=memory,
             backend_origin=backend_origin(TrainSettings, config_file, flags),
             progress=shown.transfer,
+            tell=lambda text: shown.observe(Notice(text)),
         )
     if as_json:
         print_json(report)
@@ -105,6 +114,7 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
         f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules, "
         f"{adapter.trainable_parameters:,} parameters",
     )
+    yield from _speed(report)
     yield "peak memory", _peak(report)
     for name, size in report.memory.parts.items():
         yield f"  {name}", megabytes(size)
@@ -144,6 +154,22 @@ def _steps(report: PlanReport) -> str:
         f"{number}, of {steps.batch_size} conversations, about {steps.tokens:,} tokens; "
         f"at most {steps.largest['laid']:,} tokens at once"
     )
+
+
+def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
+    speed = report.speed
+    if speed is None:
+        yield "speed", "not measured here; --tune refresh measures it, and what is fastest"
+        return
+    took = "" if speed.seconds is None else f", about {duration(speed.seconds)} for all steps"
+    yield "speed", f"{speed.tokens_per_second:,.0f} tokens/s{took}"
+    yield "  with", f"{speed.chosen}; {speed.gain:.2f} times as fast as the defaults"
+    for what, reason in speed.refused.items():
+        yield "  thrown out", f"{what}: {reason}"
+    if speed.fast:
+        yield "  fast", ", ".join(f"{count} {kind}" for kind, count in speed.fast.items())
+    if speed.own:
+        yield "  not fast", ", ".join(f"{count} {reason}" for reason, count in speed.own.items())
 
 
 def _peak(report: PlanReport) -> str:

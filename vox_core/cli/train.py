@@ -15,6 +15,7 @@ from vox_core.cli.progress import display
 from vox_core.config import TrainSettings
 
 if TYPE_CHECKING:
+    from vox_core.run.stop import StoppedAtOnce
     from vox_core.run.train import TrainReport
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -26,6 +27,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_steps",
         "batch_size",
         "micro_batch_tokens",
+        "tune",
+        "tune_budget",
         "gradient_checkpointing",
         "optimizer",
         "lr",
@@ -35,7 +38,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "clip",
         "seed",
     ),
-    "Run": ("out", "resume", "eval_every", "save_every", "config_file", "as_json"),
+    "Run": ("out", "eval_every", "config_file", "as_json"),
+    "Checkpoints": ("save_every", "save_minutes", "save_epochs", "keep", "keep_every"),
+    "Stopping and going on": (
+        "max_time",
+        "patience",
+        "load_best_at_end",
+        "max_bad_steps",
+        "resume",
+        "allow_change",
+    ),
 }
 
 
@@ -57,16 +69,21 @@ def train(
     """
     settings = settings_from(TrainSettings, config_file, flags)
     from vox_core.run.startup import process_began
+    from vox_core.run.stop import StoppedAtOnce
     from vox_core.run.train import train as run_training
 
-    with display() as shown:
-        report = run_training(
-            settings,
-            observe=shown.observe,
-            backend_origin=backend_origin(TrainSettings, config_file, flags),
-            progress=shown.transfer,
-            began=process_began() if ctx.obj is not WITHIN else None,
-        )
+    try:
+        with display() as shown:
+            report = run_training(
+                settings,
+                observe=shown.observe,
+                backend_origin=backend_origin(TrainSettings, config_file, flags),
+                progress=shown.transfer,
+                began=process_began() if ctx.obj is not WITHIN else None,
+            )
+    except StoppedAtOnce as stop:
+        click.echo(_stopped_at_once(stop), err=True)
+        ctx.exit(STOPPED)
     if as_json:
         print_json(report)
     else:
@@ -77,6 +94,11 @@ def train(
     return report
 
 
+def _stopped_at_once(stop: StoppedAtOnce) -> str:
+    kept = "nothing is kept" if stop.step is None else f"kept up to step {stop.step}"
+    return f"stopped at once, {kept}; go on with: vox train --resume {stop.run}"
+
+
 def _show(report: TrainReport) -> None:
     rows = {
         "run": str(report.run),
@@ -84,10 +106,20 @@ def _show(report: TrainReport) -> None:
         + _startup(report.startup_seconds),
         "loss": "" if report.loss is None else f"{report.loss:.4f}",
         "held-out loss": losses(report.valid_before, report.valid_after),
+        "best": _best(report),
     }
     print_table({label: text for label, text in rows.items() if text})
     if not report.stopped:
         click.echo(f"next: vox chat {report.run}   or   vox merge {report.run}")
+
+
+def _best(report: TrainReport) -> str:
+    """The best validation, where it was not the last one."""
+    if report.best_step is None or report.best_step == report.steps:
+        return ""
+    written = report.adapter_step == report.best_step
+    which = "this adapter" if written else "--load-best-at-end would have written its adapter"
+    return f"{report.best_loss:.4f} after step {report.best_step}; {which}"
 
 
 def _startup(seconds: float | None) -> str:

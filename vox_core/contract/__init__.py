@@ -24,11 +24,13 @@ from vox_core.contract.batch import (
 from vox_core.contract.events import (
     CheckpointWritten,
     Event,
+    FastPaths,
     Notice,
     Resumed,
     RunEnd,
     RunStart,
     StepDone,
+    StepSkipped,
     Validation,
 )
 from vox_core.contract.jobs import (
@@ -80,6 +82,7 @@ __all__ = [
     "DataIdentity",
     "Event",
     "ExecutionPlan",
+    "FastPaths",
     "FineTuneContract",
     "LoadJob",
     "LoadedModel",
@@ -102,6 +105,7 @@ __all__ = [
     "Schedule",
     "Step",
     "StepDone",
+    "StepSkipped",
     "TrainJob",
     "TrainResult",
     "TrainState",

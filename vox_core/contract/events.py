@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -36,6 +37,16 @@ class RunStart(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class FastPaths(Event):
+    """How the model's modules compute: `fast` counts those in the backend's own functions, by kind;
+    `own` those that keep their library's way, by the reason."""
+
+    name: ClassVar[str] = "fast_paths"
+    fast: Mapping[str, int]
+    own: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone(Event):
     """`loss` is the step's weighted mean; `grad_norm` is measured before clipping; `seconds` is the
     step's own wall time.
@@ -59,6 +70,21 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StepSkipped(Event):
+    """A step whose loss or gradient was NaN or infinite, and which was not applied: adapter,
+    moments and the count of updates are as before it. What was not computed is None.
+
+    The core keeps the batch for a person to look at, and ends the run by raising from `emit` once
+    there have been too many in a row.
+    """
+
+    name: ClassVar[str] = "step_skipped"
+    step: int
+    loss: float | None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Validation(Event):
     """Weighted mean loss over the validation split."""
 
@@ -69,12 +95,14 @@ class Validation(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
-    """A checkpoint is whole and on the disk."""
+    """A checkpoint is whole, on the disk and read back. `seconds` is from the end of its step until
+    then, of which training stood still for `held_seconds`."""
 
     name: ClassVar[str] = "checkpoint"
     step: int
     path: str
     seconds: float
+    held_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

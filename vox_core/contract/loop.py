@@ -1,27 +1,41 @@
 """The way through a training job: what is the same on every backend, whatever computes a step.
 
 A backend may go its own way; with `follow` it brings three functions, and steps, validation,
-checkpoints and stopping come in the order that the core expects.
+checkpoints, stopping and steps that went wrong come in the order that the core expects.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from vox_core.contract.batch import Batch, Step
-from vox_core.contract.events import StepDone, Validation
+from vox_core.contract.events import StepDone, StepSkipped, Validation
 from vox_core.contract.jobs import RunContext, TrainJob, TrainResult
 from vox_core.contract.state import TrainState
 from vox_core.errors import TrainingError
 
 
 class Stepper(Protocol):
-    """What a backend computes."""
+    """What a backend computes.
+
+    Attributes:
+        updating: set by `step` before it changes the adapter or its moments; `follow` clears it.
+            Between the two a state belongs to no step.
+    """
+
+    updating: bool
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step."""
+        """Take one optimizer step.
+
+        Raises:
+            NotFinite: T001, and nothing is left of the step: not in the adapter, the moments, the
+                count of updates or the gradients.
+        """
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> float:
@@ -29,25 +43,75 @@ class Stepper(Protocol):
         ...
 
     def state(self, step: int) -> TrainState:
-        """Everything that a run needs to go on after `step`."""
+        """Everything that a run needs to go on after `step`; `skipped` is `follow`'s to say."""
         ...
 
 
 def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
-    """Take every step of the job, or stop when asked to."""
-    last, stopped = job.start.step, False
-    if last == 0 and job.validation:
-        context.emit(Validation(last, stepper.evaluate(job.validation)))
-    for step in job.steps:
-        context.emit(stepper.step(step))
-        last = step.number
-        if step.evaluate:
-            context.emit(Validation(last, stepper.evaluate(job.validation)))
-        if context.checkpoint_due(last):
-            context.checkpoint(stepper.state(last))
-        if stopped := context.stop_requested():
-            break
-    return TrainResult(stepper.state(last), stopped and last < job.plan.contract.total_steps)
+    """Take every step of the job, or stop when asked to.
+
+    A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken. Where
+    `KeyboardInterrupt` ends it, the state after the last whole step is handed to the context first,
+    if there is one.
+    """
+    way = _Way(job, context, stepper)
+    try:
+        stopped = way.go()
+    except KeyboardInterrupt:
+        if not stepper.updating:
+            context.checkpoint(way.state())
+        raise
+    return TrainResult(way.state(), stopped and way.step < job.plan.contract.total_steps)
+
+
+class _Way:
+    """The way through a job, and how far it has been gone."""
+
+    def __init__(self, job: TrainJob, context: RunContext, stepper: Stepper) -> None:
+        self._job, self._context, self._stepper = job, context, stepper
+        # Steps taken, and those of them that were skipped: together, so that no interrupt finds
+        # one without the other.
+        self._at = (job.start.step, job.start.skipped)
+
+    @property
+    def step(self) -> int:
+        return self._at[0]
+
+    def state(self) -> TrainState:
+        last, skipped = self._at
+        return replace(self._stepper.state(last), skipped=skipped)
+
+    def go(self) -> bool:
+        """Whether it was stopped."""
+        context = self._context
+        if self.step == 0 and self._job.validation:
+            self._validate()
+        for step in self._job.steps:
+            context.emit(self._take(step))
+            if step.evaluate:
+                self._validate()
+            if context.checkpoint_due(self.step):
+                context.checkpoint(self.state())
+            if context.stop_requested():
+                return True
+        return False
+
+    def _take(self, step: Step) -> StepDone | StepSkipped:
+        done = _taken(self._stepper, step)
+        self._at = (step.number, self._at[1] + isinstance(done, StepSkipped))
+        self._stepper.updating = False
+        return done
+
+    def _validate(self) -> None:
+        loss = self._stepper.evaluate(self._job.validation)
+        self._context.emit(Validation(self.step, loss))
+
+
+def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:
+    try:
+        return stepper.step(step)
+    except NotFinite as error:
+        return StepSkipped(step.number, error.loss, error.grad_norm)
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:
@@ -59,11 +123,20 @@ def micro_batch_seed(seed: int, step: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def not_finite(what: str, value: float) -> TrainingError:
-    """The error for a number that is NaN or infinite."""
-    return TrainingError(
-        "T001",
-        f"the {what} is not finite",
-        found=value,
-        remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
-    )
+class NotFinite(TrainingError):
+    """The loss or the gradient of a step is NaN or infinite (T001).
+
+    Args:
+        loss: the step's.
+        grad_norm: None if it was not looked at.
+    """
+
+    def __init__(self, loss: float, grad_norm: float | None = None) -> None:
+        self.loss, self.grad_norm = loss, grad_norm
+        lost = not math.isfinite(loss)
+        super().__init__(
+            "T001",
+            f"the {'loss' if lost else 'gradient norm'} is not finite",
+            found=loss if lost else grad_norm,
+            remedy="the step was not applied; train again with a lower --lr, or with --dtype fp32",
+        )

@@ -137,6 +137,8 @@ class ExecutionPlan:
         gradient_checkpointing: keep no activations inside a layer, compute them again for the
             gradients (Chen et al., arXiv:1604.06174). Changes memory and time, and no number.
         longest: tokens of the longest document, training and validation; 0 if nobody has looked.
+        tuning: values of the backend's own knobs, of those that its manifest names in `[tuning]`;
+            a knob that is left out has its first value. They change time and memory, and no number.
     """
 
     contract: FineTuneContract
@@ -151,6 +153,7 @@ class ExecutionPlan:
     saved: Mapping[str, str] = field(default_factory=dict)
     gradient_checkpointing: bool = False
     longest: int = 0
+    tuning: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""

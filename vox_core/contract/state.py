@@ -80,7 +80,10 @@ class TrainState:
     Args:
         step: optimizer steps finished; 0 at the start.
         adapter: the adapter after that step.
-        moments: canonical tensor name -> AdamW's first and second moment, float32; empty at step 0.
+        moments: canonical tensor name -> AdamW's first and second moment, float32; empty before
+            the first update.
+        skipped: how many of those steps were not applied, because their loss or gradient was not
+            finite. AdamW's bias correction counts updates, the schedule counts steps.
 
     The data cursor is `step` (the order of examples is a function of seed and step), and so is the
     state of the random generators (they are functions of seed, step and micro-batch).
@@ -89,3 +92,9 @@ class TrainState:
     step: int
     adapter: AdapterState
     moments: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    skipped: int = 0
+
+    @property
+    def updates(self) -> int:
+        """Updates of the adapter: AdamW's own count."""
+        return self.step - self.skipped

@@ -105,7 +105,13 @@ def make_step_batches(
     `micro_batch_tokens` changes how the documents are grouped, never which they are.
     """
     chosen = documents_of_step(len(dataset.documents), batch_size, seed, step)
-    batches = _batches([dataset.documents[index] for index in chosen], micro_batch_tokens)
+    return cut([dataset.documents[index] for index in chosen], micro_batch_tokens)
+
+
+def cut(documents: Sequence[Document], micro_batch_tokens: int) -> tuple[tuple[Batch, ...], float]:
+    """A step's documents as micro-batches, and the sum of weights over all of them."""
+    groups = micro_batches(documents, micro_batch_tokens)
+    batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
 
 
@@ -135,11 +141,6 @@ class _Batches(Sequence[Batch]):
 
     def _made(self, group: Sequence[int]) -> Batch:
         return to_batch([self._documents[index] for index in group])
-
-
-def _batches(documents: Sequence[Document], micro_batch_tokens: int) -> tuple[Batch, ...]:
-    groups = micro_batches(documents, micro_batch_tokens)
-    return tuple(to_batch([documents[index] for index in group]) for group in groups)
 
 
 def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:

@@ -30,6 +30,9 @@ or removed without running a line of it.
     [memory]                                # optional: what a prediction of memory should know
     runtime-bytes = 600000000               # the process and its libraries, without a model
 
+    [tuning]                                # optional: knobs that change speed and no number,
+    threads = ["default", "half"]           # each with its values, what it is if untouched first
+
 All faults of a manifest are reported together. This module reads text; it finds no files
 (discover.py) and holds nothing against a machine (machine.py).
 """
@@ -39,7 +42,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -105,10 +108,17 @@ def _listed(families: object) -> object:
     return [families] if families == "*" else families
 
 
+def _knob(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(values) < 2 or len(set(values)) < len(values):
+        raise ValueError("give two or more different values, what it is if untouched first")
+    return values
+
+
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 ID = "[a-z][a-z0-9_-]*"
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=f"^{ID}$")]
 Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_at_least_one)]
+Knob: TypeAlias = Annotated[tuple[Text, ...], AfterValidator(_knob)]
 
 _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
 
@@ -202,6 +212,7 @@ class Manifest:
     requires: Requires = Requires()
     probe: Probe | None = None
     memory: MemoryProfile = MemoryProfile()
+    tuning: Mapping[Name, Knob] = field(default_factory=dict)
 
 
 _TABLES: dict[str, type] = {

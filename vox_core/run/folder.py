@@ -1,18 +1,26 @@
-"""A run folder: where each file lies, and the lock that keeps a second process out."""
+"""A run folder: where each file lies, and the lock that keeps a second process out.
+
+The lock is the system's (`.lock`), and ends with the process that holds it. `.lock.json` beside it
+says who that is.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vox_core import disk
 from vox_core.errors import AdapterError, OutputError
-from vox_core.files import make_folder, require_absent, unwritable
+from vox_core.files import make_folder, require_absent, sync_folder, unwritable, write_json
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -20,7 +28,9 @@ TELEMETRY = "telemetry.jsonl"
 MANIFEST = "vox_adapter.json"
 CARD = "README.md"
 CHECKPOINTS = "checkpoints"
+BAD_BATCHES = "bad_batches.jsonl"
 LOCK = ".lock"
+OWNER = ".lock.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,11 @@ def default_path(model: str) -> Path:
 
 
 @contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
+def locked(folder: RunFolder) -> Iterator[str | None]:
     """Hold the run folder for this process; the system gives it back if the process dies.
+
+    Yields:
+        Who held it before and ended without giving it back, in words; None if nobody did.
 
     Raises:
         OutputError: O002, O003.
@@ -76,32 +89,80 @@ def locked(folder: RunFolder) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     make_folder(folder.path)
+    lock, owner = FileLock(folder.path / LOCK, blocking=False), folder.path / OWNER
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise _held(folder) from error
+    except OSError as error:
+        raise unwritable(folder.path, error) from error
+    try:
+        left = _owner(folder) if owner.exists() else None
+        write_json(owner, _this_process())
+        yield left
+    finally:
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def require_free(folder: RunFolder) -> None:
+    """Refuse a run folder in which another process is working.
+
+    Raises:
+        OutputError: O003.
+    """
+    from filelock import FileLock, Timeout
+
+    if not (folder.path / LOCK).is_file():
+        return
     lock = FileLock(folder.path / LOCK, blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
-        raise OutputError(
-            "O003",
-            "another process is working in this run folder",
-            where=folder.path,
-            remedy="wait until it has ended, or choose another folder with --out",
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+        raise _held(folder) from error
+    except OSError:  # who cannot write there is told so when it is tried
+        return
+    lock.release()
 
 
 def claim(folder: RunFolder) -> None:
     """Make the run folder; of two processes that want it, one gets it.
 
     Raises:
-        OutputError: O001, it is there already; O002, it cannot be made.
+        OutputError: O001, it is there already; O002, it cannot be made; O003, another process is
+            working in it.
     """
     make_folder(folder.path.parent)
     try:
-        folder.path.mkdir()
+        disk.calls.mkdir(folder.path)
+        with suppress(OSError):  # a parent that may not be read cannot be flushed
+            sync_folder(folder.path.parent)
     except FileExistsError:
+        require_free(folder)
         require_absent(folder.path)
     except OSError as error:
         raise unwritable(folder.path, error) from error
+
+
+def _held(folder: RunFolder) -> OutputError:
+    return OutputError(
+        "O003",
+        "another process is working in this run folder",
+        where=folder.path,
+        found=_owner(folder),
+        remedy="wait until it has ended, or stop it; or choose another folder with --out",
+    )
+
+
+def _this_process() -> dict[str, Any]:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+
+
+def _owner(folder: RunFolder) -> str:
+    """Who holds the folder, or held it last, in words."""
+    try:
+        said = json.loads((folder.path / OWNER).read_text(encoding="utf-8"))
+        return f"process {int(said['pid'])} on {said['host']}, since {said['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that has not said who it is"

@@ -1,7 +1,8 @@
 """What a run leaves beside its checkpoints: adapter, manifest, tokenizer, model card.
 
 Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
-whole, the adapter's own two first, so that a folder with an adapter always has one that loads.
+whole, the adapter's own two first, so that a folder with an adapter always has one that loads, and
+the manifest last: by its step a run is known to have ended, after which nothing goes on with it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared
 
 
-def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
-    """Write all of it."""
+def write(
+    run: RunFolder, prepared: Prepared, state: TrainState, last: int, loss: float | None = None
+) -> None:
+    """Write all of it.
+
+    Args:
+        state: whose adapter it is.
+        last: the last step that was taken.
+        loss: the held-out loss of `state`, if that is not the last one measured.
+    """
     plan, model = prepared.plan, prepared.model
     write_adapter(
         run.path,
@@ -27,14 +36,16 @@ def write(run: RunFolder, prepared: Prepared, state: TrainState) -> None:
         modules=linear_modules(prepared.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
-    manifest = card.manifest(plan, model, state.step)
-    files.write_json(run.path / folder.MANIFEST, {**manifest, "backends": resume.backends(run)})
     for name in TOKENIZER_FILES:
         if (source := model.path / name).is_file():
             files.write_bytes(run.path / name, source.read_bytes())
     before, after = held_out(run)
+    after = after if loss is None else loss
     text = card.card(plan, model, step=state.step, before=before, after=after)
     files.write_text(run.path / folder.CARD, text)
+    manifest = card.manifest(plan, model, state.step)
+    about = {**manifest, "last_step": last, "backends": resume.backends(run)}
+    files.write_json(run.path / folder.MANIFEST, about)
 
 
 def held_out(run: RunFolder) -> tuple[float | None, float | None]:

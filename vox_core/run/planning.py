@@ -20,10 +20,10 @@ from vox_core.digests import TOKENIZER_FILES
 from vox_core.host import Origin
 from vox_core.memory import Option, suggest
 from vox_core.run import folder
-from vox_core.run.checkpoint import KEPT
 from vox_core.run.foresight import Foresight, alternatives, foresee
 from vox_core.run.prepare import Prepared, account, space_free, space_needed
 from vox_core.run.ready import Ready, make_ready
+from vox_core.run.tuning.search import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,30 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedPlan:
+    """What steps like these were measured to take, here.
+
+    Args:
+        seconds: of all steps, without validation and checkpoints; None while there is no data.
+        chosen: what was found to be fastest, in words.
+        gain: how many times as fast as the defaults.
+        refused: candidates that were thrown out, each with the reason.
+        fast: modules in the backend's own functions, by kind, if the backend tells.
+        own: modules that keep their library's way, by the reason.
+        measured: when, in seconds since the epoch.
+    """
+
+    tokens_per_second: float
+    seconds: float | None
+    chosen: str
+    gain: float
+    refused: dict[str, str]
+    fast: dict[str, int]
+    own: dict[str, int]
+    measured: float
+
+
+@dataclass(frozen=True, slots=True)
 class DiskPlan:
     """Bytes that the run folder may take, and where they would come from."""
 
@@ -114,6 +138,7 @@ class PlanReport:
             None without data.
         assumed: the documents that were planned with where there is no data.
         options: the same run under other settings, each with its peak.
+        speed: None where nothing was measured.
         suggested: for the memory that is here, or for each that was asked about.
         writes: names in the run folder.
         warnings: what train would warn of in the data.
@@ -128,6 +153,7 @@ class PlanReport:
     assumed: dict[str, int] | None
     steps: StepPlan
     adapter: AdapterPlan
+    speed: SpeedPlan | None
     memory: MemoryPlan
     options: tuple[Option, ...]
     suggested: tuple[Suggestion, ...]
@@ -143,6 +169,7 @@ def plan(
     memory: Sequence[int] = (),
     backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
+    tell: Tell = lambda _: None,
 ) -> PlanReport:
     """Plan what `vox_core.run.train.train` would do.
 
@@ -150,13 +177,14 @@ def plan(
         memory: sizes in bytes to suggest settings for, instead of the device that is here.
         backend_origin: where `settings.backend` was said, for the words of an error.
         progress: told of downloads and conversions.
+        tell: told of each measurement where there are any.
 
     Raises:
         InputError: what train would refuse.
         StorageError: the results would not fit on the disk.
     """
     fetching = _Fetching(progress)
-    ready = make_ready(settings, backend_origin, fetching, only_planned=True)
+    ready = make_ready(settings, backend_origin, fetching, tell=tell, only_planned=True)
     return _report(ready, memory, fetching.happened)
 
 
@@ -176,6 +204,7 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
     prepared, made = ready.prepared, ready.prepared.plan
     there = bool(ready.settings.data)
     seen, grid = foresee(prepared), alternatives(prepared)
+    steps = _steps(prepared, seen.largest, there)
     limits = memory or [size for size in (seen.limit,) if size is not None]
     model = prepared.model
     return PlanReport(
@@ -190,8 +219,9 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
         data=_data(prepared.train) if there else None,
         valid=_data(prepared.valid) if prepared.valid else None,
         assumed=None if there else _assumed(prepared.train),
-        steps=_steps(prepared, seen.largest, there),
+        steps=steps,
         adapter=_adapter(prepared),
+        speed=_speed(prepared, steps),
         memory=_memory(seen),
         options=tuple(grid),
         suggested=tuple(
@@ -199,7 +229,7 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
         ),
         disk=_disk(ready),
         run=ready.run.path,
-        writes=_writes(prepared),
+        writes=_writes(ready),
         warnings=tuple(n.message for n in prepared.notices() if n.level == "warning"),
     )
 
@@ -232,6 +262,23 @@ def _adapter(prepared: Prepared) -> AdapterPlan:
     return AdapterPlan(spec.method, spec.rank, len(made.modules), made.trainable_parameters)
 
 
+def _speed(prepared: Prepared, steps: StepPlan) -> SpeedPlan | None:
+    answer = prepared.tuned
+    if answer is None:
+        return None
+    rate = answer.tokens_per_second
+    return SpeedPlan(
+        tokens_per_second=rate,
+        seconds=steps.total * steps.tokens / rate if steps.total else None,
+        chosen=str(answer),
+        gain=answer.gain,
+        refused=answer.refused,
+        fast=answer.fast,
+        own=answer.own,
+        measured=answer.measured,
+    )
+
+
 def _memory(seen: Foresight) -> MemoryPlan:
     prediction = seen.prediction
     return MemoryPlan(prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits)
@@ -239,12 +286,12 @@ def _memory(seen: Foresight) -> MemoryPlan:
 
 def _disk(ready: Ready) -> DiskPlan:
     where, free = space_free(ready.run.path)
-    return DiskPlan(space_needed(ready.prepared.plan), free, where)
+    return DiskPlan(space_needed(ready.prepared.plan, ready.settings), free, where)
 
 
-def _writes(prepared: Prepared) -> tuple[str, ...]:
-    tokenizer = [name for name in TOKENIZER_FILES if (prepared.model.path / name).is_file()]
-    kept = f"{folder.CHECKPOINTS}/step-N (the newest {KEPT})"
+def _writes(ready: Ready) -> tuple[str, ...]:
+    tokenizer = [name for name in TOKENIZER_FILES if (ready.prepared.model.path / name).is_file()]
+    kept = f"{folder.CHECKPOINTS}/step-N (the newest {ready.settings.keep})"
     adapter = ("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST)
     return (
         *(folder.PLAN, folder.PREFLIGHT, folder.TELEMETRY, kept),

@@ -7,12 +7,13 @@ Nothing is written here, except what the caches of models and tokens keep.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vox_core import models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
@@ -28,13 +29,20 @@ from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.run.backend import choose_for
-from vox_core.run.checkpoint import KEPT
+from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
+
+if TYPE_CHECKING:
+    from vox_core.run.tuning.answers import Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a run needs, checked."""
+    """All that a run needs, checked.
+
+    Args:
+        tuned: what of the plan was chosen by measuring.
+    """
 
     model: models.LocalModel
     weights: Weights
@@ -45,6 +53,8 @@ class Prepared:
     plan: ExecutionPlan
     unused: Mapping[str, int]
     config: Mapping[str, Any]
+    sources: Sources
+    tuned: Answer | None = None
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
@@ -54,6 +64,8 @@ class Prepared:
             f"{contract.data.trained_tokens:,} of them trained; "
             f"{_count(contract.total_steps, 'step')}"
         )
+        if self.tuned:
+            yield Notice(f"{self.tuned}, which was measured to be the fastest here")
         for field, count in self.unused.items():
             yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
         for note in dict.fromkeys(
@@ -125,16 +137,23 @@ def prepare(
         longest=_longest(train, valid),
     )
     unused = unused_fields([*train_files, *valid_files])
-    return Prepared(model, weights, train, valid, backend, selection, made, unused, config)
+    read_from: dict[str, list[SourceFile]] = {
+        "data": data_files(train_files),
+        "valid": data_files(valid_files),
+        **({} if only_planned else model_files(model.path, weights.files)),
+    }
+    return Prepared(
+        model, weights, train, valid, backend, selection, made, unused, config, read_from
+    )
 
 
-def require_space(made: ExecutionPlan, folder: Path) -> None:
+def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
     """Refuse a run whose results would not fit on the disk.
 
     Raises:
         StorageError: S001.
     """
-    needed, (parent, free) = space_needed(made), space_free(folder)
+    needed, (parent, free) = space_needed(made, settings), space_free(folder)
     if free < needed:
         raise StorageError(
             "S001",
@@ -146,10 +165,14 @@ def require_space(made: ExecutionPlan, folder: Path) -> None:
         )
 
 
-def space_needed(made: ExecutionPlan) -> int:
+def space_needed(made: ExecutionPlan, settings: TrainSettings) -> int:
     """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
     the adapter."""
-    return 4 * made.trainable_parameters * (3 * (KEPT + 1) + 1)
+    kept = settings.keep
+    if settings.keep_every:
+        apart = math.lcm(settings.keep_every, settings.save_every or 1)
+        kept += made.contract.total_steps // apart
+    return 4 * made.trainable_parameters * (3 * (kept + 1) + 1)
 
 
 def space_free(folder: Path) -> tuple[Path, int]:

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
+from vox_core.errors import ConfigError
 from vox_core.host import Origin
 from vox_core.run import folder, resume
 from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared, prepare, require_space
+from vox_core.run.tuning.apply import tune
+from vox_core.run.tuning.search import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,16 @@ class Ready:
     Args:
         settings: those given; with `--resume`, over the run's own.
         fresh: it begins.
+        changes: what differs from the run that is resumed, and may; in words.
+        ended: how it has ended already, where `--resume auto` finds nothing left to do.
     """
 
     settings: TrainSettings
     run: RunFolder
     prepared: Prepared
     fresh: bool
+    changes: tuple[str, ...] = ()
+    ended: str | None = None
 
 
 def make_ready(
@@ -35,12 +43,14 @@ def make_ready(
     origin: Origin | None,
     progress: models.Progress | None,
     *,
+    tell: Tell,
     only_planned: bool = False,
 ) -> Ready:
     """Look at everything, the run folder first.
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
+        tell: told of each measurement where there are any.
         only_planned: as for `prepare`; a run that is resumed is hashed all the same, to see that
             it is still the run that it was.
 
@@ -48,17 +58,55 @@ def make_ready(
         InputError: the first thing that is wrong.
         StorageError: S001, the results would not fit on the disk.
     """
+    auto = settings.resume == "auto"
     settings, recorded = resume.settings_of(settings)
-    run = RunFolder(settings.resume or settings.out or folder.default_path(settings.model))
+    run = _folder(settings)
     if recorded is None:
-        files.require_absent(run.path)
-    else:
-        resume.require_unfinished(run, recorded)
-    worked = resume.backends(run) if recorded else []
+        folder.require_free(run)
+        if not auto:
+            files.require_absent(run.path)
+        prepared = prepare(settings, origin, None, progress, only_planned=only_planned)
+        _require_validated(settings, prepared)
+        require_space(prepared.plan, settings, run.path)
+        return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
+    folder.require_free(run)
+    how = resume.ended(run, recorded["contract"]["total_steps"], settings.patience)
+    if how and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
+        raise resume.finished(run, how)
+    worked = resume.backends(run)
     resumed_from = worked[-1]["backend"] if worked else None
-    planned = only_planned and recorded is None
-    prepared = prepare(settings, origin, resumed_from, progress, only_planned=planned)
-    if recorded is not None:
-        resume.require_same(prepared.plan, recorded)
-    require_space(prepared.plan, run.path)
-    return Ready(settings, run, prepared, recorded is None)
+    prepared = prepare(settings, origin, resumed_from, progress)
+    made = prepared.plan
+    _require_validated(settings, prepared)
+    changes = resume.require_same(made, recorded, prepared.sources, settings.allow_change)
+    how = resume.ended(run, made.contract.total_steps, settings.patience)
+    if how and not auto:
+        raise resume.finished(run, how)
+    require_space(made, settings, run.path)
+    prepared = replace(prepared, plan=resume.tuned_as_before(made, recorded))
+    return Ready(settings, run, prepared, fresh=False, changes=changes, ended=how)
+
+
+def _folder(settings: TrainSettings) -> RunFolder:
+    named = settings.resume or settings.out or folder.default_path(settings.model)
+    return RunFolder(Path(named))
+
+
+def _require_validated(settings: TrainSettings, prepared: Prepared) -> None:
+    """Refuse to wait for a better validation where there is none.
+
+    Raises:
+        ConfigError: C004.
+    """
+    flags = {"--patience": settings.patience, "--load-best-at-end": settings.load_best_at_end}
+    asked = next((flag for flag, value in flags.items() if value), None)
+    if asked is None or not settings.data or (prepared.valid and settings.eval_every):
+        return
+    raise ConfigError(
+        "C004",
+        f"{asked} needs validations on the way",
+        where=asked,
+        found="no --eval-every" if prepared.valid else "no held-out rows",
+        expected="held-out rows (--valid), and --eval-every N",
+        remedy=f"add what is missing, or leave out {asked}",
+    )

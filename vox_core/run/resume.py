@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vox_core.config import TrainSettings, validate
+from vox_core.config import Change, TrainSettings, validate
 from vox_core.contract import ExecutionPlan, Notice, RunStart
 from vox_core.errors import ConfigError, PlanError
+from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import telemetry
-from vox_core.run.folder import MANIFEST, PLAN, RunFolder
+from vox_core.run.best import Best, validations
+from vox_core.run.folder import LOCK, MANIFEST, OWNER, PLAN, PREFLIGHT, RunFolder
+from vox_core.run.sources import Sources, differences
 
 # What changed, in the words in which it can be changed back.
 _SAID_WITH = {
@@ -24,7 +28,28 @@ _SAID_WITH = {
     "model.tokenizer_digest": "--model: the tokenizer",
     "optimizer.name": "--optimizer",
 }
-_OF_THIS_CALL = {"resume", "out", "config", "allow_cpu"}
+# What may be changed on the way, as --allow-change says it -> the fields of the contract. The order
+# of the documents is a function of rows, seed and batch size, so those may not.
+_MAY_CHANGE: dict[Change, str] = {
+    "clip": "optimizer.clip",
+    "dropout": "adapter.dropout",
+    "dtype": "dtype",
+    "epochs": "total_steps",
+    "lr": "optimizer.lr",
+    "max-steps": "total_steps",
+    "schedule": "optimizer.schedule",
+    "valid": "data.valid_digest",
+    "warmup": "optimizer.warmup",
+    "weight-decay": "optimizer.weight_decay",
+}
+# Which files a digest is of.
+_FILES_OF = {
+    "data.digest": "data",
+    "data.valid_digest": "valid",
+    "model.weights_digest": "weights",
+    "model.tokenizer_digest": "tokenizer",
+}
+_OF_THIS_CALL = {"resume", "out", "config", "allow_cpu", "allow_change"}
 
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:
@@ -44,14 +69,19 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
 
 
 def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
-    """With `--resume`, the run's own settings under those given now; and the run's plan.
+    """With `--resume RUN`, the run's own settings under those given now, and the run's plan.
+
+    With `--resume auto` the command is the whole of it, so what it says is held against the run;
+    where `--out` names no run yet, one begins.
 
     Raises:
         InputError: A001, the folder is not a run.
     """
     if settings.resume is None:
         return settings, None
-    plan = RunFolder(settings.resume).read(PLAN)
+    if settings.resume == "auto":
+        return _same_command(settings)
+    plan = RunFolder(Path(settings.resume)).read(PLAN)
     if settings.out is not None:
         raise ConfigError(
             "C004",
@@ -61,9 +91,41 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
             remedy="leave out --out",
         )
     given = settings.model_dump(include=settings.model_fields_set)
-    # Another backend may call another dtype the best; the run's is the one it began with.
-    kept = {**plan["settings"], "dtype": plan["dtype"]}
-    return validate(TrainSettings, {**kept, **given}), plan
+    return validate(TrainSettings, {**_kept(plan, plan["settings"]), **given}), plan
+
+
+def _same_command(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
+    if settings.out is None:
+        raise ConfigError(
+            "C004",
+            "--resume auto does not know which run",
+            where="--resume auto",
+            expected="the run folder of this command, in --out",
+            remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
+        )
+    run, given = RunFolder(settings.out), settings.model_dump(include=settings.model_fields_set)
+    if is_new(run):
+        return validate(TrainSettings, {**given, "resume": None}), None
+    plan = run.read(PLAN)
+    values = {**_kept(plan, {}), **given, "resume": run.path, "out": None}
+    return validate(TrainSettings, values), plan
+
+
+def _kept(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds unless it is said otherwise."""
+    # Another backend may call another dtype the best; the run's is the one it began with. So is
+    # the number of tokens at once, which may have been measured.
+    return {**settings, **{key: plan[key] for key in ("dtype", "micro_batch_tokens")}}
+
+
+def is_new(run: RunFolder) -> bool:
+    """Nothing is there, or what a process left that died before it had written its plan."""
+    if not run.path.exists():
+        return True
+    left = (LOCK, OWNER, PREFLIGHT)  # the plan comes after it
+    return run.path.is_dir() and all(
+        path.name in left or path.name.startswith(TEMPORARY_PREFIX) for path in run.path.iterdir()
+    )
 
 
 def backends(run: RunFolder) -> list[dict[str, Any]]:
@@ -87,44 +149,99 @@ def moved(run: RunFolder, backend: str, step: int) -> Notice | None:
     return Notice(f"going on with {backend} after step {step}; until there it was {was}")
 
 
-def require_unfinished(run: RunFolder, plan: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that has ended.
+def ended(run: RunFolder, total: int, patience: int) -> str | None:
+    """How a run has ended, in words; None if it can go on.
 
-    Raises:
-        PlanError: P003.
+    Args:
+        total: the steps that it is to have.
+        patience: the one that it is to have.
     """
-    total = plan["contract"]["total_steps"]
-    if not (run.path / MANIFEST).is_file() or run.read(MANIFEST)["step"] < total:
-        return
-    raise PlanError(
+    if not (run.path / MANIFEST).is_file():
+        return None
+    manifest = run.read(MANIFEST)
+    last = int(manifest.get("last_step", manifest["step"]))
+    if last >= total:
+        return f"{last} of {total} steps"
+    best = Best(patience, validations(run.telemetry, last))
+    if best.exhausted:
+        return f"early stopping after step {last} of {total}; the best was step {best.step}"
+    return None
+
+
+def finished(run: RunFolder, how: str) -> PlanError:
+    """The error for a run that has ended."""
+    return PlanError(
         "P003",
         "the run has finished already",
         where=run.path,
-        found=f"{total} of {total} steps",
-        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs, or "
-        "--max-steps where that was given",
+        found=how,
+        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs or "
+        "--max-steps, or go on under another schedule: --allow-change epochs --epochs MORE",
     )
 
 
-def require_same(made: ExecutionPlan, recorded: Mapping[str, Any]) -> None:
+def require_same(
+    made: ExecutionPlan,
+    recorded: Mapping[str, Any],
+    sources: Sources,
+    allowed: Collection[Change] = (),
+) -> tuple[str, ...]:
     """Refuse to go on under another contract.
 
+    Args:
+        sources: the files of today.
+        allowed: what may have changed.
+
+    Returns:
+        What has changed and may, in words.
+
     Raises:
-        PlanError: P003, naming each setting that changed.
+        PlanError: P003, naming each setting that changed, and each file.
     """
-    changed = [
-        f"{_SAID_WITH.get(field, _flag(field))}: {was!r} when it began, {now!r} now"
-        for field, was, now in _changes(recorded["contract"], made.contract.to_json())
-    ]
+    changes = [*_changes(recorded["contract"], made.contract.to_json())]
     if recorded["dtype"] != made.dtype:
-        changed.append(f"--dtype: {recorded['dtype']!r} when it began, {made.dtype!r} now")
-    if changed:
+        changes.append(("dtype", recorded["dtype"], made.dtype))
+    fields = {_MAY_CHANGE[name] for name in allowed}
+    refused = [change for change in changes if change[0] not in fields]
+    if refused:
+        names = [n for n, field in _MAY_CHANGE.items() if any(field == f for f, *_ in refused)]
+        allow = " ".join(f"--allow-change {name}" for name in names if name != "max-steps")
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",
-            faults=changed,
-            remedy="undo these changes, or train anew with another --out",
+            faults=[*_of_files(refused, recorded, sources), *map(_said, refused)],
+            remedy="undo these changes, or train anew with another --out"
+            + (f"; {allow} would let this run go on otherwise than it began" if allow else ""),
         )
+    return tuple(map(_said, changes))
+
+
+def _said(change: tuple[str, Any, Any]) -> str:
+    field, was, now = change
+    return f"{_SAID_WITH.get(field, _flag(field))}: {was!r} when it began, {now!r} now"
+
+
+def _of_files(
+    changes: Iterable[tuple[str, Any, Any]], recorded: Mapping[str, Any], sources: Sources
+) -> Iterator[str]:
+    """Which files have changed, for the digests that have."""
+    for field, was, now in changes:
+        if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
+            continue
+        what = _FILES_OF[field]
+        found = differences(recorded["sources"], sources, what)
+        yield from found
+        if not found:
+            yield (
+                f"no file of the {what} has changed: the tokenizer, or another version of vox or "
+                "of a library, makes other tokens of them"
+            )
+
+
+def tuned_as_before(made: ExecutionPlan, recorded: Mapping[str, Any]) -> ExecutionPlan:
+    """With the knobs of a run that goes on with the same backend."""
+    same = recorded["backend"] == made.backend
+    return replace(made, tuning=recorded.get("tuning", {})) if same else made
 
 
 def _flag(field: str) -> str:

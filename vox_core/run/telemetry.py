@@ -9,7 +9,6 @@ A disk that is full later on does not end a run: lines wait, and are written whe
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -18,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vox_core import files
 from vox_core.contract import Event, Notice
-from vox_core.files import storage_error
+from vox_core.errors import StorageError
 from vox_core.run.lines import Lines
 from vox_core.run.wire import line_of
 
@@ -49,9 +49,10 @@ class Telemetry:
         self._keep(event)
         try:
             if not self._begun:
-                _mend(self._path)
-            _append(self._path, b"".join(self._waiting))
-        except OSError as error:
+                with files.storage_errors(self._path):
+                    _mend(self._path)
+            files.append(self._path, b"".join(self._waiting))
+        except StorageError as error:
             return self._failed(error)
         self._waiting.clear()
         self._begun, self._told = True, False
@@ -66,12 +67,11 @@ class Telemetry:
         # A surrogate, as in the name of a file that is not UTF-8, has no bytes of its own.
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
 
-    def _failed(self, error: OSError) -> list[str]:
+    def _failed(self, error: StorageError) -> list[str]:
         if not self._begun:
-            raise storage_error(error, self._path) from error
+            raise error
         told, self._told = self._told, True
-        why = error.strerror or error
-        return [] if told else [f"{self._path.name} cannot be written, and waits: {why}"]
+        return [] if told else [f"{self._path.name} cannot be written, and waits: {error.found}"]
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,27 +82,6 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """
     for told in Lines(path).new():
         yield told.line
-
-
-def _append(path: Path, data: bytes) -> None:
-    """All of `data`, or nothing."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        before = os.fstat(file).st_size
-        try:
-            _write(file, data)
-        except OSError:
-            os.ftruncate(file, before)
-            raise
-    finally:
-        os.close(file)
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        if not (written := os.write(file, data)):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        data = data[written:]
 
 
 def _mend(path: Path) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vox_core.adapter.initial import initial_adapter
 from vox_core.config import TrainSettings
 from vox_core.contract import (
     AdapterState,
+    CheckpointWritten,
     Event,
     Notice,
     Resumed,
@@ -28,24 +30,30 @@ from vox_core.contract import (
     RunStart,
     Step,
     StepDone,
+    StepSkipped,
     TrainJob,
     TrainResult,
     TrainState,
 )
 from vox_core.data.order import epochs_after, make_step_batches, validation_batches
-from vox_core.errors import InputError, WorkError
+from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host import Origin
 from vox_core.host.observers import Observers
-from vox_core.run import checkpoint, folder, foresight, outputs, resume
-from vox_core.run.context import Context, Observe, StopSignal, ignore
-from vox_core.run.folder import RunFolder
+from vox_core.run import card, checkpoint, folder, foresight, outputs, resume
+from vox_core.run.checkpoint import Retention
+from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.gauge import Gauge
-from vox_core.run.prepare import Prepared, preflight
-from vox_core.run.ready import make_ready
+from vox_core.run.policy import Policy
+from vox_core.run.prepare import preflight
+from vox_core.run.ready import Ready, make_ready
+from vox_core.run.rescue import rescued
 from vox_core.run.schedule import learning_rate
+from vox_core.run.sources import to_json
 from vox_core.run.startup import Startup
+from vox_core.run.stop import StoppedAtOnce, StopSignal, TimeLimit
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.trained import as_trained
+from vox_core.run.writer import CheckpointWriter, Due
 from vox_core.weights import Weights
 
 
@@ -56,6 +64,8 @@ class TrainReport:
     Args:
         seconds: from the first write to the last.
         startup_seconds: from the start of the command to the end of the first step.
+        best_step, best_loss: the best validation after a step.
+        adapter_step: the step whose adapter was written.
     """
 
     run: Path
@@ -67,6 +77,9 @@ class TrainReport:
     loss: float | None
     valid_before: float | None
     valid_after: float | None
+    best_step: int | None = None
+    best_loss: float | None = None
+    adapter_step: int | None = None
 
 
 def train(
@@ -88,41 +101,66 @@ def train(
     Raises:
         InputError: anything wrong that could be found before the first step; nothing was written.
         WorkError: something failed while working; the run folder keeps what was done.
+        StoppedAtOnce: a second signal did not wait for the end of the step.
     """
+    limit_from = time.perf_counter() if began is None else began
     with Startup(began) as startup:
-        ready = make_ready(settings, backend_origin, progress)
-        run = _Run(ready.settings, ready.prepared, ready.run, observe, startup)
-        return run.execute(ready.fresh)
+        ready = make_ready(
+            settings, backend_origin, progress, tell=lambda text: observe(Notice(text))
+        )
+        if ready.ended:
+            observe(Notice(f"the run has finished already ({ready.ended}); there is nothing to do"))
+            return _ended(ready)
+        return _Run(ready, observe, startup, limit_from).execute()
+
+
+def _ended(ready: Ready) -> TrainReport:
+    """Of a run that had finished before this command."""
+    manifest = ready.run.read(folder.MANIFEST)
+    last = int(manifest.get("last_step", manifest["step"]))
+    before, after = outputs.held_out(ready.run)
+    return TrainReport(
+        run=ready.run.path,
+        stopped=False,
+        steps=last,
+        total_steps=ready.prepared.plan.contract.total_steps,
+        seconds=0.0,
+        startup_seconds=None,
+        loss=None,
+        valid_before=before,
+        valid_after=after,
+    )
 
 
 class _Run:
     """One run, from the first write to the last."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        prepared: Prepared,
-        run: RunFolder,
-        observe: Observe,
-        startup: Startup,
-    ) -> None:
-        self._settings, self._prepared, self._run = settings, prepared, run
-        self._contract = prepared.plan.contract
-        self._outer, self._telemetry = observe, Telemetry(run.telemetry)
+    def __init__(self, ready: Ready, observe: Observe, startup: Startup, limit_from: float) -> None:
+        self._ready, self._settings, self._run = ready, ready.settings, ready.run
+        self._prepared, self._contract = ready.prepared, ready.prepared.plan.contract
+        self._outer, self._telemetry = observe, Telemetry(ready.run.telemetry)
         self._gauge = Gauge(self._contract.total_steps)
         self._observers = Observers()
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
         self._startup = startup
         self._startup_seconds: float | None = None
+        self._stop = StopSignal()
+        limit = TimeLimit(ready.settings.max_time, limit_from)
+        self._policy = Policy(ready.settings, ready.prepared, ready.run, self._stop, limit)
+        self._saved: int | None = None
 
-    def execute(self, fresh: bool) -> TrainReport:
+    def execute(self) -> TrainReport:
+        fresh = self._ready.fresh
         with contextlib.closing(self._observers):
-            if fresh:
+            if (fresh and not resume.is_new(self._run)) or not self._run.path.exists():
                 folder.claim(self._run)
-            with folder.locked(self._run):
+            with folder.locked(self._run) as left:
                 try:
-                    return self._report(self._go(self._start(fresh)))
+                    return self._report(*self._go(left))
+                except KeyboardInterrupt as error:
+                    self._observe(RunEnd(self._last, "stopped", self._elapsed()))
+                    raise StoppedAtOnce(self._run.path, self._saved) from error
                 except WorkError:
                     self._observe(RunEnd(self._last, "failed", self._elapsed()))
                     raise
@@ -132,29 +170,53 @@ class _Run:
                         shutil.rmtree(self._run.path)
                     raise
 
-    def _go(self, start: TrainState) -> TrainResult:
-        self._announce(start)
-        result = self._work(start)
-        outputs.write(self._run, self._prepared, result.state)
-        self._observe(
-            RunEnd(result.state.step, "stopped" if result.stopped else "done", self._elapsed())
-        )
-        return result
+    def _go(self, left: str | None) -> tuple[TrainResult, TrainState]:
+        """What came of it, and the state that was written."""
+        with self._stop.installed():
+            start = self._start(self._ready.fresh)
+            self._policy.begin(start)
+            self._announce(start, left)
+            result = self._work(start)
+            if result.stopped and (why := self._policy.why()):
+                self._observe(why)
+            result = replace(result, stopped=result.stopped and not self._policy.best.exhausted)
+            written = self._write(result)
+            self._observe(
+                RunEnd(result.state.step, "stopped" if result.stopped else "done", self._elapsed())
+            )
+            return result, written
+
+    def _write(self, result: TrainResult) -> TrainState:
+        """Write what the run leaves; the state whose adapter that is."""
+        written, best = result.state, self._policy.best
+        if not result.stopped:
+            written, notice = self._policy.at_end(written)
+            if notice:
+                self._observe(notice)
+        loss = best.loss if written.step == best.step else None
+        outputs.write(self._run, self._prepared, written, result.state.step, loss)
+        return written
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
 
     def _observe(self, event: Event) -> None:
+        if isinstance(event, StepDone | StepSkipped):
+            self._last = event.step
         if isinstance(event, StepDone):
-            event = self._measured(event)
+            event, self._loss = self._measured(event), event.loss
+        elif isinstance(event, CheckpointWritten):
+            self._saved = event.step
+        for told in self._policy.hear(event):
+            self._tell(told)
+
+    def _tell(self, event: Event) -> None:
         faults = self._telemetry(event)
         self._outer(event)
         for fault in faults:
             self._outer(Notice(fault, "warning"))
-        if isinstance(event, StepDone):
-            self._last, self._loss = event.step, event.loss
         for fault in self._observers.tell(event):
-            self._observe(Notice(fault, "warning"))
+            self._tell(Notice(fault, "warning"))
 
     def _measured(self, event: StepDone) -> StepDone:
         event = self._gauge.read(event)
@@ -166,18 +228,41 @@ class _Run:
     def _start(self, fresh: bool) -> TrainState:
         """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
         if fresh:
-            files.write_json(self._run.path / folder.PLAN, self._plan_json())
             files.write_json(self._run.path / folder.PREFLIGHT, preflight(self._prepared))
+            files.write_json(self._run.path / folder.PLAN, self._plan_json())
+            return TrainState(0, self._initial_adapter())
+        for worked_in in (self._run.path, self._run.checkpoints):
+            files.remove_leftovers(worked_in)
+        state = self._resumed()
+        if self._ready.changes:
+            self._change_plan(state.step)
+        return state
+
+    def _resumed(self) -> TrainState:
+        if not checkpoint.numbered(self._run.checkpoints):
+            self._observe(Notice("there is no checkpoint yet: the run begins again"))
             return TrainState(0, self._initial_adapter())
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
         path = str(self._run.checkpoints / f"step-{state.step}")
         self._observe(Resumed(state.step, path, tuple(skipped)))  # the first of this process
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
+        self._last = self._saved = state.step
         return state
 
+    def _change_plan(self, step: int) -> None:
+        """The plan that holds from now on; it says what held before."""
+        before = self._run.read(folder.PLAN)
+        change = {"after_step": step, "contract": before["digest"], "changes": self._ready.changes}
+        changes = [*before.get("changes", ()), change]
+        files.write_json(self._run.path / folder.PLAN, {**self._plan_json(), "changes": changes})
+
     def _plan_json(self) -> dict[str, Any]:
-        return {**self._prepared.plan.to_json(), "settings": resume.recorded(self._settings)}
+        return {
+            **self._prepared.plan.to_json(),
+            "settings": resume.recorded(self._settings),
+            "sources": to_json(self._prepared.sources),
+        }
 
     def _initial_adapter(self) -> AdapterState:
         made = self._prepared.plan
@@ -195,8 +280,13 @@ class _Run:
         model_type = self._contract.model.model_type
         return as_trained(prepared.weights, self._contract.quant, model_type, made.dtype)
 
-    def _announce(self, start: TrainState) -> None:
+    def _announce(self, start: TrainState, left: str | None) -> None:
         self._observe(Notice(self._prepared.selection.why))
+        if left:
+            self._observe(Notice(f"{left}, has ended without giving the run back; going on"))
+        for change in self._ready.changes:
+            text = f"going on after step {start.step} under another contract: {change}"
+            self._observe(Notice(text, "warning"))
         if moved := resume.moved(self._run, self._prepared.plan.backend, start.step):
             self._observe(moved)
         for notice in self._prepared.notices():
@@ -222,24 +312,49 @@ class _Run:
         )
 
     def _work(self, start: TrainState) -> TrainResult:
-        stop = StopSignal()
-        with tempfile.TemporaryDirectory(prefix="vox-") as scratch, stop.installed():
+        with (
+            tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+            contextlib.closing(self._writer(start)) as writer,
+        ):
             context = Context(
                 seed=self._contract.seed,
                 scratch=Path(scratch),
                 observe=self._observe,
-                checkpoints=self._run.checkpoints,
-                contract=self._contract.digest,
-                backend=self._prepared.plan.backend,
-                save_every=self._settings.save_every,
-                stop_requested=stop,
+                checkpoints=writer,
+                stop_requested=self._policy.stop_requested,
             )
             result = self._prepared.backend.train(self._job(start), context)
-            context.checkpoint(result.state)
+            try:
+                writer.finish(result.state)
+            except StorageError as error:
+                raise rescued(error, self._run, self._prepared, result.state) from error
         return result
 
+    def _writer(self, start: TrainState) -> CheckpointWriter:
+        settings, data, size = self._settings, self._contract.data, self._contract.batch_size
+        before = checkpoint.origin(self._run.checkpoints, start.step)
+        return CheckpointWriter(
+            self._run.checkpoints,
+            self._observe,
+            origin=replace(
+                before,
+                contract=self._contract.digest,
+                backend=self._prepared.plan.backend,
+                seed=self._contract.seed,
+                versions=card.versions(),
+            ),
+            due=Due(
+                steps=settings.save_every,
+                minutes=settings.save_minutes,
+                epochs=settings.save_epochs,
+                epoch_of=partial(epochs_after, data.rows, size),
+            ),
+            retention=Retention(settings.keep, settings.keep_every),
+            best=self._policy.best_checkpoint,
+        )
+
     def _job(self, start: TrainState) -> TrainJob:
-        valid, budget = self._prepared.valid, self._settings.micro_batch_tokens
+        valid, budget = self._prepared.valid, self._prepared.plan.micro_batch_tokens
         return TrainJob(
             plan=self._prepared.plan,
             model=self._prepared.model.path,
@@ -251,12 +366,14 @@ class _Run:
     def _steps(self, first: int) -> Iterator[Step]:
         contract, dataset = self._contract, self._prepared.train
         rows, total, every = contract.data.rows, contract.total_steps, self._settings.eval_every
+        if self._policy.best.exhausted:  # killed after its last step, before it had written all
+            return
         for number in range(first, total + 1):
             batches, weight = make_step_batches(
                 dataset,
                 number,
                 batch_size=contract.batch_size,
-                micro_batch_tokens=self._settings.micro_batch_tokens,
+                micro_batch_tokens=self._prepared.plan.micro_batch_tokens,
                 seed=contract.seed,
             )
             due = number == total or (every and not number % every)
@@ -269,7 +386,8 @@ class _Run:
                 epoch=epochs_after(rows, contract.batch_size, number),
             )
 
-    def _report(self, result: TrainResult) -> TrainReport:
+    def _report(self, result: TrainResult, written: TrainState) -> TrainReport:
+        best = self._policy.best
         before, after = outputs.held_out(self._run)
         return TrainReport(
             run=self._run.path,
@@ -281,4 +399,7 @@ class _Run:
             loss=self._loss,
             valid_before=before,
             valid_after=after,
+            best_step=best.step,
+            best_loss=None if best.step is None else best.loss,
+            adapter_step=written.step,
         )

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from vox_core.contract import Event, Notice, StepDone
 
-Kind: TypeAlias = Literal["integer", "number", "string", "strings"]
+Kind: TypeAlias = Literal["integer", "number", "string", "strings", "counts"]
 
 WARNING = "warning"
 TOKENS_PER_SECOND = "tokens_per_second"
@@ -32,6 +32,7 @@ _KINDS: dict[object, Kind] = {
     float: "number",
     str: "string",
     tuple[str, ...]: "strings",
+    Mapping[str, int]: "counts",
 }
 
 
@@ -56,20 +57,21 @@ class Slot:
         Raises:
             ValueError: it is of another type.
         """
-        match self.kind:
-            case "number":
-                if type(value) in (float, int, NoneType):
-                    return _float(value)
-            case "integer":
-                if type(value) is int and 0 <= value <= _LARGEST:
-                    return value
-            case "string":
-                if isinstance(value, str) and (not self.choices or value in self.choices):
-                    return value
-            case "strings":
-                if isinstance(value, list) and all(isinstance(each, str) for each in value):
-                    return value
+        if self._fits(value):
+            return _float(value) if self.kind == "number" else value
         raise ValueError(f"found {str(value)[:40]!r}, expected {self.kind}")
+
+    def _fits(self, value: object) -> bool:
+        match self.kind:
+            case "integer":
+                return _is_count(value)
+            case "number":
+                return value is None or type(value) in (int, float)
+            case "strings":
+                return isinstance(value, list) and all(isinstance(each, str) for each in value)
+            case "counts":
+                return isinstance(value, dict) and all(map(_is_count, value.values()))
+        return isinstance(value, str) and (not self.choices or value in self.choices)
 
     def schema(self) -> dict[str, Any]:
         """As JSON schema has it."""
@@ -80,6 +82,8 @@ class Slot:
                 return {"type": ["number", "null"]}
             case "strings":
                 return {"type": "array", "items": {"type": "string"}}
+            case "counts":
+                return {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
         return {"enum": list(self.choices)} if self.choices else {"type": "string"}
 
 
@@ -145,6 +149,10 @@ def _slot(hint: Any, assumed: bool) -> Slot:
 
 def _name(event: Event) -> str:
     return WARNING if isinstance(event, Notice) and event.level == "warning" else event.name
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
 
 
 def _float(value: Any) -> float:

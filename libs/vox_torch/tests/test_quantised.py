@@ -92,7 +92,7 @@ def test_nothing_is_ever_as_large_as_a_quantised_embedding(tmp_path, monkeypatch
     assert model.get_output_embeddings().packed is embedding.packed
     monkeypatch.setattr(embedding.packed, "weight", lambda: pytest.fail("dequantised as a whole"))
     adapted = attach(model, start(folder, plan(folder)).adapter)
-    assert fuse(adapted.model) == []
+    assert not any(fuse(adapted.model).values())
     loss_of(adapted.model, "cpu")[0](batch(documents(2))).backward()
 
 
@@ -132,7 +132,7 @@ def test_every_family_trains_on_the_very_weights_of_the_reference(tiny, tmp_path
     found, expected = [], []
     for model, into in ((load_base(folder, "fp32", "cpu", quant), found), (plain, expected)):
         adapted = attach(model, start(folder, plan(folder)).adapter)
-        assert fuse(adapted.model) == []
+        assert not any(fuse(adapted.model).values())
         value = loss_of(adapted.model, "cpu")[0](batch(documents(3)))
         gradients = torch.autograd.grad(value, list(adapted.parameters.values()))
         into.extend([value.item(), torch.cat([g.flatten() for g in gradients])])

@@ -45,7 +45,7 @@ class Update(Protocol):
         """First and second moment, in at least float32; None before the first step."""
 
     def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
-        """Go on from moments of float32 after `step`."""
+        """Go on from moments of float32 after `step` updates."""
 
 
 def make_update(masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> Update:

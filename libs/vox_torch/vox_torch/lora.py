@@ -20,32 +20,38 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def fuse(model: PeftModel) -> list[str]:
-    """Swap the forward of every layer that allows it; returns the paths of those that do not."""
+def fuse(model: PeftModel) -> dict[str, str | None]:
+    """Swap the forward of every layer that allows it.
+
+    Returns:
+        The path of each layer with an adapter; None if it was swapped, else the reason why not.
+    """
     from peft.tuners.lora import LoraLayer
 
-    kept = []
-    for path, layer in model.named_modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        if _is_plain(layer):
+    layers = {path: each for path, each in model.named_modules() if isinstance(each, LoraLayer)}
+    reasons = {path: _reason_why_not(layer) for path, layer in layers.items()}
+    for path, layer in layers.items():
+        if reasons[path] is None:
             layer.forward = partial(_forward, layer, weight_of(layer.base_layer))
-        else:
-            kept.append(path)
-    return kept
+    return reasons
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def _reason_why_not(layer: nn.Module) -> str | None:
     from peft.tuners.lora import Linear
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     if type(layer) is not Linear or not isinstance(layer.base_layer, nn.Linear | Conv1D):
-        return False
-    no_dropout = isinstance(layer.lora_dropout["default"], nn.Identity)
+        return f"{type(layer).__name__} on {type(layer.base_layer).__name__}"
+    if not isinstance(layer.lora_dropout["default"], nn.Identity):
+        return "dropout"
+    if layer.use_dora["default"]:
+        return "DoRA"
+    if layer.lora_bias["default"]:
+        return "a bias of the adapter"
     if weight_of(layer.base_layer)().dtype != layer.lora_A["default"].weight.dtype:
-        return False
-    return no_dropout and not layer.use_dora["default"] and not layer.lora_bias["default"]
+        return "an adapter in another dtype than the base"
+    return None
 
 
 def _forward(

@@ -88,7 +88,7 @@ class MasterAdamW:
             master.copy_(torch.tensor(values[name], dtype=torch.float32))
             if name in state.moments:
                 first, second = (torch.tensor(m) for m in state.moments[name])
-                self._adamw.restore(master, state.step, (first, second))
+                self._adamw.restore(master, state.updates, (first, second))
 
     def state(self, step: int, structure: AdapterState) -> TrainState:
         """Masters and moments as numpy, under canonical names."""

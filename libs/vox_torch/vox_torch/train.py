@@ -11,20 +11,31 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from vox_core.contract import Notice, RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
-from vox_core.contract.loop import follow, micro_batch_seed, not_finite
+from vox_core.contract import (
+    FastPaths,
+    Notice,
+    RunContext,
+    Step,
+    StepDone,
+    TrainJob,
+    TrainResult,
+    TrainState,
+)
+from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, halved
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import ComputeDType
+from vox_torch.tuning import set_threads, wants_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -50,7 +61,7 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        self._job, self._context = job, context
+        self._job, self._context, self.updating = job, context, False
         self._memory = Shortage(job.plan, device)
         with self._memory.final():
             self._prepare(device, compute_dtype or job.plan.dtype)
@@ -61,13 +72,16 @@ class Trainer:
         from vox_torch.trial import loss_of
 
         job, contract = self._job, self._job.plan.contract
+        set_threads(job.plan.tuning)
         base = load_base(job.model, dtype, device, contract.quant)
         self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
-        fuse(self._adapted.model)
-        swap(self._adapted.model, base.dtype, device)
-        self._loss, fault = loss_of(self._adapted.model, device)
+        reasons = fuse(self._adapted.model)
+        swapped = swap(self._adapted.model, base.dtype, device)
+        rows = wants_rows(job.plan.tuning)
+        self._loss, fault = loss_of(self._adapted.model, device, rows=rows)
         if fault:
             self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))
+        self._context.emit(fast_paths(reasons.values(), swapped))
         if job.plan.gradient_checkpointing:
             recompute_activations(self._adapted.model.get_base_model())
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
@@ -101,12 +115,13 @@ class Trainer:
         """Take one optimizer step.
 
         Raises:
-            TrainingError: T001, the loss or the gradient is not finite; T002, the device has not
-                got the memory. The step was not applied.
+            NotFinite: T001, the loss or the gradient is not finite; nothing is left of the step.
+            TrainingError: T002, the device has not got the memory.
         """
         started = time.perf_counter()
         only_adapter_dropout(self._adapted.model)
         loss, norm = self._finite_gradients(step)
+        self.updating = True
         with self._memory.final():
             self._optimizer.update(step.lr, norm)
         return StepDone(
@@ -125,12 +140,12 @@ class Trainer:
         for scale in self._scales:
             gradients = partial(self._gradients, step, scale)
             loss, norm = self._within_memory(gradients, step.batches)
-            if not math.isfinite(loss):
-                raise not_finite("loss", loss)
-            if math.isfinite(norm):
+            if math.isfinite(loss) and math.isfinite(norm):
                 return loss, norm
             self._optimizer.forget()
-        raise not_finite("gradient norm", norm)
+            if not math.isfinite(loss):
+                break
+        raise NotFinite(loss, norm)
 
     def _within_memory(
         self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]
@@ -164,6 +179,19 @@ class Trainer:
         loss.backward()
         self._optimizer.collect(1 / (scale * step.total_weight))
         return loss.detach() / scale
+
+
+def fast_paths(reasons: Iterable[str | None], swapped: Mapping[str, int]) -> FastPaths:
+    """What to tell of the modules.
+
+    Args:
+        reasons: one for each adapter that is not computed in one function, None for the others.
+        swapped: kind -> number of the base's modules that were.
+    """
+    found = Counter(reasons)
+    fused = found.pop(None, 0)
+    fast = {kind: count for kind, count in {"adapters": fused, **swapped}.items() if count}
+    return FastPaths(fast, {f"adapters with {reason}": n for reason, n in found.items()})
 
 
 def recompute_activations(base: PreTrainedModel) -> None:

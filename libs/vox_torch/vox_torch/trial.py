@@ -40,9 +40,15 @@ _INDEPENDENT = 1.0  # units of the dtype's roundoff
 _ROUNDOFFS, _MOST = 16.0, 5e-2
 
 
-def loss_of(model: PeftModel, device: str) -> tuple[Loss, str | None]:
-    """The best way that is right for `model`, and why it is not end to end where it is not."""
+def loss_of(model: PeftModel, device: str, *, rows: bool = False) -> tuple[Loss, str | None]:
+    """The best way that is right for `model`, and why it is not end to end where it is not.
+
+    Args:
+        rows: padded rows are wanted, and nothing is tried.
+    """
     padded = Padded(model, device)
+    if rows:
+        return padded, None
     base = model.eval().get_base_model()
     own = base.config._attn_implementation
     fault = _recurrent(base)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
-from vox_core.contract.loop import not_finite
 from vox_mlx.arrays import float32
 
 if TYPE_CHECKING:
@@ -33,24 +32,17 @@ class AdamW:
         moments = {name: state.moments.get(name) for name in tensors}
         self._first = {n: _or_zero(m and m[0], self.values[n]) for n, m in moments.items()}
         self._second = {n: _or_zero(m and m[1], self.values[n]) for n, m in moments.items()}
-        self._spec, self._step = spec, state.step
+        self._spec, self._step = spec, state.updates
 
-    def update(self, gradients: Mapping[str, mx.array], lr: float) -> float:
+    def update(self, gradients: Mapping[str, mx.array], lr: float, norm: float) -> None:
         """Clip and step.
 
-        Returns:
-            The global gradient norm before clipping.
-
-        Raises:
-            TrainingError: T001, the norm is not finite; nothing was changed.
+        Args:
+            norm: the global norm of `gradients`.
         """
-        # Row by row first: MLX's sum of a long row loses digits (see loss.logsumexp).
-        norm = mx.sqrt(sum(mx.square(g).sum(-1).sum() for g in gradients.values()))
-        if not math.isfinite(total := norm.item()):
-            raise not_finite("gradient norm", total)
         spec = self._spec
         # As torch clips: the rate is clamped at 1, and 1e-6 keeps it finite.
-        factor = min(1.0, spec.clip / (total + 1e-6)) if spec.clip else 1.0
+        factor = min(1.0, spec.clip / (norm + 1e-6)) if spec.clip else 1.0
         step = self._step + 1
         rate = lr / (1 - spec.beta1**step)
         root = math.sqrt(1 - spec.beta2**step)
@@ -63,13 +55,19 @@ class AdamW:
             self._first[name], self._second[name] = first, second
         self._step = step
         mx.eval(self.values, self._first, self._second)
-        return total
 
     def state(self, step: int, structure: AdapterState) -> TrainState:
         """Values and moments as numpy, under canonical names; none before the first step."""
         adapter = structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
         moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
-        return TrainState(step, adapter, moments if step else {})
+        return TrainState(step, adapter, moments if self._step else {})
+
+
+def global_norm(gradients: Mapping[str, mx.array]) -> float:
+    """The norm over all gradients together, before clipping."""
+    # Row by row first: MLX's sum of a long row loses digits (see loss.logsumexp).
+    norm: float = mx.sqrt(sum(mx.square(g).sum(-1).sum() for g in gradients.values())).item()
+    return norm
 
 
 def _or_zero(moment: Floats | None, like: mx.array) -> mx.array:

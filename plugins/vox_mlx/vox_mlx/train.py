@@ -20,12 +20,12 @@ import mlx.core as mx
 
 from vox_core.adapter.mlx_config import require_window
 from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
-from vox_core.contract.loop import follow, micro_batch_seed, not_finite
+from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.head import choose_at_head
 from vox_mlx.inject import inject
 from vox_mlx.loss import LENGTHS, Arrays, rows, weighted_nll
-from vox_mlx.optimizer import AdamW, Values
+from vox_mlx.optimizer import AdamW, Values, global_norm
 from vox_mlx.recompute import recompute_layers
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Trainer:
         self._dtype = mlx_dtype(plan.dtype)
         self._optimizer = AdamW(job.start, contract.optimizer)
         self._value_and_grad = _compiled(mx.value_and_grad(self._share))
-        self._job, self._context = job, context
+        self._job, self._context, self.updating = job, context, False
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -70,7 +70,11 @@ class Trainer:
         return self._optimizer.state(step, self._job.start.adapter)
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step."""
+        """Take one optimizer step.
+
+        Raises:
+            NotFinite: T001; nothing was changed.
+        """
         started = time.perf_counter()
         loss, gradients = 0.0, Values()
         for index, batch in enumerate(step.batches):
@@ -79,10 +83,12 @@ class Trainer:
             gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
             mx.eval(share, gradients)
             loss += share.item() / step.total_weight
-        if not math.isfinite(loss):
-            raise not_finite("loss", loss)
         gradients = {name: g / step.total_weight for name, g in gradients.items()}
-        norm = self._optimizer.update(gradients, step.lr)
+        norm = global_norm(gradients)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(loss, norm)
+        self.updating = True
+        self._optimizer.update(gradients, step.lr, norm)
         return StepDone(
             step=step.number,
             loss=loss,

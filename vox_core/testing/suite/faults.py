@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, LowRank, Sampling
-from vox_core.errors import PluginError, TrainingError, VoxError
+from vox_core.contract import AdapterState, LowRank, Sampling, Step, StepSkipped
+from vox_core.errors import PluginError, VoxError
 from vox_core.testing.jobs import curve, stirred
 from vox_core.testing.llama import write_llama
-from vox_core.testing.subject import Subject
+from vox_core.testing.subject import Run, Subject
 from vox_core.testing.suite.load import TOKENS
+from vox_core.testing.suite.loss import distance
 from vox_core.testing.suite.merge import material
 from vox_core.testing.suite.requirements import loads, merges, needs, trains
 from vox_core.weights import WEIGHTS, SafetensorsFile, write_safetensors
@@ -92,13 +94,35 @@ def test_an_adapter_of_another_model_is_refused(vox_subject: Subject) -> None:
 
 
 @trains
-def test_a_loss_that_is_not_finite_ends_the_run(vox_subject: Subject) -> None:
-    (first,) = curve(1)
-    (whole,) = first.batches
-    weights_T = np.where(whole.weights_T > 0, np.inf, 0).astype(np.float32)
-    with pytest.raises(TrainingError) as caught:
-        vox_subject.train([replace(first, batches=(replace(whole, weights_T=weights_T),))])
-    _require_told(caught.value)
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_step_that_is_not_finite_is_skipped(vox_subject: Subject, bad: int) -> None:
+    """It is told, nothing of it is left, and AdamW's count of updates goes past it; to the bit."""
+    steps = curve(4, groups=2)
+    broken = [_infinite(one) if one.number == bad else one for one in steps]
+    run = vox_subject.train(broken)
+    (told,) = [event for event in run.events if isinstance(event, StepSkipped)]
+    assert told.step == bad
+    assert told.loss is None or not math.isfinite(told.loss)
+    assert [event.step for event in run.steps] == [n for n in (1, 2, 3, 4) if n != bad]
+    assert (run.state.step, run.state.skipped, run.state.updates) == (4, 1, 3)
+    good = [one for one in steps if one.number != bad]
+    alike = vox_subject.train([replace(one, number=n) for n, one in enumerate(good, 1)])
+    _require_alike(vox_subject, run, alike)
+    assert run.losses == pytest.approx(alike.losses, rel=vox_subject.tolerance.loss)
+
+
+@trains
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_run_goes_on_after_a_skipped_step(vox_subject: Subject, bad: int) -> None:
+    """Resumed right after it, the run is the uninterrupted one."""
+    plan = vox_subject.plan(dropout=0.1)
+    steps = [_infinite(one) if one.number == bad else one for one in curve(4)]
+    whole = vox_subject.train(steps, plan)
+    first = vox_subject.train(steps[:bad], plan)
+    assert (first.state.step, first.state.skipped) == (bad, 1)
+    second = vox_subject.train(steps[bad:], plan, first.state)
+    assert (second.state.step, second.state.skipped) == (4, 1)
+    _require_alike(vox_subject, second, whole)
 
 
 @trains
@@ -116,6 +140,21 @@ def test_nothing_is_written_to_stdout(
     list(model.generate(TOKENS, Sampling(max_tokens=2)))
     model.close()
     assert capfd.readouterr().out == ""
+
+
+def _infinite(step: Step) -> Step:
+    """The step with a loss that no dtype can hold."""
+    batches = tuple(
+        replace(one, weights_T=np.where(one.weights_T > 0, np.inf, 0).astype(np.float32))
+        for one in step.batches
+    )
+    return replace(step, batches=batches)
+
+
+def _require_alike(vox_subject: Subject, run: Run, other: Run) -> None:
+    apart = distance(run.state, other.state)
+    assert apart < vox_subject.tolerance.adapter
+    assert apart == 0 or not vox_subject.on_cpu
 
 
 def _require_told(error: VoxError) -> None:

@@ -1,0 +1,293 @@
+"""Stopped and resumed is the run that would have been: bit for bit, on the CPU with one thread.
+
+Six documents, two a step: an epoch is three steps. 96 tokens hold one or two of them, so that a
+step has several micro-batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.run.interrupted import (
+    Killed,
+    assert_same_run,
+    cut_after,
+    killed,
+    resumed,
+    stop_after,
+)
+from vox_core.adapter.peft import read_adapter
+from vox_core.config import TrainSettings, validate
+from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
+from vox_core.data.order import make_step_batches
+from vox_core.errors import InputError
+from vox_core.run import checkpoint, telemetry
+from vox_core.run.prepare import prepare
+from vox_core.run.stop import StoppedAtOnce, TimeLimit
+from vox_core.run.train import train
+
+STEPS = 9
+SMALL = {"max_steps": STEPS, "dropout": 0.1, "micro_batch_tokens": 96, "eval_every": 2}
+# A rate that is far too high. Held-out losses: 5.63, 5.20, 5.00, 5.22, 5.06, 5.02, 6.02, 5.45.
+WORSE = {**SMALL, "max_steps": 40, "lr": 0.1, "schedule": "constant", "eval_every": 1}
+
+
+@pytest.fixture
+def whole(tiny, settings, tmp_path):
+    """`whole(**given)` -> the folder of the run that nothing interrupts."""
+
+    def make(**given):
+        return train(settings(tiny("llama"), out=tmp_path / "whole", **given)).run
+
+    return make
+
+
+@pytest.fixture
+def made(tiny, settings):
+    return lambda **given: settings(tiny("llama"), **given)
+
+
+@pytest.mark.parametrize("step", [4, 3], ids=["mid-epoch", "between epochs"])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_in_an_epoch_and_between_two(made, whole, step, how):
+    asked = made(**SMALL, save_every=step)
+    if how == "stopped":
+        report = train(asked, observe=stop_after(step))
+        assert (report.stopped, report.steps) == (True, step)
+    else:
+        killed(asked, cut_after(step, CheckpointWritten))
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_inside_accumulation(made, whole, monkeypatch):
+    """Killed between two micro-batches: what was collected of the step is not in the next run."""
+    from vox_torch.train import Trainer
+
+    asked = made(**SMALL, save_every=2)
+    micro_batch = Trainer._micro_batch
+
+    def cut(trainer, batch, step, index, scale):
+        if (step.number, index) == (6, 1):
+            raise Killed
+        return micro_batch(trainer, batch, step, index, scale)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_micro_batch", cut)
+        killed(asked, lambda _: None)
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_steps_have_several_micro_batches(made):
+    dataset = prepare(made(**SMALL), None, None, None).train
+    cut = {"batch_size": 2, "micro_batch_tokens": 96, "seed": 42}
+    assert len(make_step_batches(dataset, 6, **cut)[0]) > 1
+
+
+@pytest.mark.parametrize("event", [StepDone, CheckpointWritten])
+def test_after_the_last_step(made, whole, event):
+    """Before its checkpoint, and after it, when only the adapter was still to be written."""
+    asked = made(**SMALL, save_every=4)
+    killed(asked, cut_after(STEPS, event))
+    assert not (asked.out / "vox_adapter.json").exists()
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+    with pytest.raises(InputError, match="finished already"):
+        resumed(asked.out)
+
+
+def test_twice(made, whole):
+    asked = made(**SMALL, save_every=2)
+    killed(asked, cut_after(3))
+    with pytest.raises(Killed):
+        resumed(asked.out, cut_after(7))
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_with_early_stopping(made, whole, best, how):
+    """The count of validations without a better one goes on where it was, and so does the best."""
+    given = {**WORSE, "patience": 4, "load_best_at_end": best}
+    through = whole(**given)
+    manifest = json.loads((through / "vox_adapter.json").read_text())
+    last = manifest["last_step"]
+    assert 5 < last < 40
+    assert manifest["step"] == (last - 4 if best else last)
+    asked = made(**given, save_every=2)
+    if how == "stopped":  # two validations without a better one before, two after it
+        train(asked, observe=stop_after(last - 2))
+    else:
+        killed(asked, cut_after(last - 1))
+    report = resumed(asked.out)
+    assert (report.stopped, report.steps, report.best_step) == (False, last, last - 4)
+    assert_same_run(asked.out, through)
+    with pytest.raises(InputError, match="finished already"):
+        resumed(asked.out)
+
+
+def test_killed_when_early_stopping_has_decided(made, whole):
+    given = {**WORSE, "patience": 3}
+    through = whole(**given)
+    last = json.loads((through / "vox_adapter.json").read_text())["last_step"]
+    asked = made(**given, save_every=1)
+    killed(asked, cut_after(last, CheckpointWritten))
+    assert resumed(asked.out).steps == last
+    assert_same_run(asked.out, through)
+
+
+def test_patience_may_be_raised_afterwards(made, whole):
+    asked = made(**{**WORSE, "max_steps": 14}, patience=2)
+    first = train(asked)
+    assert first.steps < 14
+    report = train(validate(TrainSettings, {"resume": asked.out, "patience": 0}))
+    assert report.steps == 14
+    assert_same_run(asked.out, whole(**{**WORSE, "max_steps": 14}))
+
+
+def test_the_best_checkpoint_is_kept_and_is_the_adapter(made):
+    given = {**WORSE, "max_steps": 8, "warmup": 0.125}
+    asked = made(**given, load_best_at_end=True, save_every=1)
+    told = []
+    report = train(asked, observe=told.append)
+    losses = {e.step: e.loss for e in told if isinstance(e, Validation) and e.step}
+    best = min(losses, key=losses.get)
+    assert (report.best_step, report.best_loss) == (best, losses[best])
+    assert report.adapter_step == best < 7
+    there = {path.name for path in (report.run / "checkpoints").iterdir()}
+    assert there == {f"step-{best}", "step-7", "step-8"}
+    assert f"{losses[best]:.4f} after" in (report.run / "README.md").read_text()
+    best_adapter = read_adapter(report.run).tensors()
+    state = checkpoint.load_step(report.run / "checkpoints", best)
+    for name, value in state.adapter.tensors().items():
+        assert np.array_equal(best_adapter[name], value), name
+
+
+def test_a_best_checkpoint_that_is_damaged_is_told(made):
+    asked = made(**{**WORSE, "patience": 2}, load_best_at_end=True)
+    told = []
+
+    def observe(event):
+        told.append(event)
+        if isinstance(event, StepDone) and event.step == 4:
+            (asked.out / "checkpoints" / "step-3" / "adapter.safetensors").write_bytes(b"")
+
+    report = train(asked, observe=observe)
+    assert (report.best_step, report.adapter_step) == (3, report.steps)
+    assert any("step, 3, is missing or damaged" in e.message for e in told if isinstance(e, Notice))
+
+
+@pytest.mark.parametrize("given", [{"patience": 2}, {"load_best_at_end": True}])
+def test_what_needs_validations_is_refused_without(made, data, given):
+    with pytest.raises(InputError, match="needs validations") as caught:
+        train(made(**given))
+    assert "--eval-every" in caught.value.found
+    (data / "valid.jsonl").unlink()
+    with pytest.raises(InputError) as caught:
+        train(made(**given, eval_every=2))
+    assert "held-out" in caught.value.found
+
+
+def test_a_second_signal_stops_at_once_and_loses_the_step_alone(made, whole, monkeypatch):
+    """In the middle of step 6, with the last checkpoint after step 4."""
+    from vox_torch.train import Trainer
+
+    asked = made(**SMALL, save_every=4)
+    micro_batch, told = Trainer._micro_batch, []
+
+    def impatient(trainer, batch, step, index, scale):
+        if (step.number, index) == (6, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return micro_batch(trainer, batch, step, index, scale)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_micro_batch", impatient)
+        with pytest.raises(StoppedAtOnce) as caught:
+            train(asked, observe=told.append)
+    assert (caught.value.run, caught.value.step) == (asked.out, 5)
+    assert isinstance(told[-1], RunEnd)
+    assert (told[-1].outcome, told[-1].step) == ("stopped", 5)
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_a_second_signal_in_the_update_keeps_the_checkpoint_before(made, whole, monkeypatch):
+    """A state that is half of one step and half of the next is no state."""
+    from vox_torch.optimizer import MasterAdamW
+
+    asked = made(**SMALL, save_every=4)
+    forget, count = MasterAdamW.forget, []
+
+    def impatient(adamw):
+        count.append(0)
+        if len(count) == 6:  # once a step: moments and masters are the next step's already
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        forget(adamw)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MasterAdamW, "forget", impatient)
+        with pytest.raises(StoppedAtOnce) as caught:
+            train(asked)
+    assert caught.value.step == 4
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_max_time(made, whole, monkeypatch):
+    """By a clock that is looked at after each step, and goes on by ten seconds between."""
+    now = iter(range(10, 10_000, 10))
+    limit = partial(TimeLimit, now=lambda: next(now))
+    monkeypatch.setattr("vox_core.run.train.TimeLimit", lambda seconds, _: limit(seconds, 0))
+    told = []
+    asked = made(**SMALL, max_time="45s")
+    report = train(asked, observe=told.append)
+    assert (report.stopped, report.steps) == (True, 5)
+    assert any("--max-time" in e.message for e in told if isinstance(e, Notice))
+    monkeypatch.undo()
+    resumed(asked.out)
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_there_is_no_limit_unless_one_is_asked_for():
+    assert not TimeLimit(0, 0, now=lambda: 1e9)()
+    assert TimeLimit(60, 0, now=lambda: 60)()
+    assert not TimeLimit(60, 0, now=lambda: 59)()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_sigterm_from_outside(made, whole, times):
+    """Through the command itself: exit 130, with the words that say how to go on."""
+    asked = made(**{**SMALL, "max_steps": 60}, save_every=50)
+    flags = asked.model_dump(mode="json", include=asked.model_fields_set)
+    command = [sys.executable, "-m", "vox_core.cli", "train"]
+    for key, value in flags.items():
+        for one in value if isinstance(value, list) else [value]:
+            command += [f"--{key.replace('_', '-')}", str(one)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    told = asked.out / "telemetry.jsonl"
+    while not any(line["event"] == "step" for line in telemetry.read(told)):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"go on with: vox train --resume {asked.out}" in errors
+    (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
+    assert last["outcome"] == "stopped"
+    assert resumed(asked.out).steps == 60
+    assert_same_run(asked.out, whole(**{**SMALL, "max_steps": 60}))

@@ -1,0 +1,122 @@
+"""What is made of the events of a run: when it stops, which step is the best, which batch was bad.
+
+The run asks; nothing here trains or writes a checkpoint. All that decides is a function of what was
+measured, so a resumed run decides as the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vox_core.config import TrainSettings
+from vox_core.contract import (
+    CheckpointWritten,
+    Event,
+    Notice,
+    StepDone,
+    StepSkipped,
+    TrainState,
+    Validation,
+)
+from vox_core.run import checkpoint, sources
+from vox_core.run.bad import BadSteps
+from vox_core.run.best import Best, validations
+from vox_core.run.folder import BAD_BATCHES, RunFolder
+from vox_core.run.prepare import Prepared
+
+
+class Policy:
+    """Follows the events of a run.
+
+    Args:
+        stop: whether somebody asked for an end.
+        out_of_time: whether `--max-time` is over.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        prepared: Prepared,
+        run: RunFolder,
+        stop: Callable[[], bool],
+        out_of_time: Callable[[], bool],
+    ) -> None:
+        contract = prepared.plan.contract
+        self._settings, self._run, self._sources = settings, run, prepared.sources
+        self._stop, self._out_of_time = stop, out_of_time
+        self._bad = BadSteps(
+            run.path / BAD_BATCHES,
+            settings.max_bad_steps,
+            prepared.train,
+            contract.batch_size,
+            contract.seed,
+        )
+        self.best = Best(settings.patience)
+        self._told: set[Path] = set()
+
+    def begin(self, start: TrainState) -> None:
+        """Go on after `start`, knowing what came before it."""
+        seen = validations(self._run.telemetry, start.step) if start.step else []
+        self.best = Best(self._settings.patience, seen)
+        self._bad.begin(start.step)
+
+    def hear(self, event: Event) -> Iterator[Event]:
+        """What is told on: the event, or words about it; what follows from it comes after.
+
+        Raises:
+            TrainingError: T001, too many steps in a row were not finite.
+        """
+        if isinstance(event, StepSkipped):
+            yield from self._bad.skipped(event, checkpoint.numbered(self._run.checkpoints))
+            return
+        yield event
+        if isinstance(event, StepDone):
+            self._bad.good()
+        elif isinstance(event, Validation):
+            self.best.see(event)
+        elif isinstance(event, CheckpointWritten):
+            yield from self._changed_files()
+
+    def best_checkpoint(self) -> checkpoint.Best | None:
+        """The step whose checkpoint is made, and kept, for its validation."""
+        best = self.best
+        return None if best.step is None else checkpoint.Best(step=best.step, loss=best.loss)
+
+    def stop_requested(self) -> bool:
+        return self._stop() or self._out_of_time() or self.best.exhausted
+
+    def why(self) -> Notice | None:
+        """Why the run stopped before its last step; None if somebody asked for it."""
+        if self.best.exhausted:
+            return Notice(
+                f"early stopping: no better held-out loss in {self.best.since} validations; the "
+                f"best was {self._best_words()}"
+            )
+        if self._out_of_time() and not self._stop():
+            return Notice("stopped: the time of --max-time is over")
+        return None
+
+    def at_end(self, state: TrainState) -> tuple[TrainState, Notice | None]:
+        """What is written of a run that has ended with `state`: with `--load-best-at-end` the
+        state of the best step; and what to say of it."""
+        step = self.best.step
+        if not self._settings.load_best_at_end or step is None or step == state.step:
+            return state, None
+        if found := checkpoint.load_step(self._run.checkpoints, step):
+            return found, Notice(f"the adapter is that of the best step: {self._best_words()}")
+        text = f"the checkpoint of the best step, {step}, is missing or damaged"
+        return state, Notice(f"{text}: the adapter is that of the last step", "warning")
+
+    def _best_words(self) -> str:
+        return f"{self.best.loss:.4f} after step {self.best.step}"
+
+    def _changed_files(self) -> Iterator[Notice]:
+        for path in sources.changed(self._sources):
+            if path not in self._told:
+                self._told.add(path)
+                yield Notice(
+                    f"{path} has changed since it was read; this run goes on with what was read, "
+                    "and cannot be resumed unless the file is as it was",
+                    "warning",
+                )

@@ -1,0 +1,85 @@
+"""The files that a run was made of: data and model, each by its SHA-256.
+
+The contract has one digest for all documents and one for all weights. These say which file it is
+where one of them has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vox_core.data.checked import CheckedFile
+from vox_core.digests import TOKENIZER_FILES, file_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file when it was read; `state` is its size and its time of change."""
+
+    path: Path
+    sha256: str
+    state: tuple[int, int]
+
+    def unchanged(self) -> bool:
+        """Whether it looks as it did."""
+        try:
+            return _state(self.path) == self.state
+        except OSError:
+            return False
+
+
+Sources = Mapping[str, Sequence[SourceFile]]
+"""What it is for ("data", "valid", "weights", "tokenizer") -> files."""
+
+
+def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
+    """Data files, as they were when they were looked at."""
+    return [SourceFile(f.path.resolve(), f.sha256, f.state[:2]) for f in checked]
+
+
+def model_files(folder: Path, weights: Iterable[str]) -> dict[str, list[SourceFile]]:
+    """The files that a model's digests are made of."""
+    there = (name for name in TOKENIZER_FILES if (folder / name).is_file())
+    return {"weights": _hashed(folder, weights), "tokenizer": _hashed(folder, there)}
+
+
+def to_json(sources: Sources) -> dict[str, list[dict[str, str]]]:
+    """As `plan.json` keeps them."""
+    return {
+        what: [{"path": str(file.path), "sha256": file.sha256} for file in some]
+        for what, some in sources.items()
+    }
+
+
+def differences(recorded: Mapping[str, Any], sources: Sources, what: str) -> list[str]:
+    """In words, which files of one kind are not those that were recorded.
+
+    A file that lies elsewhere, with the same bytes, is the same file.
+    """
+    was = {each["path"]: each["sha256"] for each in recorded.get(what, ())}
+    now = {str(file.path): file.sha256 for file in sources.get(what, ())}
+    gone = [path for path, sha256 in was.items() if sha256 not in now.values()]
+    new = [path for path, sha256 in now.items() if sha256 not in was.values()]
+    return [
+        *(f"{path} has changed since the run began" for path in gone if path in now),
+        *(f"{path} is not among the files any more" for path in gone if path not in now),
+        *(f"{path} was not among the files" for path in new if path not in was),
+    ]
+
+
+def changed(sources: Sources) -> list[Path]:
+    """Files that do not look as they did when they were read."""
+    return [file.path for some in sources.values() for file in some if not file.unchanged()]
+
+
+def _hashed(folder: Path, names: Iterable[str]) -> list[SourceFile]:
+    paths = [folder / name for name in sorted(names)]
+    return [SourceFile(path.resolve(), file_sha256(path), _state(path)) for path in paths]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

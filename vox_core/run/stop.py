@@ -1,0 +1,69 @@
+"""When a run is to stop: a signal, a time limit, or a second signal, which does not wait."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """A second signal ended the run in the middle of a step.
+
+    Args:
+        run: its folder.
+        step: the last step whose state was kept; None if there is none.
+    """
+
+    def __init__(self, run: Path, step: int | None) -> None:
+        super().__init__()
+        self.run, self.step = run, step
+
+
+class StopSignal:
+    """Set by the first SIGINT or SIGTERM; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Catch the signals meanwhile. Only a main thread can; elsewhere nothing is caught."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        caught = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in caught}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+
+
+class TimeLimit:
+    """True once so many seconds have gone by since `began`; never if there is no limit.
+
+    Args:
+        began: as `now` counts. The clock is one that nobody can set.
+    """
+
+    def __init__(
+        self, seconds: float, began: float, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._end, self._now = began + seconds if seconds else None, now
+
+    def __call__(self) -> bool:
+        return self._end is not None and self._now() >= self._end
