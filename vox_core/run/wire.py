@@ -111,6 +111,8 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
     for key, slot in slots()[str(name)].items():
         if key in line:
             given[key] = slot.read(line[key])
+        elif slot.optional:
+            given[key] = None
         elif not slot.assumed:
             raise ValueError(f"{key} is missing")
     if name == WARNING:
