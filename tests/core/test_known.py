@@ -65,7 +65,10 @@ def test_a_catalog_that_vox_toml_names_is_known_everywhere(further: Path) -> Non
     assert "only a hub id has revisions" in caught.value.what
 
 
-def test_a_settings_file_stands_in_for_vox_toml_and_no_longer(further: Path) -> None:
+def test_a_settings_file_stands_in_for_vox_toml_and_no_longer(
+    further: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
     Path("vox.toml").write_text('[plugin]\nblocked = "cpu"\n')
     with reading(further):
         assert settings_file() == further
@@ -87,7 +90,7 @@ def test_a_settings_file_that_was_named_has_to_exist(further: Path) -> None:
 
 def test_what_the_user_disabled_reaches_no_test() -> None:
     assert config_folder() != user_config_path("vox", appauthor=False)
-    assert disabled() == ()
+    assert disabled() == ("tensorboard",), "by conftest.py, and nothing else"
 
 
 def test_nor_a_process_that_a_test_starts() -> None:

@@ -43,6 +43,8 @@ EVENTS = [
     Notice("hello"),
     Notice("careful", "warning"),
     Resumed(3, "r/checkpoints/step-3", ("step-4: torn",)),
+    StepSkipped(4, None, 2.5),
+    FastPaths({"norm": 3}, {"of another kind": 1}),
     RunEnd(3, "stopped", 2.5),
 ]
 

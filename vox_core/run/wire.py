@@ -63,10 +63,10 @@ class Slot:
 
     def _fits(self, value: object) -> bool:
         match self.kind:
-            case "number":
-                return type(value) in (float, int, NoneType)
             case "integer":
                 return _is_count(value)
+            case "number":
+                return value is None or type(value) in (int, float)
             case "strings":
                 return isinstance(value, list) and all(isinstance(each, str) for each in value)
             case "counts":
@@ -111,6 +111,8 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
     for key, slot in slots()[str(name)].items():
         if key in line:
             given[key] = slot.read(line[key])
+        elif slot.optional:
+            given[key] = None
         elif not slot.assumed:
             raise ValueError(f"{key} is missing")
     if name == WARNING:
