@@ -67,7 +67,7 @@ def test_show(vox, tmp_path: Path) -> None:
     lines = dict(line.split("  ", 1) for line in done.out.splitlines() if not line[0].isspace())
     told = {label: text.strip() for label, text in lines.items()}
     assert told["status"] == "done"
-    assert told["steps"] == "4 of 4 in 0:08"
+    assert told["steps"] == "4 of 4 in 0:07"  # a line after the end is no work
     assert told["loss"] == "4.0000 -> 1.0000 (75 % lower)"
     assert told["held-out loss"] == "5.0000 -> 1.5000 (70 % lower)"
     assert told["after steps"] == "0: 5.0000, 4: 1.5000"

@@ -316,6 +316,7 @@ class _Run:
             tempfile.TemporaryDirectory(prefix="vox-") as scratch,
             contextlib.closing(self._writer(start)) as writer,
         ):
+            self._policy.settle = writer.settle
             context = Context(
                 seed=self._contract.seed,
                 scratch=Path(scratch),

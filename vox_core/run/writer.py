@@ -95,7 +95,7 @@ class CheckpointWriter:
         """Have `state` written: a copy of it, so that training may go on."""
         asked = self._asked or time.monotonic()
         require_finite(state, self._parent)
-        self._wait()
+        self.settle()
         self._saved, self._asked = time.monotonic(), None
         owned, origin = _copied(state), self._origin_at(state.step)
         held = time.monotonic() - asked
@@ -105,7 +105,19 @@ class CheckpointWriter:
     def poll(self) -> None:
         """Say what became of the checkpoint under way, if that is known by now."""
         if self._under_way and self._under_way.work.done():
-            self._wait()
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the checkpoint under way, and say what became of it."""
+        if self._under_way is None:
+            return
+        under_way, self._under_way = self._under_way, None
+        try:
+            written = under_way.work.result()
+        except StorageError as error:
+            self._emit(self._missed(under_way.step, error))
+            return
+        self._announce(under_way.step, written, written.at - under_way.asked, under_way.held)
 
     def finish(self, state: TrainState) -> None:
         """Write the last checkpoint of the run, and wait for it.
@@ -113,7 +125,7 @@ class CheckpointWriter:
         Raises:
             StorageError: it could not be written; the words name the last good one.
         """
-        self._wait()
+        self.settle()
         if self._announced == state.step:
             return
         require_finite(state, self._parent)
@@ -127,21 +139,9 @@ class CheckpointWriter:
     def close(self) -> None:
         """Wait for what is under way, and end the thread."""
         try:
-            self._wait()
+            self.settle()
         finally:
             self._pool.shutdown()
-
-    def _wait(self) -> None:
-        """Wait for the checkpoint under way, and say what became of it."""
-        if self._under_way is None:
-            return
-        under_way, self._under_way = self._under_way, None
-        try:
-            written = under_way.work.result()
-        except StorageError as error:
-            self._emit(self._missed(under_way.step, error))
-            return
-        self._announce(under_way.step, written, written.at - under_way.asked, under_way.held)
 
     def _announce(self, step: int, written: _Written, seconds: float, held: float) -> None:
         self._announced, self._good = step, written.path
