@@ -215,7 +215,9 @@ def test_what_stands_in_the_way_of_a_step_is_verified_or_set_aside(parent):
 
 def test_a_checkpoint_says_where_it_is_from(tmp_path):
     best = Best(step=3, loss=1.5)
-    origin = Origin(**RUN, epoch=0.5, elapsed=12.5, versions={"python": "3"}, best=best)
+    origin = Origin(
+        **RUN, epoch=0.5, elapsed=12.5, versions={"python": "3"}, best=best, since_best=2
+    )
     folder = checkpoint.save(tmp_path / "checkpoints", made_up(4), origin)
     assert checkpoint.origin(tmp_path / "checkpoints", 4) == origin
     assert checkpoint.origin(tmp_path / "checkpoints", 5) == Origin()

@@ -137,6 +137,19 @@ def test_with_early_stopping(made, whole, best, how):
         resumed(asked.out)
 
 
+def test_early_stopping_goes_on_though_the_power_took_telemetry(made, whole):
+    """Its lines are handed to the system and not flushed: the checkpoint knows what they said."""
+    given = {**WORSE, "patience": 4}
+    last = json.loads((whole(**given) / "vox_adapter.json").read_text())["last_step"]
+    asked = made(**given, save_every=1)
+    killed(asked, cut_after(last - 1))
+    telemetry = asked.out / "telemetry.jsonl"
+    lines = [line for line in telemetry.open() if json.loads(line)["event"] != "validation"]
+    telemetry.write_text("".join(lines))
+    report = resumed(asked.out)
+    assert (report.steps, report.best_step) == (last, last - 4)
+
+
 def test_killed_when_early_stopping_has_decided(made, whole):
     given = {**WORSE, "patience": 3}
     through = whole(**given)

@@ -138,7 +138,7 @@ def test_which_are_kept(retention, best, kept, parent):
         lambda _event: None,
         origin=Origin(**RUN),
         retention=retention,
-        best=lambda: found[0] if found else None,
+        validated=lambda: (found[0] if found else None, 2),
     )
     for step in range(1, 10):
         if step == best:
@@ -148,14 +148,19 @@ def test_which_are_kept(retention, best, kept, parent):
     assert steps_of(parent) == kept
     assert not leftovers(parent)
     if best:
-        assert checkpoint.origin(parent, 9).best == Best(step=best, loss=1.0)
+        told = checkpoint.origin(parent, 9)
+        assert (told.best, told.since_best) == (Best(step=best, loss=1.0), 2)
 
 
 def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent, monkeypatch):
     best = [Best(step=1, loss=2.0)]
     retention, origin = Retention(last=1), Origin(**RUN)
     writer = CheckpointWriter(
-        parent, lambda _event: None, origin=origin, retention=retention, best=lambda: best[-1]
+        parent,
+        lambda _event: None,
+        origin=origin,
+        retention=retention,
+        validated=lambda: (best[-1], 0),
     )
     monkeypatch.setattr(disk, "calls", filling(3))
     for step in range(1, 6):

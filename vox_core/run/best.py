@@ -3,8 +3,8 @@
 Better is strictly lower; a loss that is not a number never is. The validation before the first step
 does not count: it is the base model's.
 
-A resumed run takes what it has to know from the telemetry (`validations`), so that it decides as
-the uninterrupted one would have.
+Each checkpoint says what was known after its step, so a resumed run decides as the uninterrupted
+one would have. Of a run that has ended the telemetry tells (`validations`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from vox_core.contract import (
 )
 from vox_core.run import checkpoint, sources
 from vox_core.run.bad import BadSteps
-from vox_core.run.best import Best, validations
+from vox_core.run.best import Best
 from vox_core.run.folder import BAD_BATCHES, RunFolder
 from vox_core.run.prepare import Prepared
 
@@ -61,8 +61,10 @@ class Policy:
 
     def begin(self, start: TrainState) -> None:
         """Go on after `start`, knowing what came before it."""
-        seen = validations(self._run.telemetry, start.step) if start.step else []
-        self.best = Best(self._settings.patience, seen)
+        before = checkpoint.origin(self._run.checkpoints, start.step)
+        if before.best:
+            self.best.step, self.best.loss = before.best.step, before.best.loss
+        self.best.since = before.since_best
         self._bad.begin(start.step)
 
     def hear(self, event: Event) -> Iterator[Event]:
@@ -81,10 +83,12 @@ class Policy:
         elif isinstance(event, CheckpointWritten):
             yield from self._changed_files()
 
-    def best_checkpoint(self) -> checkpoint.Best | None:
-        """The step whose checkpoint is made, and kept, for its validation."""
+    def validated(self) -> tuple[checkpoint.Best | None, int]:
+        """The step whose checkpoint is made, and kept, for its validation; and how many validations
+        came after it."""
         best = self.best
-        return None if best.step is None else checkpoint.Best(step=best.step, loss=best.loss)
+        found = None if best.step is None else checkpoint.Best(step=best.step, loss=best.loss)
+        return found, best.since
 
     def stop_requested(self) -> bool:
         return self._stop() or self._out_of_time() or self.best.exhausted

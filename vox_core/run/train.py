@@ -351,7 +351,7 @@ class _Run:
                 epoch_of=partial(epochs_after, data.rows, size),
             ),
             retention=Retention(settings.keep, settings.keep_every),
-            best=self._policy.best_checkpoint,
+            validated=self._policy.validated,
         )
 
     def _job(self, start: TrainState) -> TrainJob:

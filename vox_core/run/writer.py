@@ -57,7 +57,8 @@ class CheckpointWriter:
         parent: the folder for them.
         emit: told what became of each.
         origin: what they say of the run; its `elapsed` is what went before this process.
-        best: the best validation so far; its step is saved, and kept.
+        validated: the best validation so far, whose step is saved and kept, and how many came
+            after it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class CheckpointWriter:
         origin: Origin | None = None,
         due: Due | None = None,
         retention: Retention | None = None,
-        best: Callable[[], Best | None] = lambda: None,
+        validated: Callable[[], tuple[Best | None, int]] = lambda: (None, 0),
     ) -> None:
         self._parent, self._emit = parent, emit
         self._origin, self._due = origin or Origin(), due or Due()
@@ -79,7 +80,7 @@ class CheckpointWriter:
         self._under_way: _UnderWay | None = None
         self._announced: int | None = None
         self._good = next(iter(checkpoint.numbered(parent)), None)
-        self._best = best
+        self._validated = validated
         self._kept_best = self._origin.best.step if self._origin.best else None
 
     def due(self, step: int) -> bool:
@@ -165,13 +166,16 @@ class CheckpointWriter:
         return self._kept_best
 
     def _is_best(self, step: int) -> bool:
-        best = self._best()
+        best, _ = self._validated()
         return best is not None and best.step == step
 
     def _origin_at(self, step: int) -> Origin:
         elapsed = self._origin.elapsed + time.monotonic() - self._began
         epoch = self._due.epoch_of(step)
-        return replace(self._origin, epoch=epoch, elapsed=round(elapsed, 3), best=self._best())
+        best, since = self._validated()
+        return replace(
+            self._origin, epoch=epoch, elapsed=round(elapsed, 3), best=best, since_best=since
+        )
 
     def _missed(self, step: int, error: StorageError) -> Notice:
         return Notice(

@@ -62,6 +62,7 @@ class Record(_Json):
     Args:
         skipped: steps that were not applied, their loss or gradient not being finite.
         epoch: passes over the data that are done, as a fraction.
+        since_best: validations after the best one, or all if none was a number.
         elapsed: seconds of training up to here, over every resume.
         alpha: module path -> its alpha.
         saved: parameters that are trained whole.
@@ -80,6 +81,7 @@ class Record(_Json):
     backend: str
     versions: dict[str, str]
     best: Best | None
+    since_best: Count
     method: Method
     alpha: dict[str, float]
     saved: list[str]
@@ -96,6 +98,7 @@ class Origin:
     elapsed: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     best: Best | None = None
+    since_best: int = 0
 
 
 def damaged(folder: Path, why: str) -> PlanError:

@@ -104,6 +104,7 @@ def _record(state: TrainState, origin: Origin) -> Record:
         backend=origin.backend,
         versions=origin.versions,
         best=origin.best,
+        since_best=origin.since_best,
         method=state.adapter.method,
         alpha={path: float(module.alpha) for path, module in state.adapter.modules.items()},
         saved=sorted(state.adapter.saved),
