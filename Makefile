@@ -3,6 +3,7 @@
 #   make demo    the whole way: train, compare, merge a small model
 #   make test    lint, types, every test; what CI runs
 #   make test-long    longer forms of some tests
+#   make crash   kill -9 over runs of a tiny model, N=50 times, and at every call to the disk
 #   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
 #
 # PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
@@ -23,12 +24,13 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long lint bench clean
+.PHONY: help demo test test-long crash lint bench clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
 	@echo "make test-long    longer forms of some tests"
+	@echo "make crash   kill runs of a tiny model N=50 times, and at every call to the disk"
 	@echo "make lint    lint and types only"
 	@echo "make bench   vox's training against its peers, for hours; QUICK=1 for a quarter of one"
 	@echo "make clean   remove .venv and what tools left behind"
@@ -41,6 +43,13 @@ test: lint $(BLAS)
 
 test-long: lint $(BLAS)
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+# Some seconds a kill. With strace on the machine, every system call of a checkpoint in turn, too.
+N ?= 50
+SEED ?= 0
+crash: $(VENV)/.installed-dev
+	$(PYTEST) -n 0 -m '' tests/run/test_killed.py
+	$(BIN)/python tests/run/random_kills.py $(N) $(SEED)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -125,6 +125,14 @@ class TrainSettings(Section):
     seed: Seed = Field(42, description="Seed of adapter, order and dropout.")
     eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
     save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
+    save_minutes: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Minutes between checkpoints, whatever the steps; 0 turns it off."
+    )
+    save_epochs: bool = Field(False, description="A checkpoint at the end of each epoch, too.")
+    keep: PositiveInt = Field(2, description="Checkpoints to keep: so many of the newest.")
+    keep_every: Count = Field(
+        0, description="Keep for good the checkpoints of every so many steps; 0: of none."
+    )
     resume: Path | None = Field(None, description="Run folder to go on with.")
     allow_cpu: bool = Field(False, description="Train on the CPU though better hardware is there.")
 

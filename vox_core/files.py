@@ -4,22 +4,27 @@ Every file and folder that vox makes goes through this module: written under a t
 the same folder, flushed to the disk, renamed into place, and the rename itself flushed. A failure
 leaves what was there before. `OSError` becomes a `StorageError` here and nowhere else.
 
-Modes follow the user's umask. Nothing here knows what the files mean.
+What changes the disk is called through `vox_core.disk`, where tests put faults. Modes follow the
+user's umask. Nothing here knows what the files mean.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from vox_core import disk
 from vox_core.errors import OutputError, StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY_PREFIX = ".tmp-"
@@ -54,19 +59,29 @@ def storage_error(error: OSError, where: Path) -> StorageError:
 
 
 @contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that was not there, on the disk when the block ends.
+
+    Not atomic: it is for a folder that is not in its place yet (`atomic_folder`).
+    """
+    with storage_errors(path), io.BufferedWriter(_New(path)) as file:
+        yield file
+        file.flush()
+        disk.calls.fsync(file.fileno())
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that appears at `path`, whole, when the block ends without an exception."""
-    temporary = _temporary_beside(path)
+    temporary = temporary_beside(path)
     with storage_errors(path):
         try:
-            with temporary.open("xb") as file:
+            with new_file(temporary) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            disk.calls.rename(temporary, path)
             sync_folder(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            remove(temporary)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -89,23 +104,79 @@ def write_json(path: Path, value: Any) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder that appears at `path`, whole, when the block ends without an exception.
 
-    Yields the temporary folder to fill.
+    Yields the temporary folder to fill, with any files and folders.
 
     Raises:
         OutputError: `path` exists, or its parent cannot be written.
         StorageError: an I/O error while filling it.
     """
     require_absent(path)
-    temporary = _temporary_beside(path)
+    temporary = temporary_beside(path)
     make_folder(temporary)
     try:
         with storage_errors(path):
             yield temporary
             _sync_tree(temporary)
-            temporary.rename(path)
-            sync_folder(path.parent)
+            _put_in_place(temporary, path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
+
+
+@contextmanager
+def atomic_flat_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder in which every file is made with `new_file`: nothing is flushed twice.
+
+    Raises:
+        StorageError: whatever the disk says, from the first call to the last.
+    """
+    temporary = temporary_beside(path)
+    with storage_errors(path):
+        try:
+            disk.calls.mkdir(temporary)
+            yield temporary
+            sync_folder(temporary)
+            _put_in_place(temporary, path)
+        finally:
+            remove(temporary)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    disk.calls.rename(temporary, path)
+    try:
+        sync_folder(path.parent)
+    except OSError:
+        # It may not survive a power cut, and so must not seem to be there.
+        with suppress(OSError):
+            disk.calls.rename(path, temporary)
+        raise
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add `data` to the end of the file, which is made if need be: all of it or nothing.
+
+    It is handed to the system and not flushed to the disk: it survives the process, not the power.
+
+    Raises:
+        StorageError: the file is as it was, unless it could not even be cut off.
+    """
+    with storage_errors(path):
+        descriptor = disk.calls.append(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                _write_all(descriptor, data)
+            except OSError:
+                with suppress(OSError):
+                    disk.calls.truncate(descriptor, size)
+                raise
+        finally:
+            disk.calls.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[disk.calls.write(descriptor, rest) :]
 
 
 def make_folder(path: Path) -> None:
@@ -115,9 +186,23 @@ def make_folder(path: Path) -> None:
         OutputError: it cannot be made.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def _make(path: Path) -> None:
+    """`Path.mkdir(parents=True, exist_ok=True)`."""
+    try:
+        disk.calls.mkdir(path)
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        _make(path.parent)
+        _make(path)
+    except OSError:
+        if not path.is_dir():
+            raise
 
 
 def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
@@ -150,20 +235,51 @@ def require_absent(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Flush the folder itself, so that a rename in it survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = disk.calls.open_folder(path)
     try:
-        os.fsync(descriptor)
+        disk.calls.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        disk.calls.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove the file or the folder, if it is there and as far as that can be done."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            for child in list(path.iterdir()):
+                remove(child)
+            disk.calls.rmdir(path)
+        else:
+            disk.calls.unlink(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that died left half written in `folder`.
+
+    Only for a folder that no other process works in.
+    """
+    for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        remove(left)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder, for what is not whole yet, or no more."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
 
 
 def _sync_tree(root: Path) -> None:
     for folder, _, names in os.walk(root):
         for name in names:
             with Path(folder, name).open("rb") as file:
-                os.fsync(file.fileno())
+                disk.calls.fsync(file.fileno())
         sync_folder(Path(folder))
 
 
-def _temporary_beside(path: Path) -> Path:
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
+class _New(io.FileIO):
+    """A new file that is written through `disk.calls`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "xb", opener=lambda name, _flags: disk.calls.create(Path(name)))
+
+    def write(self, data: ReadableBuffer) -> int:
+        return disk.calls.write(self.fileno(), data)

@@ -56,8 +56,12 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
     kinds = [type(event) for event in events if event.name != "notice"]
     step = StepDone
     assert kinds[:3] == [RunStart, FastPaths, Validation]
-    assert kinds[3:8] == [step, step, CheckpointWritten, step, step]
-    assert kinds[-3:] == [Validation, CheckpointWritten, RunEnd]
+    # A checkpoint is written beside the steps after its own, and announced at one of them.
+    written = [event.step for event in events if isinstance(event, CheckpointWritten)]
+    assert written == [2, 4, 5]
+    assert kinds[3:7].count(step) >= 3
+    assert kinds.index(CheckpointWritten) > 4
+    assert kinds[-2:] == [CheckpointWritten, RunEnd]
     assert [p.name for p in checkpoint.numbered(report.run / "checkpoints")] == ["step-5", "step-4"]
     lines = telemetry.read(report.run / "telemetry.jsonl")
     (first, *_) = [line for line in lines if line["event"] == "step"]
@@ -239,7 +243,7 @@ def test_bad_input_that_turns_up_late_costs_no_finished_step(tiny, settings, mon
 
     save = checkpoints.save
     monkeypatch.setattr(
-        checkpoints, "save", lambda p, s, c, b: save(p, s, c, b) if s.step < 4 else late()
+        checkpoints, "save", lambda p, s, o: save(p, s, o) if s.step < 4 else late()
     )
     made = settings(tiny("llama"), save_every=2)
     with pytest.raises(AdapterError, match="found late"):

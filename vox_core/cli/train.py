@@ -37,7 +37,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "clip",
         "seed",
     ),
-    "Run": ("out", "resume", "eval_every", "save_every", "config_file", "as_json"),
+    "Run": ("out", "resume", "eval_every", "config_file", "as_json"),
+    "Checkpoints": ("save_every", "save_minutes", "save_epochs", "keep", "keep_every"),
 }
 
 

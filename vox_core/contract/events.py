@@ -74,12 +74,14 @@ class Validation(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
-    """A checkpoint is whole and on the disk."""
+    """A checkpoint is whole, on the disk and read back. `seconds` is from the end of its step until
+    then, of which training stood still for `held_seconds`."""
 
     name: ClassVar[str] = "checkpoint"
     step: int
     path: str
     seconds: float
+    held_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from vox_core.contract import CheckpointWritten, Event, TrainState, World
-from vox_core.run import checkpoint
+from vox_core.contract import Event, TrainState, World
+from vox_core.run.writer import CheckpointWriter
 
 Observe: TypeAlias = Callable[[Event], None]
 
@@ -56,17 +55,13 @@ class Context:
     """`vox_core.contract.RunContext` of a single process.
 
     Args:
-        checkpoints: folder for them, or None for work that makes none.
-        save_every: steps between checkpoints; 0 for none before the end.
+        checkpoints: writes them, or None for work that makes none.
     """
 
     seed: int
     scratch: Path
     observe: Observe = ignore
-    checkpoints: Path | None = None
-    contract: str = ""
-    backend: str = ""
-    save_every: int = 0
+    checkpoints: CheckpointWriter | None = None
     stop_requested: Callable[[], bool] = lambda: False
     world: World = field(default_factory=World)
 
@@ -74,10 +69,8 @@ class Context:
         self.observe(event)
 
     def checkpoint_due(self, step: int) -> bool:
-        return self.checkpoints is not None and bool(self.save_every) and not step % self.save_every
+        return self.checkpoints is not None and self.checkpoints.due(step)
 
     def checkpoint(self, state: TrainState) -> None:
         assert self.checkpoints is not None, "checkpoint without checkpoint_due"
-        started = time.perf_counter()
-        path = checkpoint.save(self.checkpoints, state, self.contract, self.backend)
-        self.emit(CheckpointWritten(state.step, str(path), time.perf_counter() - started))
+        self.checkpoints.submit(state)

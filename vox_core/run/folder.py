@@ -6,13 +6,14 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vox_core import disk
 from vox_core.errors import AdapterError, OutputError
-from vox_core.files import make_folder, require_absent, unwritable
+from vox_core.files import make_folder, require_absent, sync_folder, unwritable
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -100,7 +101,9 @@ def claim(folder: RunFolder) -> None:
     """
     make_folder(folder.path.parent)
     try:
-        folder.path.mkdir()
+        disk.calls.mkdir(folder.path)
+        with suppress(OSError):  # a parent that may not be read cannot be flushed
+            sync_folder(folder.path.parent)
     except FileExistsError:
         require_absent(folder.path)
     except OSError as error:

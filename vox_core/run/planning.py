@@ -20,7 +20,6 @@ from vox_core.digests import TOKENIZER_FILES
 from vox_core.host import Origin
 from vox_core.memory import Option, suggest
 from vox_core.run import folder
-from vox_core.run.checkpoint import KEPT
 from vox_core.run.foresight import Foresight, alternatives, foresee
 from vox_core.run.prepare import Prepared, account, space_free, space_needed
 from vox_core.run.ready import Ready, make_ready
@@ -230,7 +229,7 @@ def _report(ready: Ready, memory: Sequence[int], fetched: bool) -> PlanReport:
         ),
         disk=_disk(ready),
         run=ready.run.path,
-        writes=_writes(prepared),
+        writes=_writes(ready),
         warnings=tuple(n.message for n in prepared.notices() if n.level == "warning"),
     )
 
@@ -287,12 +286,12 @@ def _memory(seen: Foresight) -> MemoryPlan:
 
 def _disk(ready: Ready) -> DiskPlan:
     where, free = space_free(ready.run.path)
-    return DiskPlan(space_needed(ready.prepared.plan), free, where)
+    return DiskPlan(space_needed(ready.prepared.plan, ready.settings), free, where)
 
 
-def _writes(prepared: Prepared) -> tuple[str, ...]:
-    tokenizer = [name for name in TOKENIZER_FILES if (prepared.model.path / name).is_file()]
-    kept = f"{folder.CHECKPOINTS}/step-N (the newest {KEPT})"
+def _writes(ready: Ready) -> tuple[str, ...]:
+    tokenizer = [name for name in TOKENIZER_FILES if (ready.prepared.model.path / name).is_file()]
+    kept = f"{folder.CHECKPOINTS}/step-N (the newest {ready.settings.keep})"
     adapter = ("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST)
     return (
         *(folder.PLAN, folder.PREFLIGHT, folder.TELEMETRY, kept),

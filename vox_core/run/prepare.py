@@ -7,6 +7,7 @@ Nothing is written here, except what the caches of models and tokens keep.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from vox_core.errors import ConfigError, StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.run.backend import choose_for
-from vox_core.run.checkpoint import KEPT
 from vox_core.weights import Weights, open_weights
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ def prepare(
     return Prepared(model, weights, train, valid, backend, selection, made, unused, config)
 
 
-def require_space(made: ExecutionPlan, folder: Path) -> None:
+def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
     """Refuse a run whose results would not fit on the disk.
 
     Raises:
         StorageError: S001.
     """
-    needed, (parent, free) = space_needed(made), space_free(folder)
+    needed, (parent, free) = space_needed(made, settings), space_free(folder)
     if free < needed:
         raise StorageError(
             "S001",
@@ -156,10 +156,14 @@ def require_space(made: ExecutionPlan, folder: Path) -> None:
         )
 
 
-def space_needed(made: ExecutionPlan) -> int:
+def space_needed(made: ExecutionPlan, settings: TrainSettings) -> int:
     """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
     the adapter."""
-    return 4 * made.trainable_parameters * (3 * (KEPT + 1) + 1)
+    kept = settings.keep
+    if settings.keep_every:
+        apart = math.lcm(settings.keep_every, settings.save_every or 1)
+        kept += made.contract.total_steps // apart
+    return 4 * made.trainable_parameters * (3 * (kept + 1) + 1)
 
 
 def space_free(folder: Path) -> tuple[Path, int]:

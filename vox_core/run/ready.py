@@ -67,5 +67,5 @@ def make_ready(
     else:
         resume.require_same(prepared.plan, recorded)
         prepared = replace(prepared, plan=resume.tuned_as_before(prepared.plan, recorded))
-    require_space(prepared.plan, run.path)
+    require_space(prepared.plan, settings, run.path)
     return Ready(settings, run, prepared, recorded is None)

@@ -15,8 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vox_core import files
 from vox_core.contract import Event, StepDone
-from vox_core.files import storage_errors
+from vox_core.errors import StorageError
 
 
 def as_line(event: Event, now: float) -> dict[str, Any]:
@@ -35,15 +36,22 @@ class Telemetry:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mended = False
+        self._waiting = bytearray()
 
     def __call__(self, event: Event) -> None:
-        line = json.dumps(as_line(event, time.time()), ensure_ascii=False)
-        with storage_errors(self._path):
+        line = json.dumps(as_line(event, time.time()), ensure_ascii=False) + "\n"
+        self._waiting += line.encode()
+        with files.storage_errors(self._path):
             if not self._mended:
                 _mend(self._path)
                 self._mended = True
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        try:
+            files.append(self._path, bytes(self._waiting))
+            self._waiting.clear()
+        except StorageError as error:
+            # A full disk ends no run; what it would not take is written with a later event.
+            if error.code != "VOX-S001":
+                raise
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,21 @@ from vox_core.contract import (
     TrainState,
 )
 from vox_core.data.order import epochs_after, make_step_batches, validation_batches
-from vox_core.errors import InputError, WorkError
+from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host import Origin
 from vox_core.host.observers import Observers
-from vox_core.run import checkpoint, folder, foresight, outputs, resume
+from vox_core.run import card, checkpoint, folder, foresight, outputs, resume
+from vox_core.run.checkpoint import Retention
 from vox_core.run.context import Context, Observe, StopSignal, ignore
 from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared, preflight
 from vox_core.run.ready import make_ready
+from vox_core.run.rescue import rescued
 from vox_core.run.schedule import learning_rate
 from vox_core.run.startup import Startup
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.trained import as_trained
+from vox_core.run.writer import CheckpointWriter, Due
 from vox_core.weights import Weights
 
 
@@ -160,6 +164,8 @@ class _Run:
             files.write_json(self._run.path / folder.PLAN, self._plan_json())
             files.write_json(self._run.path / folder.PREFLIGHT, preflight(self._prepared))
             return TrainState(0, self._initial_adapter())
+        for worked_in in (self._run.path, self._run.checkpoints):
+            files.remove_leftovers(worked_in)
         state, skipped = checkpoint.load_newest(self._run.checkpoints)
         for reason in skipped:
             self._observe(Notice(f"checkpoint passed over and set aside: {reason}", "warning"))
@@ -212,20 +218,46 @@ class _Run:
 
     def _work(self, start: TrainState) -> TrainResult:
         stop = StopSignal()
-        with tempfile.TemporaryDirectory(prefix="vox-") as scratch, stop.installed():
+        with (
+            tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+            stop.installed(),
+            contextlib.closing(self._writer(start)) as writer,
+        ):
             context = Context(
                 seed=self._contract.seed,
                 scratch=Path(scratch),
                 observe=self._observe,
-                checkpoints=self._run.checkpoints,
-                contract=self._contract.digest,
-                backend=self._prepared.plan.backend,
-                save_every=self._settings.save_every,
+                checkpoints=writer,
                 stop_requested=stop,
             )
             result = self._prepared.backend.train(self._job(start), context)
-            context.checkpoint(result.state)
+            try:
+                writer.finish(result.state)
+            except StorageError as error:
+                raise rescued(error, self._run, self._prepared, result.state) from error
         return result
+
+    def _writer(self, start: TrainState) -> CheckpointWriter:
+        settings, data, size = self._settings, self._contract.data, self._contract.batch_size
+        before = checkpoint.origin(self._run.checkpoints, start.step)
+        return CheckpointWriter(
+            self._run.checkpoints,
+            self._observe,
+            origin=replace(
+                before,
+                contract=self._contract.digest,
+                backend=self._prepared.plan.backend,
+                seed=self._contract.seed,
+                versions=card.versions(),
+            ),
+            due=Due(
+                steps=settings.save_every,
+                minutes=settings.save_minutes,
+                epochs=settings.save_epochs,
+                epoch_of=partial(epochs_after, data.rows, size),
+            ),
+            retention=Retention(settings.keep, settings.keep_every),
+        )
 
     def _job(self, start: TrainState) -> TrainJob:
         valid, budget = self._prepared.valid, self._prepared.plan.micro_batch_tokens

@@ -39,11 +39,21 @@ def write_safetensors(
         ValueError: a tensor is missing, surplus, out of order, or not what its spec says.
         StorageError: the file cannot be written.
     """
-    header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
     with files.atomic_file(path) as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        for array in _matching(specs, tensors):
-            file.write(_raw(array))
+        for part in safetensors_bytes(specs, tensors, metadata):
+            file.write(part)
+
+
+def safetensors_bytes(
+    specs: Mapping[str, Spec],
+    tensors: Iterable[tuple[str, Array]],
+    metadata: Mapping[str, str] | None = None,
+) -> Iterator[bytes | memoryview]:
+    """The bytes of such a file, part by part; arguments and errors as in `write_safetensors`."""
+    header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
+    yield struct.pack("<Q", len(header)) + header
+    for array in _matching(specs, tensors):
+        yield _raw(array)
 
 
 def _header_bytes(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> bytes:

@@ -1,0 +1,125 @@
+"""Writing a checkpoint.
+
+Each file goes into a temporary folder and is flushed; then the manifest, with the digests of what
+was meant to be written; then the folder is flushed, renamed, and its parent flushed. What is there
+by then is read back and held against the manifest: only then does `save` return.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from vox_core import disk, files
+from vox_core.contract import TrainState
+from vox_core.errors import StorageError
+from vox_core.run.checkpoint.keep import set_aside
+from vox_core.run.checkpoint.read import fault
+from vox_core.run.checkpoint.record import (
+    ADAPTER,
+    MANIFEST,
+    MOMENTS,
+    STATE,
+    Entry,
+    Manifest,
+    Origin,
+    Record,
+)
+from vox_core.weights.write import safetensors_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Part: TypeAlias = bytes | memoryview
+
+
+def save(parent: Path, state: TrainState, origin: Origin) -> Path:
+    """Write `parent/step-N`, flush it, and read it back. Returns the new folder.
+
+    A step that is there already and verifies is left alone; if it does not, it is set aside.
+
+    Raises:
+        StorageError: it could not be written; nothing of it is left.
+    """
+    folder = parent / f"step-{state.step}"
+    with files.storage_errors(folder):
+        if not parent.is_dir():
+            _make_parent(parent)
+        if folder.exists() and fault(folder) is None:
+            files.sync_folder(parent)
+            return folder
+    if folder.exists():
+        set_aside(folder)
+    with files.atomic_flat_folder(folder) as temporary:
+        _fill(temporary, state, origin)
+    _require_whole(folder)
+    return folder
+
+
+def _make_parent(parent: Path) -> None:
+    disk.calls.mkdir(parent)
+    files.sync_folder(parent.parent)
+
+
+def _require_whole(folder: Path) -> None:
+    why = fault(folder)
+    if why is None:
+        return
+    set_aside(folder)
+    raise StorageError(
+        "S002",
+        "a checkpoint is not on the disk as it was written",
+        where=folder,
+        found=why,
+        remedy="check the disk; the checkpoints before it are as they were",
+    )
+
+
+def _fill(folder: Path, state: TrainState, origin: Origin) -> None:
+    moments = {
+        f"{name}.{kind}": moment
+        for name, pair in state.moments.items()
+        for kind, moment in zip(("exp_avg", "exp_avg_sq"), pair, strict=True)
+    }
+    record = _record(state, origin).model_dump_json(indent=2).encode()
+    entries = {
+        ADAPTER: _write(folder / ADAPTER, _tensors(state.adapter.tensors())),
+        MOMENTS: _write(folder / MOMENTS, _tensors(moments)),
+        STATE: _write(folder / STATE, [record, b"\n"]),
+    }
+    _write(folder / MANIFEST, [Manifest(files=entries).model_dump_json(indent=2).encode(), b"\n"])
+
+
+def _record(state: TrainState, origin: Origin) -> Record:
+    return Record(
+        step=state.step,
+        epoch=origin.epoch,
+        elapsed=origin.elapsed,
+        seed=origin.seed,
+        contract=origin.contract,
+        backend=origin.backend,
+        versions=origin.versions,
+        best=origin.best,
+        method=state.adapter.method,
+        alpha={path: float(module.alpha) for path, module in state.adapter.modules.items()},
+        saved=sorted(state.adapter.saved),
+    )
+
+
+def _tensors(tensors: Mapping[str, NDArray[np.float32]]) -> Iterable[Part]:
+    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
+    return safetensors_bytes(specs, tensors.items())
+
+
+def _write(path: Path, parts: Iterable[Part]) -> Entry:
+    """Write a file, with the digest of what it should hold: reading it back proves the disk."""
+    digest, size = hashlib.sha256(), 0
+    with files.new_file(path) as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+    return Entry(size=size, sha256=digest.hexdigest())
