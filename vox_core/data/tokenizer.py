@@ -12,10 +12,10 @@ generation as well, so they count too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vox_core import bounded_json
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _generation_eos(folder: Path) -> set[int]:
     if not path.is_file():
         return set()
     try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
+        config: dict[str, Any] = bounded_json.read(path)
     except ValueError as error:
         raise _unusable(path, _first_line(error)) from error
     eos = config.get("eos_token_id")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vox_core import models
+from vox_core import bounded_json, models
 from vox_core.config import SamplingSettings
 from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
@@ -164,7 +163,7 @@ def open_model(
 
 
 def _positions(source: Source) -> int | None:
-    return positions(json.loads((source.base.path / "config.json").read_bytes()))
+    return positions(bounded_json.read(source.base.path / "config.json"))
 
 
 def _title(source: Source) -> str:
