@@ -96,9 +96,14 @@ json_values = st.recursive(
 
 def looked_at(read: Callable[[], Any]) -> None:
     """Read, and hold it against the promise: vox's own errors alone, each within a second."""
+    # What is slow is slow again; a collection of the test's own garbage is not.
+    assert _seconds(read) < SECONDS or min(_seconds(read), _seconds(read)) < SECONDS
+
+
+def _seconds(read: Callable[[], Any]) -> float:
     start = time.process_time()
     try:
         read()
     except VoxError as error:
         str(error).encode("utf-8", "backslashreplace")
-    assert time.process_time() - start < SECONDS
+    return time.process_time() - start
