@@ -4,6 +4,7 @@
 #   make test    lint, types, every test; what CI runs
 #   make test-long    longer forms of some tests
 #   make crash   kill -9 over runs of a tiny model, N=50 times, and at every call to the disk
+#   make fuzz    what reads files, on CASES=20000 made-up ones each
 #   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
 #
 # PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
@@ -24,13 +25,14 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long crash lint bench clean
+.PHONY: help demo test test-long crash fuzz lint bench clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
 	@echo "make test-long    longer forms of some tests"
 	@echo "make crash   kill runs of a tiny model N=50 times, and at every call to the disk"
+	@echo "make fuzz    what reads files, on CASES=20000 made-up ones each"
 	@echo "make lint    lint and types only"
 	@echo "make bench   vox's training against its peers, for hours; QUICK=1 for a quarter of one"
 	@echo "make clean   remove .venv and what tools left behind"
@@ -50,6 +52,11 @@ SEED ?= 0
 crash: $(VENV)/.installed-dev
 	$(PYTEST) -n 0 -m '' tests/run/test_killed.py
 	$(BIN)/python tests/run/random_kills.py $(N) $(SEED)
+
+# Others each time; `make test` looks at 200 each, the same ones every time.
+CASES ?= 20000
+fuzz: $(VENV)/.installed-dev
+	VOX_FUZZ=$(CASES) $(PYTEST) --dist load --timeout 3600 tests/fuzz
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from vox_core import bounded_toml
 from vox_core.contract import Quant
 from vox_core.errors import ConfigError
 
@@ -330,7 +330,7 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
     if file is None and _stand_in.get() is None and not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = bounded_toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             "C003",

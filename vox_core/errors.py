@@ -23,9 +23,11 @@ This module formats; it never prints and never exits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 MAX_FAULTS_SHOWN = 20
+_CREDENTIALS = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/@\s'\"]{1,500}@")
 
 CODES: dict[str, str] = {
     "C001": "unknown key in vox.toml, the environment or the flags",
@@ -125,14 +127,14 @@ class VoxError(Exception):
         faults: Sequence[str] = (),
     ) -> None:
         assert code in CODES, code
-        super().__init__(what)
         self.code = f"VOX-{code}"
-        self.what = what
-        self.where = None if where is None else str(where)
-        self.found = None if found is None else str(found)
-        self.expected = None if expected is None else str(expected)
-        self.remedy = remedy
-        self.faults = tuple(faults)
+        self.what = _shown(what)
+        super().__init__(self.what)
+        self.where = None if where is None else _shown(where)
+        self.found = None if found is None else _shown(found)
+        self.expected = None if expected is None else _shown(expected)
+        self.remedy = _shown(remedy)
+        self.faults = tuple(map(_shown, faults))
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}"]
@@ -144,6 +146,12 @@ class VoxError(Exception):
             lines.append(f"  … and {more} more ({len(self.faults)} in all)")
         lines.append(f"next: {self.remedy}")
         return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    """As text, without the credentials in an address: errors are pasted into reports."""
+    text = str(value)
+    return _CREDENTIALS.sub(r"\1", text) if "@" in text else text
 
 
 class InputError(VoxError):

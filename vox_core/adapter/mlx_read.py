@@ -10,13 +10,13 @@ Shape legend: R rank of the file, I input features, O output features.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vox_core import bounded_json, links
 from vox_core.adapter.mlx import CONFIG, ENTRY, EXACT, VERSION, WEIGHTS, MlxBase, folded, unfolded
 from vox_core.adapter.mlx_names import counterpart_fault, hf_path
 from vox_core.adapter.mlx_reach import Reach, reached
@@ -69,7 +69,7 @@ class _Found:
 def is_mlx_folder(folder: Path) -> bool:
     """Whether `folder` is an adapter of mlx-lm, and not of PEFT, which names its files alike."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = bounded_json.read(folder / CONFIG)
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "peft_type" not in config and (folder / WEIGHTS).is_file()
@@ -119,7 +119,9 @@ def mlx_dropout(folder: Path) -> float:
 
 def _read_config(folder: Path) -> _Config:
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = bounded_json.read(folder / CONFIG)
+        if out := links.strays(folder):
+            raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
         numbers = config["lora_parameters"]
         keys = numbers.get("keys")
         return _Config(

@@ -8,13 +8,13 @@ an adapter that loads and does nothing is worse than one that does not load.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from vox_core import bounded_json, links
 from vox_core.adapter.targets import leaf_names
 from vox_core.contract import AdapterState, LowRank, Method, ModuleShape
 from vox_core.errors import AdapterError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats
 
 WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
 
@@ -134,13 +135,16 @@ def read_adapter(folder: Path) -> AdapterState:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = bounded_json.read(folder / CONFIG)
+        if out := links.strays(folder):
+            raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
         if not (folder / WEIGHTS).is_file():
-            raise FileNotFoundError(2, "no such file", WEIGHTS)
+            beside = f"; {PICKLE} is a pickle, which vox never opens" * (folder / PICKLE).exists()
+            raise FileNotFoundError(2, f"no such file{beside}", WEIGHTS)
         if wrong := [k for k, kinds in _MUST_BE_OF.items() if not isinstance(config.get(k), kinds)]:
             raise ValueError(f"{CONFIG}: {', '.join(wrong)} has a value of the wrong type")
         for pattern in config.get("alpha_pattern") or {}:
-            re.compile(pattern)
+            _require_quick(pattern)
         return dict(config)
     except (OSError, ValueError, AttributeError, TypeError, re.error) as error:
         raise AdapterError(
@@ -151,6 +155,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
             expected=f"{CONFIG} and {WEIGHTS}, as PEFT and vox write them",
             remedy="name a run folder of `vox train`, or a folder saved by PEFT",
         ) from error
+
+
+def _require_quick(pattern: str) -> None:
+    """Refuse a pattern that could take long to match. Raises ValueError or re.error."""
+    re.compile(pattern)
+    repeats = re.sub(r"\\.", "", pattern)  # what is escaped repeats nothing
+    if len(pattern) > 500 or sum(map(repeats.count, "*+{")) > 2 or re.search(r"\)[*+{?]", repeats):
+        raise ValueError(f"{CONFIG}: the alpha_pattern {pattern!r:.80} repeats too much")
 
 
 def _read_tensors(folder: Path) -> dict[str, Floats]:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vox_core import bounded_toml
 from vox_core.catalog.entries import BundleEntry, ModelEntry, PluginEntry, Source
 from vox_core.catalog.rules import Fault, Table, cross_faults, lineage
 from vox_core.catalog.schema import SECTIONS, entry, section_faults
@@ -140,7 +140,7 @@ def _read(path: Path, faults: list[Fault]) -> bytes:
 def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
     """The entries of one file as they stand there; what is wrong with each goes to `faults`."""
     try:
-        document = tomllib.loads(content.decode())
+        document = bounded_toml.loads(content.decode())
     except ValueError as error:
         faults.append(Fault(path, f"not TOML: {error}"))
         return []

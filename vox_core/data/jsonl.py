@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
+from vox_core.bounded_json import repeated
+
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
 
@@ -111,8 +113,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise RowError(f'found the key "{repeated}" more than once, expected it once')
+        raise RowError(f'found the key "{repeated(keys)}" more than once, expected it once')
     return value
 
 

@@ -28,18 +28,17 @@ Templates that ask for the date get a fixed one: the same data must give the sam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from vox_core.data.records import Message, Record
-from vox_core.data.tokenizer import end_of_turn_ids
+from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
+from vox_core.data.tokenizer import end_of_turn_ids, template_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    _Tracked: TypeAlias = tuple[list[str], list[list[tuple[int, int]]]]
 
 NO_TEMPLATE = "the row is a conversation, and the model has no chat template"
 
@@ -85,6 +84,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self.end_of_turn = end_of_turn_ids(tokenizer)
         self.template = _template(tokenizer)
+        self._chat: ChatTemplate | None = None
         self._closer = _any_of(self.end_of_turn_names())
 
     def render(self, record: Record) -> Rendered:
@@ -173,18 +173,9 @@ class Renderer:
         transformers' mask over *tokens* is not used: it marks everything to the end of the text
         when a stretch ends in whitespace that the tokenizer trims from its offsets.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        render = cast("Callable[..., _Tracked]", render_jinja_template)
-        with _template_faults():
-            texts, stretches = render(
-                conversations=[_plain(chat)],
-                chat_template=self.template,
-                return_assistant_tokens_mask=True,
-                **self._tokenizer.special_tokens_map,
-            )
-        text = texts[0]
-        spans = (self._closed(text, start, stop) for start, stop in stretches[0])
+        with self._template_faults():
+            text, stretches = self._compiled().render_marked(_plain(chat))
+        spans = (self._closed(text, start, stop) for start, stop in stretches)
         return Rendered(text, tuple(spans), templated=True)
 
     def _closed(self, text: str, start: int, stop: int) -> Span:
@@ -192,23 +183,33 @@ class Renderer:
         return Span(start, closer.end() if closer else stop, closed=closer is not None)
 
     def _text(self, chat: Sequence[Message], *, generation_prompt: bool = False) -> str:
-        with _template_faults():
-            text = self._tokenizer.apply_chat_template(
-                _plain(chat),
-                chat_template=self.template,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-            )
-        return cast(str, text)
+        with self._template_faults():
+            return self._compiled().render(_plain(chat), generation_prompt=generation_prompt)
+
+    @contextmanager
+    def _template_faults(self) -> Iterator[None]:
+        """What a template raises is a fault of the row; taking too much is the template's own."""
+        try:
+            yield
+        except TemplateFault as fault:
+            if fault.too_much:
+                raise takes_too_much(fault, self._tokenizer.name_or_path) from fault
+            raise RenderError(f"the chat template refuses the row: {fault}") from fault
+
+    def _compiled(self) -> ChatTemplate:
+        """Compiled when a row asks for it, so that what is wrong with it is told of a row."""
+        if self._chat is None:
+            source = cast(str, self.template)
+            self._chat = ChatTemplate(source, self._tokenizer.special_tokens_map)
+        return self._chat
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template (the default one among several), its clock stopped; None without one."""
-    named: str | dict[str, str] | None = tokenizer.chat_template
-    template = named.get("default") if isinstance(named, dict) else named
+    template = template_source(tokenizer)
     if template and "strftime_now" in template:
         return _FIXED_CLOCK + template
-    return template or None
+    return template
 
 
 def _any_of(words: Sequence[str]) -> re.Pattern[str]:
@@ -227,14 +228,3 @@ def _common(left: str, right: str) -> int:
         return len(left)
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-@contextmanager
-def _template_faults() -> Iterator[None]:
-    """What a template raises by itself, or trips over, is a fault of the row."""
-    from jinja2 import TemplateError
-
-    try:
-        yield
-    except (TemplateError, TypeError, ValueError) as error:
-        raise RenderError(f"the chat template refuses the row: {error}") from error

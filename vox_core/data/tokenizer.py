@@ -12,10 +12,11 @@ generation as well, so they count too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vox_core import bounded_json
+from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise _unusable(folder, f"{type(tokenizer).__name__}, which reports no character offsets")
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def template_source(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template, the default one among several; None without one."""
+    named: str | dict[str, str] | None = tokenizer.chat_template
+    return (named.get("default") if isinstance(named, dict) else named) or None
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -75,14 +82,14 @@ def end_of_turn_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Special tokens between an assistant's words and the next user's, and after the last words."""
-    from jinja2 import TemplateError
-
     turn = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
-    if tokenizer.chat_template is None:
+    if (source := template_source(tokenizer)) is None:
         return [], []
     try:
-        text = cast(str, tokenizer.apply_chat_template(turn + turn, tokenize=False))
-    except (TemplateError, TypeError, ValueError):
+        text = ChatTemplate(source, tokenizer.special_tokens_map).render(turn + turn)
+    except TemplateFault as fault:
+        if fault.too_much:
+            raise takes_too_much(fault, tokenizer.name_or_path) from fault
         return [], []  # the rows will say what the template does not like
     parts = text.split(_ASSISTANT)
     if len(parts) != 3:
@@ -104,7 +111,7 @@ def _generation_eos(folder: Path) -> set[int]:
     if not path.is_file():
         return set()
     try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
+        config: dict[str, Any] = bounded_json.read(path)
     except ValueError as error:
         raise _unusable(path, _first_line(error)) from error
     eos = config.get("eos_token_id")

@@ -62,6 +62,7 @@ from pydantic import (
     ValidationError,
 )
 
+from vox_core import bounded_toml
 from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 
@@ -234,7 +235,7 @@ def parse_manifest(text: str, where: object) -> Manifest:
         BackendError: B006, with every fault.
     """
     try:
-        document = tomllib.loads(text)
+        document = bounded_toml.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _invalid(where, [f"not TOML: {error}"]) from error
     faults = _missing_tables(document)

@@ -1,31 +1,33 @@
 """Is this folder a model that vox can use?
 
-It needs a `config.json` with a model type, safetensors that hold what they claim, and a tokenizer;
-and no JSON file in it may name code to be run.
+It needs a `config.json` with a model type, safetensors that hold what they claim, and a tokenizer.
+No JSON file in it may name code to be run, and no link may lead out of it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core import files
+from vox_core import bounded_json, files, links
 from vox_core.errors import ModelError
+from vox_core.models.code import code_keys
 from vox_core.weights import WeightFolder
 
-# Keys by which a file of a model repository can name code that transformers would run.
-CODE_KEYS = frozenset({"auto_map", "custom_pipelines"})
 _MAY_NAME_CODE = (
     "config.json",
     "tokenizer_config.json",
     "generation_config.json",
     "processor_config.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
+_ADAPTER = "adapter_config.json"
+_MODEL_TYPE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
@@ -44,10 +46,18 @@ def check_folder(folder: Path) -> FolderFacts:
         ModelError: M002 with every fault of the folder; M004 if it names code; M003 or M005 for
             its weights.
     """
+    with files.storage_errors(folder):
+        strays = links.strays(folder)
+    if strays:
+        raise _leads_out(folder, strays)
     parsed, faults = _parse(folder)
     config = parsed.get("config.json", {})
-    if "config.json" in parsed and not isinstance(config.get("model_type"), str):
+    if "config.json" in parsed and not _is_model_type(config.get("model_type")):
         faults.append("config.json: found no model_type, expected the name of an architecture")
+    if (folder / _ADAPTER).exists():  # transformers would load the base that it names instead
+        faults.append(
+            f"{_ADAPTER}: found beside a model, expected an adapter to have its own folder"
+        )
     if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
         faults.append("the tokenizer: expected tokenizer.json, tokenizer.model or vocab.json")
     if faults:
@@ -58,23 +68,10 @@ def check_folder(folder: Path) -> FolderFacts:
             faults=faults,
             remedy="give a folder in Hugging Face's layout, as save_pretrained writes it",
         )
-    if named := [f"{file}: {key}" for file, doc in parsed.items() for key in code_keys(doc)]:
+    if named := [f"{file}: {key}" for file, doc in parsed.items() for key in code_keys(doc, file)]:
         raise _needs_code(folder, named)
     WeightFolder(folder)
     return FolderFacts(config["model_type"], card_licence(folder))
-
-
-def code_keys(value: Any, path: str = "") -> Iterator[str]:
-    """Where in a parsed JSON document code is named, as dotted paths."""
-    children: Iterable[tuple[object, Any]] = ()
-    if isinstance(value, dict):
-        children = value.items()
-    elif isinstance(value, list):
-        children = enumerate(value)
-    for key, child in children:
-        if key in CODE_KEYS:
-            yield f"{path}{key}"
-        yield from code_keys(child, f"{path}{key}.")
 
 
 def card_licence(folder: Path) -> str | None:
@@ -100,8 +97,8 @@ def _parse(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
             continue
         try:
             with files.storage_errors(folder / name):
-                document = json.loads((folder / name).read_bytes())
-        except (ValueError, RecursionError) as error:
+                document = bounded_json.read(folder / name)
+        except bounded_json.JsonFault as error:
             faults.append(f"{name}: not JSON: {error}")
             continue
         if isinstance(document, dict):
@@ -111,10 +108,26 @@ def _parse(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     return parsed, faults
 
 
+def _is_model_type(value: object) -> bool:
+    return isinstance(value, str) and _MODEL_TYPE.fullmatch(value) is not None
+
+
+def _leads_out(folder: Path, strays: list[str]) -> ModelError:
+    return ModelError(
+        "M002",
+        "the model folder has links that lead out of it",
+        where=folder,
+        faults=strays,
+        expected="files, or links within the folder, or a snapshot in the hub's cache",
+        remedy=f"if you made the links, copy what they lead to: cp -rL {folder} NEW",
+    )
+
+
 def _needs_code(folder: Path, named: list[str]) -> ModelError:
     return ModelError(
         "M004",
-        "the model brings code of its own, and vox never runs code from a model repository",
+        "the model brings code of its own, or names files to be read in the place of its own; "
+        "vox never runs code from a model repository",
         where=folder,
         found=", ".join(named),
         expected="a model whose architecture is part of transformers",

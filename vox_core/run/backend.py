@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
+from vox_core import bounded_json
 from vox_core.errors import BackendError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.load import Backend
@@ -20,7 +20,7 @@ def choose_for(request: Request, weights: Weights) -> tuple[Backend, Selection]:
         PlanError: P001, the model is a mixture of experts, and would be quantised in part.
         BackendError: no installed backend can do it.
     """
-    config = json.loads((weights.folder / "config.json").read_bytes())
+    config = bounded_json.read(weights.folder / "config.json")
     require_no_experts(request.quant or "none", config, weights.tensors)
     try:
         return choose(request)

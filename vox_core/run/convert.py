@@ -9,14 +9,13 @@ base are read for nothing else.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core import files, models
+from vox_core import bounded_json, files, models
 from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.mlx_config import misread, window
 from vox_core.adapter.mlx_read import is_mlx_folder, mlx_dropout, read_mlx_adapter
@@ -181,7 +180,7 @@ def _dropout(folder: Path) -> float:
     """What the source says; it matters to those who train the adapter further."""
     if is_mlx_folder(folder):
         return mlx_dropout(folder)
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+    config: dict[str, Any] = bounded_json.read(folder / CONFIG)
     return float(config.get("lora_dropout") or 0.0)
 
 
@@ -199,7 +198,7 @@ def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
             f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "
             "and says so; vox does"
         )
-    config = json.loads((source.base.path / "config.json").read_bytes())
+    config = bounded_json.read(source.base.path / "config.json")
     try:
         settings = misread(config)
     except ModelError as error:

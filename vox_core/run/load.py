@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vox_core import models
+from vox_core import bounded_json, models
 from vox_core.config import SamplingSettings
 from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
-from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
+from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request
 from vox_core.plan import positions, resolve_dtype, settled_quant
@@ -95,28 +95,30 @@ def prompt_tokens(
 
     Without a chat template the model continues the last message as plain text.
     """
-    if not tokenizer.chat_template and system:
+    source = template_source(tokenizer)
+    if source is None and system:
         raise DataError(
             "D005",
             "the model has no chat template, and so no place for a system message",
             where="--system",
             remedy="put it at the beginning of the prompt",
         )
-    if not tokenizer.chat_template:
+    if source is None:
         return list(tokenizer(messages[-1]["content"])["input_ids"])
     whole = [{"role": "system", "content": system}] if system else []
     try:
-        text = tokenizer.apply_chat_template(
-            [*whole, *map(dict, messages)], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:
+        template = ChatTemplate(source, tokenizer.special_tokens_map)
+        text = template.render([*whole, *messages], generation_prompt=True)
+    except TemplateFault as error:
+        if error.too_much:
+            raise takes_too_much(error, tokenizer.name_or_path) from error
         raise DataError(
             "D005",
             "the chat template cannot render the conversation",
             found=error,
             remedy="leave out --system; some templates have no place for it",
         ) from error
-    return list(tokenizer(cast("str", text), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def open_model(
 
 
 def _positions(source: Source) -> int | None:
-    return positions(json.loads((source.base.path / "config.json").read_bytes()))
+    return positions(bounded_json.read(source.base.path / "config.json"))
 
 
 def _title(source: Source) -> str:

@@ -7,12 +7,11 @@ and held against it: another base is refused, not tried.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vox_core import models
+from vox_core import bounded_json, models
 from vox_core.adapter.fit import require_fit
 from vox_core.adapter.mlx import MlxBase
 from vox_core.adapter.mlx_read import is_mlx_folder, read_mlx_adapter
@@ -190,7 +189,7 @@ def _base_model(
 
 def _config_said(folder: Path, key: str) -> str | None:
     try:
-        value = json.loads((folder / CONFIG).read_bytes()).get(key)
+        value = bounded_json.read(folder / CONFIG).get(key)
     except (ValueError, AttributeError):
         return None  # `read_adapter` says what is wrong with the file
     return value if isinstance(value, str) else None

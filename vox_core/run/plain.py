@@ -5,7 +5,6 @@ What is written comes tensor by tensor from `Weights`, changed by the caller on 
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core import files
+from vox_core import bounded_json, files
 from vox_core.contract import DType
 from vox_core.weights import INDEX, Spec, WeightFolder, Weights, write_safetensors
 from vox_core.weights.quantised import plain_config
@@ -55,14 +54,14 @@ def copy_companions(base: Path, folder: Path) -> None:
             if file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
                 files.write_bytes(folder / file.name, file.read_bytes())
     if (folder / "config.json").is_file():
-        config = json.loads((folder / "config.json").read_bytes())
+        config = bounded_json.read(folder / "config.json")
         if (plain := plain_config(config)) != config:
             files.write_json(folder / "config.json", plain)
 
 
 def declare_dtype(path: Path, dtype: DType) -> None:
     """Let the configuration say what the weights are stored in, where it says anything."""
-    config = json.loads(path.read_bytes())
+    config = bounded_json.read(path)
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     said = {key: names[dtype] for key in ("dtype", "torch_dtype") if key in config}
     files.write_json(path, {**config, **(said or {"dtype": names[dtype]})})

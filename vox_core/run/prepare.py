@@ -6,7 +6,6 @@ Nothing is written here, except what the caches of models and tokens keep.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core import models, plan
+from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
@@ -116,7 +115,7 @@ def prepare(
     request = _request(settings, model.model_type, origin, resumed_from, quant)
     backend, selection = choose_for(request, weights)
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
-    config = json.loads((model.path / "config.json").read_bytes())
+    config = bounded_json.read(model.path / "config.json")
     seq_len = plan.sequence_length(settings, config)
     load = cache(lambda: load_tokenizer(model.path))
     train = (

@@ -8,12 +8,11 @@ the disk and must be the plain one's quantisation, to the last bit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core import files
+from vox_core import bounded_json, files
 from vox_core.adapter.mlx_config import mlx_config, window
 from vox_core.adapter.targets import quantised_modules
 from vox_core.contract import Quant
@@ -37,7 +36,7 @@ def require_quantisable(source: Source, quant: Quant) -> None:
         PlanError: P001, the model has experts, or naming the modules that the format does not fit.
     """
     require_same_in_mlx(source.base.model_type, source.base.path)
-    config = json.loads((source.base.path / "config.json").read_bytes())
+    config = bounded_json.read(source.base.path / "config.json")
     require_no_experts(quant, config, source.weights.tensors)
     mlx_lm_config(config, source.base.path)
     form = MLX_FORMATS[quant]
@@ -139,7 +138,7 @@ class _Writer:
         if weights.index is not None:
             files.write_json(folder / INDEX, self._index(weights.index))
         copy_companions(weights.folder, folder)
-        config = json.loads((folder / "config.json").read_bytes())
+        config = bounded_json.read(folder / "config.json")
         told = mlx_lm_config(config, weights.folder)
         files.write_json(folder / "config.json", quantised_config(told, self._form))
 

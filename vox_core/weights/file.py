@@ -8,7 +8,6 @@ tensor.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core import files
+from vox_core import bounded_json, files
 from vox_core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
 
 MAX_HEADER = 100_000_000
+MAX_AXES = 32
+MAX_ELEMENTS = 1 << 60
 _PREFIX = 8
 
 # Names of safetensors -> names of numpy and ml_dtypes. Sub-byte types (F4, F6) have no numpy type.
@@ -134,21 +135,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             )
         raw = file.read(length)
     try:
-        header = json.loads(raw, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
+        header = bounded_json.parse(raw, unique=True)
+    except bounded_json.JsonFault as error:
         raise _corrupt(path, found=f"a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise _corrupt(path, found=type(header).__name__, expected="a JSON object as the header")
     return header, _PREFIX + length
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice")
-    return found
 
 
 def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
@@ -178,6 +170,12 @@ def _info(name: str, entry: object, faults: list[str]) -> TensorInfo | None:
             return None
     if dtype not in _NUMPY:
         faults.append(f"tensor {name}: found dtype {dtype}, expected one of {', '.join(_NUMPY)}")
+        return None
+    if len(shape) > MAX_AXES or math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        faults.append(
+            f"tensor {name}: found {len(shape)} axes {shape[:MAX_AXES]!r:.120}, expected at most "
+            f"{MAX_AXES}, and at most 2**60 elements"
+        )
         return None
     needed = math.prod(info.shape) * numpy_dtype(dtype).itemsize
     if info.nbytes != needed:

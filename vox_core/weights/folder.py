@@ -6,12 +6,11 @@ that are where the index puts them. Pickles are never opened.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from vox_core import files
+from vox_core import bounded_json, files
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
 from vox_core.weights.file import SafetensorsFile, TensorInfo
@@ -113,8 +112,8 @@ def _read_index(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The index and its `weight_map`, whose file names stay in the folder."""
     try:
         with files.storage_errors(path):
-            index = json.loads(path.read_bytes())
-    except ValueError as error:
+            index = bounded_json.read(path, unique=True)
+    except bounded_json.JsonFault as error:
         raise _bad_index(path, [f"it is not JSON: {error}"]) from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -11,12 +11,12 @@ others (moved axes, norms stored as 1 + w, other prefixes) the way back is not a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vox_core import bounded_json
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
 from vox_core.weights.file import TensorInfo, numpy_dtype
@@ -44,7 +44,7 @@ def open_weights(folder: Path) -> Weights:
     Raises:
         ModelError: as `WeightFolder`; M002 for a quantised folder that cannot be read.
     """
-    stored, config = WeightFolder(folder), json.loads((folder / "config.json").read_bytes())
+    stored, config = WeightFolder(folder), bounded_json.read(folder / "config.json")
     return QuantisedFolder(stored, config) if isinstance(config.get(_KEY), dict) else stored
 
 

@@ -1,0 +1,142 @@
+"""A model's chat template, compiled once and rendered within limits.
+
+The environment is the one that transformers renders in, with its filters, its globals and its
+`{% generation %}` blocks, but in vox's own sandbox, which bounds what a rendering uses
+(`sandbox.py`). Templates are somebody else's code: whatever one raises is a `TemplateFault`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vox_core.errors import DataError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from vox_core.data.sandbox import Sandbox
+
+MAX_SOURCE = 1 << 18
+"""Ten times the longest template of a known model, in characters."""
+
+
+class TemplateFault(Exception):
+    """Why the chat template does not render a conversation; `too_much` if it took too much, so that
+    it is not to be asked again."""
+
+    too_much = False
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: the template.
+        names: further variables, such as the special tokens.
+
+    Raises:
+        TemplateFault: it cannot be compiled.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, Any]) -> None:
+        self._names = dict(names)
+        with _faults():
+            if len(source) > MAX_SOURCE:
+                raise ValueError(f"the template has more than {MAX_SOURCE:,} characters")
+            self._sandbox = _sandbox()
+            self._template: Template = self._sandbox.from_string(
+                self._sandbox.parse_metered(source)
+            )
+
+    def render(self, chat: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
+        """The text of a conversation.
+
+        Raises:
+            TemplateFault: the template refuses it, fails, or takes too much.
+        """
+        with _faults():
+            self._sandbox.refill(_characters(chat))
+            return self._template.render(self._variables(chat, generation_prompt))
+
+    def render_marked(self, chat: Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and the stretches of it that stood between generation markers.
+
+        Raises:
+            TemplateFault: as `render`.
+        """
+        blocks: list[str] = []
+        stretches: list[tuple[int, int]] = []
+        track: Any = vars(self._sandbox)["activate_tracker"]
+        with _faults():
+            self._sandbox.refill(_characters(chat))
+            with track(blocks, stretches):
+                for block in self._template.generate(self._variables(chat, False)):
+                    blocks.append(block)
+                    self._sandbox.made(block)
+        return "".join(blocks), stretches
+
+    def _variables(
+        self, chat: Sequence[Mapping[str, str]], generation_prompt: bool
+    ) -> dict[str, Any]:
+        return {
+            **self._names,
+            "messages": [dict(message) for message in chat],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+        }
+
+
+def _characters(chat: Sequence[Mapping[str, str]]) -> int:
+    return sum(len(message["content"]) for message in chat)
+
+
+def _sandbox() -> Sandbox:
+    """vox's sandbox, with all that transformers gives a chat template."""
+    from transformers.utils import chat_template_utils
+
+    from vox_core.data.sandbox import Sandbox
+
+    # Compiled from nothing: a template of somebody else's is never compiled without a budget.
+    compile_: Any = chat_template_utils._compile_jinja_template
+    theirs = compile_("").environment
+    ours = Sandbox(
+        trim_blocks=theirs.trim_blocks,
+        lstrip_blocks=theirs.lstrip_blocks,
+        extensions=[type(extension) for extension in theirs.extensions.values()],
+    )
+    ours.globals |= {name: v for name, v in theirs.globals.items() if name != "lipsum"}
+    ours.adopt(theirs.filters.items())
+    return ours
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """What a template raises by itself, or trips over, is its own fault."""
+    try:
+        yield
+    except Exception as error:
+        from vox_core.data.sizes import TooMuch
+
+        first, *_ = str(error).splitlines() or [""]
+        fault = TemplateFault(first[:500] or type(error).__name__)
+        fault.too_much = isinstance(error, TooMuch | MemoryError)
+        raise fault from error
+
+
+def takes_too_much(fault: TemplateFault, model: object) -> DataError:
+    """The error for a template that is not to be asked again.
+
+    Args:
+        model: the folder that it is from.
+    """
+    return DataError(
+        "D005",
+        "the model's chat template takes more time or memory than a rendering may",
+        where=f"the chat template of {model}",
+        found=fault,
+        expected="text of a size that goes with the conversation",
+        remedy="do not use this template: take it from a source you trust, or use another model",
+    )
