@@ -67,6 +67,8 @@ TOO_MUCH = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "a loop that takes nothing": "{% for i in range(99999) %}{% for j in range(99999) if false %}"
     "{% endfor %}{% endfor %}",
+    "loops over a list": "{% set l = range(9999) | list %}{% for i in l %}{% for j in l %}"
+    "{% endfor %}{% endfor %}",
     "a large range": "{% for i in range(10**9) %}x{% endfor %}",
     "output": "{% for i in range(99999) %}" + "a" * 1000 + "{% endfor %}",
     "a width": "{{ '%1000000000d' % 1 }}",
