@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vox_core import disk
+from vox_core import bounded_json, disk
 from vox_core.errors import AdapterError, OutputError
 from vox_core.files import make_folder, require_absent, sync_folder, unwritable, write_json
 
@@ -54,7 +54,7 @@ class RunFolder:
             AdapterError: A001, the file is missing or broken, so this is no run folder of vox.
         """
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            value = bounded_json.read(self.path / name)
             if isinstance(value, dict):
                 return value
             found = f"a JSON {type(value).__name__}"

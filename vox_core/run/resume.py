@@ -13,8 +13,9 @@ from vox_core.errors import ConfigError, PlanError
 from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import telemetry
 from vox_core.run.best import Best, validations
+from vox_core.run.differences import differences
 from vox_core.run.folder import LOCK, MANIFEST, OWNER, PLAN, PREFLIGHT, RunFolder
-from vox_core.run.sources import Sources, differences
+from vox_core.run.sources import Sources, other_files
 
 # What changed, in the words in which it can be changed back.
 _SAID_WITH = {
@@ -198,7 +199,7 @@ def require_same(
     Raises:
         PlanError: P003, naming each setting that changed, and each file.
     """
-    changes = [*_changes(recorded["contract"], made.contract.to_json())]
+    changes = [*differences(recorded["contract"], made.contract.to_json())]
     if recorded["dtype"] != made.dtype:
         changes.append(("dtype", recorded["dtype"], made.dtype))
     fields = {_MAY_CHANGE[name] for name in allowed}
@@ -229,7 +230,7 @@ def _of_files(
         if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
             continue
         what = _FILES_OF[field]
-        found = differences(recorded["sources"], sources, what)
+        found = other_files(recorded["sources"], sources, what)
         yield from found
         if not found:
             yield (
@@ -246,12 +247,3 @@ def tuned_as_before(made: ExecutionPlan, recorded: Mapping[str, Any]) -> Executi
 
 def _flag(field: str) -> str:
     return "--" + field.rpartition(".")[2].replace("_", "-")
-
-
-def _changes(was: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted field, value then, value now) of every difference."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted(was.keys() | now.keys()):
-            yield from _changes(was.get(key), now.get(key), f"{where}.{key}" if where else key)
-    elif was != now:
-        yield where, was, now

@@ -54,7 +54,7 @@ def to_json(sources: Sources) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def differences(recorded: Mapping[str, Any], sources: Sources, what: str) -> list[str]:
+def other_files(recorded: Mapping[str, Any], sources: Sources, what: str) -> list[str]:
     """In words, which files of one kind are not those that were recorded.
 
     A file that lies elsewhere, with the same bytes, is the same file.

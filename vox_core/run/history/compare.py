@@ -7,7 +7,7 @@ same step, which tells less: a run that remembers its rows has a lower one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,7 +19,6 @@ from vox_core.run.history.summary import Curve, Summary
 
 LAST = 20
 """Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
-_DEPTH = 16
 
 Basis: TypeAlias = Literal["held-out loss", "training loss"]
 
@@ -70,7 +69,7 @@ def compare(a: Path, b: Path) -> Comparison:
     contracts = _contract(a), _contract(b)
     differences = None
     if contracts[0] is not None and contracts[1] is not None:
-        differences = [Difference(*each) for each in _differences(*contracts)]
+        differences = [Difference(*each) for each in differences(*contracts)]
     changed = {each.field for each in differences or ()}
     same_rows = "data.valid_digest" not in changed
     return Comparison(one, other, differences, verdict(one, other, same_rows))
@@ -129,13 +128,3 @@ def _contract(folder: Path) -> Mapping[str, Any] | None:
     except (AdapterError, RecursionError):
         return None
     return contract if isinstance(contract, dict) else None
-
-
-def _differences(a: Any, b: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any, Any]]:
-    """(dotted field, value in a, value in b) of every difference."""
-    if isinstance(a, dict) and isinstance(b, dict) and depth < _DEPTH:
-        for key in sorted(a.keys() | b.keys()):
-            name = f"{where}.{key}" if where else key
-            yield from _differences(a.get(key), b.get(key), name, depth + 1)
-    elif a != b:
-        yield where, a, b
