@@ -11,11 +11,21 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from vox_core import bounded_json
 from vox_core.hashes import file_sha256
 from vox_core.weights import WeightFolder
 
-__all__ = ["TOKENIZER_FILES", "file_sha256", "folder_digest", "tokenizer_digest"]
+__all__ = [
+    "CONFIG_FILE",
+    "TOKENIZER_FILES",
+    "config_digest",
+    "file_sha256",
+    "folder_digest",
+    "tokenizer_digest",
+]
 
+CONFIG_FILE = "config.json"
+_BY_WHOM = ("_name_or_path", "transformers_version")
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -41,6 +51,13 @@ def folder_digest(folder: Path) -> str:
 def tokenizer_digest(folder: Path) -> str:
     """The digest of the tokenizer's files, as many as the folder has."""
     return _digest(folder, (name for name in TOKENIZER_FILES if (folder / name).is_file()))
+
+
+def config_digest(folder: Path) -> str:
+    """The digest of what `config.json` says: canonical JSON, without what says who wrote it."""
+    config = bounded_json.read(folder / CONFIG_FILE)
+    said = {key: value for key, value in config.items() if key not in _BY_WHOM}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(folder: Path, names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Valid
 from vox_core.data.order import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint, telemetry
+from vox_core.run.planning import plan
 from vox_core.run.prepare import prepare
 from vox_core.run.stop import StoppedAtOnce, TimeLimit
 from vox_core.run.train import train
@@ -304,3 +306,52 @@ def test_sigterm_from_outside(made, whole, times):
     assert last["outcome"] == "stopped"
     assert resumed(asked.out).steps == 60
     assert_same_run(asked.out, whole(**{**SMALL, "max_steps": 60}))
+
+
+# --- what may not change -------------------------------------------------------------------------
+
+
+def test_a_config_that_has_changed_is_another_model(tiny, settings, tmp_path):
+    """Weights and tokenizer are as they were: `rms_norm_eps` alone makes another run of it."""
+    base = shutil.copytree(tiny("llama"), tmp_path / "base")
+    asked = settings(base, save_every=1)
+    killed(asked, cut_after(3))
+    config = base / "config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps({**said, "transformers_version": "0"}, indent=4))
+    assert plan(validate(TrainSettings, {"resume": asked.out}))
+    config.write_text(json.dumps({**said, "rms_norm_eps": 0.1}))
+    with pytest.raises(InputError, match="cannot be resumed") as caught:
+        resumed(asked.out)
+    assert str(config) in "\n".join(caught.value.faults)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(made):
+    asked = made(save_every=1)
+    killed(asked, cut_after(3))
+    before = (asked.out / "plan.json").read_bytes()
+    shutil.rmtree(asked.out / "checkpoints")
+    with pytest.raises(InputError, match="checkpoints are gone"):
+        resumed(asked.out)
+    assert (asked.out / "plan.json").read_bytes() == before
+
+
+def test_a_run_is_not_cut_shorter_than_it_is(made):
+    asked = made(save_every=1)
+    killed(asked, cut_after(5))
+    given = {"resume": asked.out, "max_steps": 3, "allow_change": ["max-steps"]}
+    with pytest.raises(InputError, match="further than it is to go"):
+        train(validate(TrainSettings, given))
+
+
+def test_losses_of_other_rows_are_not_the_best(made, data):
+    asked = made(**WORSE, save_every=1, patience=3)
+    killed(asked, cut_after(4))
+    other = data / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "Something else?", "completion": "Yes, it is."}))
+    given = {"resume": asked.out, "valid": other, "allow_change": ["valid"]}
+    report = train(validate(TrainSettings, given))
+    assert report.best_step > 4
+    assert report.steps == report.best_step + 3
+    (change, *_) = json.loads((asked.out / "plan.json").read_text())["changes"]
+    assert "…" in change["changes"][0]

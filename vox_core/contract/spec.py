@@ -36,6 +36,7 @@ class ModelIdentity:
     model_type: str
     weights_digest: str
     tokenizer_digest: str
+    config_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

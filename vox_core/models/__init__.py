@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from vox_core.catalog import ModelEntry
 from vox_core.contract import ModelIdentity
-from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
+from vox_core.digests import config_digest, file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError
 from vox_core.known import known
 from vox_core.models import converted, hub, wheel
@@ -87,6 +87,7 @@ def identity(model: LocalModel) -> ModelIdentity:
         model_type=model.model_type,
         weights_digest=folder_digest(model.path),
         tokenizer_digest=tokenizer_digest(model.path),
+        config_digest=config_digest(model.path),
     )
 
 

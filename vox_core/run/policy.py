@@ -47,6 +47,7 @@ class Policy:
     ) -> None:
         contract = prepared.plan.contract
         self._settings, self._run, self._sources = settings, run, prepared.sources
+        self._valid_digest = contract.data.valid_digest
         self._stop, self._out_of_time = stop, out_of_time
         self._bad = BadSteps(
             run.path / BAD_BATCHES,
@@ -62,9 +63,10 @@ class Policy:
     def begin(self, start: TrainState) -> None:
         """Go on after `start`, knowing what came before it."""
         before = checkpoint.origin(self._run.checkpoints, start.step)
-        if before.best:
-            self.best.step, self.best.loss = before.best.step, before.best.loss
-        self.best.since = before.since_best
+        if before.valid_digest == self._valid_digest:  # losses of other rows say nothing of these
+            if before.best:
+                self.best.step, self.best.loss = before.best.step, before.best.loss
+            self.best.since = before.since_best
         self._bad.begin(start.step)
 
     def hear(self, event: Event) -> Iterator[Event]:

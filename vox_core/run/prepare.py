@@ -166,8 +166,8 @@ def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) ->
 
 def space_needed(made: ExecutionPlan, settings: TrainSettings) -> int:
     """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
-    the adapter."""
-    kept = settings.keep
+    the adapter. Where there is validation, the best step has one of its own."""
+    kept = settings.keep + (made.contract.data.valid_digest is not None)
     if settings.keep_every:
         apart = math.lcm(settings.keep_every, settings.save_every or 1)
         kept += made.contract.total_steps // apart

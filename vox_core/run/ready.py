@@ -82,6 +82,8 @@ def make_ready(
     how = resume.ended(run, made.contract.total_steps, settings.patience)
     if how and not auto:
         raise resume.finished(run, how)
+    if not how:
+        resume.require_going_on(run, made.contract.total_steps)
     require_space(made, settings, run.path)
     prepared = replace(prepared, plan=resume.tuned_as_before(made, recorded))
     return Ready(settings, run, prepared, fresh=False, changes=changes, ended=how)

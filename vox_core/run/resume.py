@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vox_core.config import Change, TrainSettings, validate
-from vox_core.contract import ExecutionPlan, Notice, RunStart
+from vox_core.contract import CheckpointWritten, ExecutionPlan, Notice, RunStart
 from vox_core.errors import ConfigError, PlanError
 from vox_core.files import TEMPORARY_PREFIX
-from vox_core.run import telemetry
+from vox_core.run import checkpoint, telemetry
 from vox_core.run.best import Best, validations
 from vox_core.run.differences import differences
 from vox_core.run.folder import LOCK, MANIFEST, OWNER, PLAN, PREFLIGHT, RunFolder
@@ -27,6 +28,7 @@ _SAID_WITH = {
     "data.valid_digest": "--valid: the rows",
     "model.weights_digest": "--model: the weights",
     "model.tokenizer_digest": "--model: the tokenizer",
+    "model.config_digest": "--model: config.json",
     "optimizer.name": "--optimizer",
 }
 # What may be changed on the way, as --allow-change says it -> the fields of the contract. The order
@@ -49,6 +51,7 @@ _FILES_OF = {
     "data.valid_digest": "valid",
     "model.weights_digest": "weights",
     "model.tokenizer_digest": "tokenizer",
+    "model.config_digest": "config",
 }
 _OF_THIS_CALL = {"resume", "out", "config", "allow_cpu", "allow_change"}
 
@@ -169,6 +172,34 @@ def ended(run: RunFolder, total: int, patience: int) -> str | None:
     return None
 
 
+def require_going_on(run: RunFolder, total: int) -> None:
+    """Refuse to begin anew what has been trained already, or to end before what has been.
+
+    Raises:
+        PlanError: P003.
+    """
+    there = checkpoint.numbered(run.checkpoints)
+    last = checkpoint.step_of(there[0]) if there else 0
+    if last > total:
+        raise PlanError(
+            "P003",
+            "the run is further than it is to go",
+            where=there[0],
+            found=f"{last} steps are done",
+            expected=f"more than that; --max-steps or --epochs says {total}",
+            remedy="say more, or train anew with another --out",
+        )
+    written = (line["event"] == CheckpointWritten.name for line in telemetry.read(run.telemetry))
+    if not there and ((run.path / MANIFEST).is_file() or any(written)):
+        raise PlanError(
+            "P003",
+            "the run's checkpoints are gone",
+            where=run.checkpoints,
+            found="none, and the run had some",
+            remedy="put them back, or train anew with another --out",
+        )
+
+
 def finished(run: RunFolder, how: str) -> PlanError:
     """The error for a run that has ended."""
     return PlanError(
@@ -219,7 +250,14 @@ def require_same(
 
 def _said(change: tuple[str, Any, Any]) -> str:
     field, was, now = change
-    return f"{_SAID_WITH.get(field, _flag(field))}: {was!r} when it began, {now!r} now"
+    what = _SAID_WITH.get(field, _flag(field))
+    return f"{what}: {_short(was)} when it began, {_short(now)} now"
+
+
+def _short(value: Any) -> str:
+    """The value as it is written; of a digest its beginning."""
+    digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    return f"{value[:12]}…" if digest else repr(value)
 
 
 def _of_files(

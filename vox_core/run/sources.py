@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.data.checked import CheckedFile
-from vox_core.digests import TOKENIZER_FILES, file_sha256
+from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SourceFile:
 
 
 Sources = Mapping[str, Sequence[SourceFile]]
-"""What it is for ("data", "valid", "weights", "tokenizer") -> files."""
+"""What it is for ("data", "valid", "weights", "tokenizer", "config") -> files."""
 
 
 def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
@@ -43,7 +43,11 @@ def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
 def model_files(folder: Path, weights: Iterable[str]) -> dict[str, list[SourceFile]]:
     """The files that a model's digests are made of."""
     there = (name for name in TOKENIZER_FILES if (folder / name).is_file())
-    return {"weights": _hashed(folder, weights), "tokenizer": _hashed(folder, there)}
+    return {
+        "weights": _hashed(folder, weights),
+        "tokenizer": _hashed(folder, there),
+        "config": _hashed(folder, [CONFIG_FILE]),
+    }
 
 
 def to_json(sources: Sources) -> dict[str, list[dict[str, str]]]:

@@ -342,6 +342,7 @@ class _Run:
                 contract=self._contract.digest,
                 backend=self._prepared.plan.backend,
                 seed=self._contract.seed,
+                valid_digest=self._contract.data.valid_digest,
                 versions=card.versions(),
             ),
             due=Due(

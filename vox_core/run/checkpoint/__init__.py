@@ -17,7 +17,7 @@ Which step is saved, and by whom, is `vox_core.run.writer`'s.
 
 from __future__ import annotations
 
-from vox_core.run.checkpoint.keep import Retention, numbered, prune
+from vox_core.run.checkpoint.keep import Retention, numbered, prune, step_of
 from vox_core.run.checkpoint.read import fault, load, load_newest, load_step, origin, read_record
 from vox_core.run.checkpoint.record import Best, Origin, Record
 from vox_core.run.checkpoint.write import save
@@ -36,4 +36,5 @@ __all__ = [
     "prune",
     "read_record",
     "save",
+    "step_of",
 ]

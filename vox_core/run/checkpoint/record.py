@@ -63,6 +63,7 @@ class Record(_Json):
         skipped: steps that were not applied, their loss or gradient not being finite.
         epoch: passes over the data that are done, as a fraction.
         since_best: validations after the best one, or all if none was a number.
+        valid_digest: of the held-out rows that `best` is of, as the contract has it.
         elapsed: seconds of training up to here, over every resume.
         alpha: module path -> its alpha.
         saved: parameters that are trained whole.
@@ -82,6 +83,7 @@ class Record(_Json):
     versions: dict[str, str]
     best: Best | None
     since_best: Count
+    valid_digest: str | None
     method: Method
     alpha: dict[str, float]
     saved: list[str]
@@ -99,6 +101,7 @@ class Origin:
     versions: dict[str, str] = field(default_factory=dict)
     best: Best | None = None
     since_best: int = 0
+    valid_digest: str | None = None
 
 
 def damaged(folder: Path, why: str) -> PlanError:

@@ -105,6 +105,7 @@ def _record(state: TrainState, origin: Origin) -> Record:
         versions=origin.versions,
         best=origin.best,
         since_best=origin.since_best,
+        valid_digest=origin.valid_digest,
         method=state.adapter.method,
         alpha={path: float(module.alpha) for path, module in state.adapter.modules.items()},
         saved=sorted(state.adapter.saved),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vox_core.errors import AdapterError
+from vox_core.run.differences import differences
 from vox_core.run.folder import PLAN, RunFolder
 from vox_core.run.history.find import summary_of
 from vox_core.run.history.summary import Curve, Summary
@@ -67,12 +68,12 @@ def compare(a: Path, b: Path) -> Comparison:
     """
     one, other = summary_of(a), summary_of(b)
     contracts = _contract(a), _contract(b)
-    differences = None
+    found = None
     if contracts[0] is not None and contracts[1] is not None:
-        differences = [Difference(*each) for each in differences(*contracts)]
-    changed = {each.field for each in differences or ()}
+        found = [Difference(*each) for each in differences(*contracts)]
+    changed = {each.field for each in found or ()}
     same_rows = "data.valid_digest" not in changed
-    return Comparison(one, other, differences, verdict(one, other, same_rows))
+    return Comparison(one, other, found, verdict(one, other, same_rows))
 
 
 def verdict(a: Summary, b: Summary, same_rows: bool = True) -> Verdict:
