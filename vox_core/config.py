@@ -40,10 +40,16 @@ def _one_or_many(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    """`90m`, `2h`, `45s` or `1h30m` as seconds; anything else is pydantic's to judge."""
+    """`90m`, `2h`, `45s` or `1h30m` as seconds; a number is pydantic's to judge.
+
+    Raises:
+        ValueError: it is neither.
+    """
     text = value.strip().lower() if isinstance(value, str) else ""
-    if not (found := _DURATION.fullmatch(text)) or not text:
+    if not text or text.replace(".", "", 1).isdigit():
         return value
+    if not (found := _DURATION.fullmatch(text)):
+        raise ValueError("give a time such as 90m, 2h, 1h30m, or seconds")
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return 3600 * hours + 60 * minutes + seconds
 

@@ -355,3 +355,59 @@ def test_losses_of_other_rows_are_not_the_best(made, data):
     assert report.steps == report.best_step + 3
     (change, *_) = json.loads((asked.out / "plan.json").read_text())["changes"]
     assert "…" in change["changes"][0]
+
+
+def test_what_was_measured_of_steps_that_are_taken_again_counts_no_more(made):
+    """The last checkpoint is damaged, and its held-out loss is of an adapter that is no more."""
+    asked = made(**{**SMALL, "max_steps": 4}, save_every=2)
+    assert train(asked).valid_after is not None
+    damaged = asked.out / "checkpoints/step-4/adapter.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    given = {"resume": asked.out, "max_steps": 9, "allow_change": ["max-steps"]}
+    report = train(validate(TrainSettings, given), observe=stop_after(3))
+    losses = {
+        line["step"]: line["loss"]
+        for line in telemetry.read(asked.out / "telemetry.jsonl")
+        if line["event"] == "validation"
+    }
+    assert (report.steps, sorted(losses)) == (3, [0, 2, 4])
+    assert (report.valid_before, report.valid_after) == (losses[0], losses[2])
+    assert f"{losses[4]:.4f}" not in (asked.out / "README.md").read_text()
+
+
+def test_other_settings_of_a_resume_are_those_of_the_next(made):
+    asked = made(**WORSE, patience=1)
+    first = train(asked)
+    assert not first.stopped and first.steps < 40
+    given = {"resume": asked.out, "patience": 0}
+    train(validate(TrainSettings, given), observe=stop_after(first.steps + 1))
+    report = resumed(asked.out, stop_after(first.steps + 3))
+    assert report.steps == first.steps + 3
+
+
+def test_epochs_of_a_resume_win_over_the_steps_of_the_run(made):
+    asked = made(max_steps=2)
+    train(asked)
+    given = {"resume": asked.out, "epochs": 1, "allow_change": ["epochs"]}
+    assert train(validate(TrainSettings, given)).steps == 3  # 6 documents, 2 a step
+
+
+def test_the_first_signal_is_acknowledged(made):
+    told = []
+
+    def observe(event) -> None:
+        told.append(event)
+        stop_after(2)(event)
+
+    train(made(**SMALL), observe=observe)
+    words = [event.message for event in told if isinstance(event, Notice)]
+    assert words.count("stopping after this step; a second signal stops at once") == 1
+
+
+def test_a_run_that_is_there_is_named_as_one(made):
+    asked = made(max_steps=2)
+    train(asked)
+    with pytest.raises(InputError) as caught:
+        train(asked)
+    assert (caught.value.code, caught.value.found) == ("VOX-O001", "a run")
+    assert f"vox train --resume {asked.out}" in caught.value.remedy

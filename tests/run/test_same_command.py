@@ -121,8 +121,11 @@ def test_what_is_no_duration(text):
 def test_what_may_change_has_to_be_said(asked):
     killed(asked(), cut_after(2, CheckpointWritten))
     with pytest.raises(InputError) as caught:
-        train(validate(TrainSettings, {"resume": asked().out, "lr": 1e-3, "rank": 8}))
+        train(validate(TrainSettings, {"resume": asked().out, "lr": 1e-3}))
     assert "--allow-change lr would" in caught.value.remedy
+    with pytest.raises(InputError) as caught:
+        train(validate(TrainSettings, {"resume": asked().out, "lr": 1e-3, "rank": 8}))
+    assert "--allow-change" not in caught.value.remedy  # the rank would still be another
     given = {"resume": asked().out, "lr": 1e-3, "allow_change": "lr"}
     with pytest.raises(InputError) as caught:
         train(validate(TrainSettings, {**given, "rank": 8}))

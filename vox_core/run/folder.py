@@ -59,7 +59,7 @@ class RunFolder:
                 return value
             found = f"a JSON {type(value).__name__}"
         except (OSError, ValueError) as error:
-            found = str(error) if self.path.is_dir() else "no such folder"
+            found = _words(error) if self.path.is_dir() else "no such folder"
         raise AdapterError(
             "A001",
             "this is not a run folder of vox",
@@ -68,6 +68,10 @@ class RunFolder:
             expected=f"a folder that `vox train` made, with {name}",
             remedy="name a run folder; they lie under runs/ unless --out said otherwise",
         )
+
+
+def _words(error: Exception) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
 
 
 def default_path(model: str) -> Path:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from vox_core import files
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules
-from vox_core.contract import TrainState, Validation
+from vox_core.contract import TrainState
 from vox_core.digests import TOKENIZER_FILES
 from vox_core.models import LocalModel
-from vox_core.run import card, folder, resume, telemetry
+from vox_core.run import card, folder, resume
+from vox_core.run.best import validations
 from vox_core.run.folder import RunFolder
 from vox_core.run.prepare import Prepared
 
@@ -39,7 +40,7 @@ def write(
     for name in TOKENIZER_FILES:
         if (source := model.path / name).is_file():
             files.write_bytes(run.path / name, source.read_bytes())
-    before, after = held_out(run)
+    before, after = held_out(run, last)
     after = after if loss is None else loss
     text = card.card(plan, model, step=state.step, before=before, after=after)
     files.write_text(run.path / folder.CARD, text)
@@ -48,11 +49,10 @@ def write(
     files.write_json(run.path / folder.MANIFEST, about)
 
 
-def held_out(run: RunFolder) -> tuple[float | None, float | None]:
-    """The first and the last validation loss of the whole run, resumes included."""
-    losses = [
-        line["loss"] for line in telemetry.read(run.telemetry) if line["event"] == Validation.name
-    ]
+def held_out(run: RunFolder, last: int) -> tuple[float | None, float | None]:
+    """The first and the last validation loss of the whole run up to step `last`, resumes included;
+    of steps that were taken again, what was measured then."""
+    losses = [each.loss for each in validations(run.telemetry, last)]
     return (losses[0], losses[-1]) if len(losses) > 1 else (None, None)
 
 

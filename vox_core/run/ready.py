@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, OutputError
 from vox_core.host import Origin
 from vox_core.run import folder, resume
 from vox_core.run.folder import RunFolder
@@ -64,7 +64,7 @@ def make_ready(
     if recorded is None:
         folder.require_free(run)
         if not auto:
-            files.require_absent(run.path)
+            _require_new(run)
         prepared = prepare(settings, origin, None, progress, only_planned=only_planned)
         _require_validated(settings, prepared)
         require_space(prepared.plan, settings, run.path)
@@ -92,6 +92,24 @@ def make_ready(
 def _folder(settings: TrainSettings) -> RunFolder:
     named = settings.resume or settings.out or folder.default_path(settings.model)
     return RunFolder(Path(named))
+
+
+def _require_new(run: RunFolder) -> None:
+    """Refuse a folder that is there, and name the run in it.
+
+    Raises:
+        OutputError: O001.
+    """
+    if (run.path / folder.PLAN).is_file():
+        raise OutputError(
+            "O001",
+            "the output folder exists",
+            where=run.path,
+            found="a run",
+            remedy=f"go on with it: vox train --resume {run.path}; or choose another folder with "
+            "--out",
+        )
+    files.require_absent(run.path)
 
 
 def _require_validated(settings: TrainSettings, prepared: Prepared) -> None:

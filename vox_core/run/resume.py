@@ -53,7 +53,7 @@ _FILES_OF = {
     "model.tokenizer_digest": "tokenizer",
     "model.config_digest": "config",
 }
-_OF_THIS_CALL = {"resume", "out", "config", "allow_cpu", "allow_change"}
+_OF_THIS_CALL = {"resume", "out", "config", "allow_cpu", "allow_change", "max_time", "tune"}
 
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:
@@ -95,7 +95,10 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
             remedy="leave out --out",
         )
     given = settings.model_dump(include=settings.model_fields_set)
-    return validate(TrainSettings, {**_kept(plan, plan["settings"]), **given}), plan
+    kept = _kept(plan, plan["settings"])
+    if "epochs" in given and "max_steps" not in given:
+        kept.pop("max_steps", None)  # it would win
+    return validate(TrainSettings, {**kept, **given}), plan
 
 
 def _same_command(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
@@ -207,8 +210,9 @@ def finished(run: RunFolder, how: str) -> PlanError:
         "the run has finished already",
         where=run.path,
         found=how,
-        remedy=f"vox chat {run.path}; to train longer, train again with more --epochs or "
-        "--max-steps, or go on under another schedule: --allow-change epochs --epochs MORE",
+        remedy=f"vox chat {run.path}; to go on after early stopping: --patience 0; to train "
+        "longer, train again with more --epochs or --max-steps, or go on under another schedule: "
+        "--allow-change epochs --epochs MORE",
     )
 
 
@@ -237,6 +241,8 @@ def require_same(
     refused = [change for change in changes if change[0] not in fields]
     if refused:
         names = [n for n, field in _MAY_CHANGE.items() if any(field == f for f, *_ in refused)]
+        if any(field not in _MAY_CHANGE.values() for field, *_ in refused):
+            names = []  # the run could not go on with them either
         allow = " ".join(f"--allow-change {name}" for name in names if name != "max-steps")
         raise PlanError(
             "P003",

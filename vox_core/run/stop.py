@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -25,10 +25,14 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class StopSignal:
-    """Set by the first SIGINT or SIGTERM; the second one interrupts at once."""
+    """Set by the first SIGINT or SIGTERM; the second one interrupts at once.
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
+    Args:
+        acknowledge: called at the first one.
+    """
+
+    def __init__(self, acknowledge: Callable[[], None] = lambda: None) -> None:
+        self._event, self._acknowledge = threading.Event(), acknowledge
 
     def __call__(self) -> bool:
         return self._event.is_set()
@@ -51,6 +55,8 @@ class StopSignal:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
+        with suppress(Exception):  # it may come in the middle of other output; words are not vital
+            self._acknowledge()
 
 
 class TimeLimit:

@@ -56,6 +56,8 @@ from vox_core.run.trained import as_trained
 from vox_core.run.writer import CheckpointWriter, Due
 from vox_core.weights import Weights
 
+STOPPING = "stopping after this step; a second signal stops at once"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
@@ -118,7 +120,7 @@ def _ended(ready: Ready) -> TrainReport:
     """Of a run that had finished before this command."""
     manifest = ready.run.read(folder.MANIFEST)
     last = int(manifest.get("last_step", manifest["step"]))
-    before, after = outputs.held_out(ready.run)
+    before, after = outputs.held_out(ready.run, last)
     return TrainReport(
         run=ready.run.path,
         stopped=False,
@@ -145,7 +147,7 @@ class _Run:
         self._loss: float | None = None
         self._startup = startup
         self._startup_seconds: float | None = None
-        self._stop = StopSignal()
+        self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
         limit = TimeLimit(ready.settings.max_time, limit_from)
         self._policy = Policy(ready.settings, ready.prepared, ready.run, self._stop, limit)
         self._saved: int | None = None
@@ -234,8 +236,7 @@ class _Run:
         for worked_in in (self._run.path, self._run.checkpoints):
             files.remove_leftovers(worked_in)
         state = self._resumed()
-        if self._ready.changes:
-            self._change_plan(state.step)
+        self._keep_plan(state.step)
         return state
 
     def _resumed(self) -> TrainState:
@@ -250,12 +251,21 @@ class _Run:
         self._last = self._saved = state.step
         return state
 
-    def _change_plan(self, step: int) -> None:
-        """The plan that holds from now on; it says what held before."""
-        before = self._run.read(folder.PLAN)
-        change = {"after_step": step, "contract": before["digest"], "changes": self._ready.changes}
-        changes = [*before.get("changes", ()), change]
-        files.write_json(self._run.path / folder.PLAN, {**self._plan_json(), "changes": changes})
+    def _keep_plan(self, step: int) -> None:
+        """The plan that holds from now on, and what held before, if there is a difference."""
+        before, now = self._run.read(folder.PLAN), self._plan_json()
+        changes = before.get("changes", [])
+        if self._ready.changes:
+            told = {
+                "after_step": step,
+                "contract": before["digest"],
+                "changes": self._ready.changes,
+            }
+            changes = [*changes, told]
+        elif before["settings"] == now["settings"]:
+            return
+        now |= {"changes": changes} if changes else {}
+        files.write_json(self._run.path / folder.PLAN, now)
 
     def _plan_json(self) -> dict[str, Any]:
         return {
@@ -390,7 +400,7 @@ class _Run:
 
     def _report(self, result: TrainResult, written: TrainState) -> TrainReport:
         best = self._policy.best
-        before, after = outputs.held_out(self._run)
+        before, after = outputs.held_out(self._run, result.state.step)
         return TrainReport(
             run=self._run.path,
             stopped=result.stopped,
