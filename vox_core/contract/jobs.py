@@ -146,7 +146,10 @@ class RunContext(Protocol):
         """Ask after each step; on True build the state and call `checkpoint`."""
         ...
 
-    def checkpoint(self, state: TrainState) -> None: ...
+    def checkpoint(self, state: TrainState) -> None:
+        """Keep `state`, if this work keeps any. An interrupt may call it without `checkpoint_due`,
+        with the state after the last whole step."""
+        ...
 
     def stop_requested(self) -> bool:
         """Ask after each step; on True finish with `stopped=True`."""

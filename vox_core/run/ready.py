@@ -58,8 +58,10 @@ def make_ready(
         InputError: the first thing that is wrong.
         StorageError: S001, the results would not fit on the disk.
     """
-    auto = settings.resume == "auto"
+    auto, refresh = settings.resume == "auto", settings.tune == "refresh"
     settings, recorded = resume.settings_of(settings)
+    if refresh:
+        _require_measurable(settings, only_planned, goes_on=recorded is not None and not auto)
     run = _folder(settings)
     if recorded is None:
         folder.require_free(run)
@@ -69,6 +71,8 @@ def make_ready(
         _require_validated(settings, prepared)
         require_space(prepared.plan, settings, run.path)
         return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
+    if refresh:  # with --resume auto: the command that began the run
+        tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
     folder.require_free(run)
     how = resume.ended(run, recorded["contract"]["total_steps"], settings.patience)
     if how and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
@@ -110,6 +114,30 @@ def _require_new(run: RunFolder) -> None:
             "--out",
         )
     files.require_absent(run.path)
+
+
+def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
+    """Refuse to measure what would not be used, or on documents that nobody has.
+
+    Raises:
+        ConfigError: C004.
+    """
+    if goes_on:
+        raise ConfigError(
+            "C004",
+            "a resumed run is cut as it began, whatever is measured",
+            where="--tune refresh",
+            remedy="leave out --tune, or measure with vox plan --tune refresh for the next run",
+        )
+    if only_planned and not settings.data:
+        raise ConfigError(
+            "C004",
+            "what is fastest is measured on the run's own documents",
+            where="--tune refresh",
+            found="no --data",
+            expected="--data",
+            remedy="add --data, or leave out --tune refresh",
+        )
 
 
 def _require_validated(settings: TrainSettings, prepared: Prepared) -> None:

@@ -91,20 +91,22 @@ def keep(question: str, answer: Answer) -> None:
 
 def question(prepared: Prepared, settings: TrainSettings) -> str:
     """What is asked, as a digest. The data are no part of it, nor what memory is free just now."""
-    given = settings.micro_batch_tokens if tokens_given(settings) else None
+    plan = prepared.plan
+    given = plan.micro_batch_tokens if tokens_given(settings, plan) else None
     asked = {
         "machine": _machine(prepared),
         "versions": _versions(prepared),
         "shape": sorted(_shape(prepared).items()),
-        "trained": _trained(prepared.plan),
+        "trained": _trained(plan),
         "tokens at once": given,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def tokens_given(settings: TrainSettings) -> bool:
-    """Whether somebody said how many tokens are computed at once; then nothing else is tried."""
-    return "micro_batch_tokens" in settings.model_fields_set
+def tokens_given(settings: TrainSettings, plan: ExecutionPlan) -> bool:
+    """Whether no other number of tokens at once may be taken: somebody said how many, or dropout is
+    another one with other micro-batches."""
+    return "micro_batch_tokens" in settings.model_fields_set or plan.contract.adapter.dropout > 0
 
 
 def _machine(prepared: Prepared) -> dict[str, Any]:

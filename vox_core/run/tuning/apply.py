@@ -27,6 +27,9 @@ def tune(prepared: Prepared, settings: TrainSettings, tell: Tell) -> Prepared:
     answer = answers.recall(asked)
     if answer is None:
         return prepared
+    if answers.tokens_given(settings, prepared.plan):
+        # Whatever the file says: with dropout, another number would be another run.
+        answer = replace(answer, micro_batch_tokens=prepared.plan.micro_batch_tokens)
     plan = replace(
         prepared.plan, micro_batch_tokens=answer.micro_batch_tokens, tuning=answer.tuning
     )

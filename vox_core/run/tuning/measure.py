@@ -1,7 +1,7 @@
 """Steps that train nothing, timed: the backend's own, with other settings in the same process.
 
 At a rate of zero the adapter stays what it is, so each step over the same documents has the same
-loss however they are cut; a candidate whose loss is another one computes something else.
+loss and the same gradient however they are cut; a candidate with others computes something else.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from vox_core.contract import (
     Event,
     ExecutionPlan,
     FastPaths,
+    Notice,
     Step,
     StepDone,
+    StepSkipped,
     TrainJob,
     TrainState,
 )
 from vox_core.data.encode import Document
 from vox_core.data.order import cut, documents_of_step, steps_for
+from vox_core.errors import TrainingError
 from vox_core.run.context import Context
 from vox_core.run.prepare import Prepared
 from vox_core.run.trained import as_trained
@@ -41,6 +44,11 @@ _APART = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """How far losses may lie apart, relative: two orders of the same sums (DESIGN.md: 1e-5 in float32);
 in 16 bits what `benchmarks/training` allows."""
 
+_NORMS_APART = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+"""The same of gradient norms. Over cuts, layouts and threads, the tests' tiny models (llama, qwen2,
+gpt2; LoRA, DoRA) were seen to differ by 1e-7 in float32, 2.3e-4 in bfloat16 and 3e-5 in float16;
+deeper models sum more. Other dropout moves them by 4e-3 to 5e-2."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -48,11 +56,14 @@ class Taken:
 
     Args:
         seconds: of each step.
-        loss: of the first; they are all the same.
+        loss, norm: of the first; without dropout they are all the same.
+        warning: the first that the job told, such as that memory was short.
     """
 
     seconds: tuple[float, ...]
     loss: float
+    norm: float
+    warning: str | None = None
 
     @property
     def typical(self) -> float:
@@ -65,11 +76,17 @@ class Seen:
     """What a job told while it was measured."""
 
     steps: list[StepDone] = field(default_factory=list)
+    skipped: StepSkipped | None = None
+    warning: str | None = None
     paths: FastPaths | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self.steps.append(event)
+        elif isinstance(event, StepSkipped):
+            self.skipped = event
+        elif isinstance(event, Notice) and event.level == "warning":
+            self.warning = self.warning or event.message
         elif isinstance(event, FastPaths):
             self.paths = event
 
@@ -99,25 +116,33 @@ class Track:
         Budgets that the time did not suffice for are left out.
 
         Raises:
-            VoxError: whatever the backend cannot do under this plan.
+            VoxError: whatever the backend cannot do under this plan; a step was not finite.
         """
-        seen, order = Seen(), [*budgets] * rounds
+        order = [*budgets] * rounds
+        seen = self._train(plan, order)
+        if self.paths is None and plan.contract == self._prepared.plan.contract:
+            self.paths = seen.paths  # of the plan as it stands, which goes first
+        taken: dict[int, Taken] = {}
+        for budget in budgets:
+            steps = [done for done in seen.steps if order[done.step - 1] == budget]
+            if steps:
+                seconds = tuple(done.seconds for done in steps)
+                taken[budget] = Taken(seconds, steps[0].loss, steps[0].grad_norm, seen.warning)
+        return taken
+
+    def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> Seen:
+        seen = Seen()
         with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
             context = Context(
                 seed=plan.contract.seed,
                 scratch=Path(scratch),
                 observe=seen,
-                stop_requested=lambda: self.over and len(seen.steps) > 1,
+                stop_requested=lambda: bool(seen.skipped) or (self.over and len(seen.steps) > 1),
             )
             self._prepared.backend.train(self._job(plan, order), context)
-        # Of the plan as it stands, which goes first.
-        self.paths = self.paths or seen.paths
-        taken: dict[int, Taken] = {}
-        for budget in budgets:
-            steps = [done for cut, done in zip(order, seen.steps, strict=False) if cut == budget]
-            if steps:
-                taken[budget] = Taken(tuple(done.seconds for done in steps), steps[0].loss)
-        return taken
+        if seen.skipped:
+            raise _skipped(seen.skipped)
+        return seen
 
     def _job(self, plan: ExecutionPlan, order: Sequence[int]) -> TrainJob:
         # A plan of as many steps as there are: what is stopped early is told as stopped.
@@ -144,9 +169,29 @@ class Track:
         )
 
 
-def agree(found: float, expected: float, dtype: DType) -> bool:
-    """Whether a candidate's loss is the reference step's."""
-    return math.isclose(found, expected, rel_tol=_APART[dtype])
+def undropped(plan: ExecutionPlan) -> ExecutionPlan:
+    """The plan without dropout, which is another one however a step is cut."""
+    contract = plan.contract
+    adapter = replace(contract.adapter, dropout=0.0)
+    return replace(plan, contract=replace(contract, adapter=adapter))
+
+
+def disagreement(found: Taken, expected: Taken, dtype: DType) -> str | None:
+    """What a candidate computes otherwise than the reference step, in words."""
+    if not math.isclose(found.loss, expected.loss, rel_tol=_APART[dtype]):
+        return f"loss {found.loss:.6g}, expected {expected.loss:.6g}"
+    if not math.isclose(found.norm, expected.norm, rel_tol=_NORMS_APART[dtype]):
+        return f"gradient norm {found.norm:.6g}, expected {expected.norm:.6g}"
+    return None
+
+
+def _skipped(step: StepSkipped) -> TrainingError:
+    return TrainingError(
+        "T001",
+        "the loss or the gradient of a measured step is not finite",
+        found=f"loss {step.loss}, gradient norm {step.grad_norm}",
+        remedy="leave out --tune refresh, or use --dtype fp32",
+    )
 
 
 def _first_documents(prepared: Prepared) -> list[Document]:

@@ -1,8 +1,14 @@
 """From candidates to an answer: the tokens computed at once first, then knob by knob.
 
 One value is changed at a time, so a search takes as many measurements as there are values, and not
-their product. A knob's new value has to win by a margin, as its steps and those it is held against
-are not taken in turn and the machine may have had other work.
+their product. The plan as it stands and each document alone, the reference, are one job; every
+other candidate is a job of its own, so that one which runs out of memory spoils no other. It has to
+win by a margin, as its steps and those it is held against are not taken in turn and the machine may
+have had other work.
+
+Dropout is a function of the step and the micro-batch, so with it another number of tokens at once
+is another run: the plan's own is kept. It is held against each document alone without dropout, and
+the knobs against the plan as it stands, with it.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeAlias
 
 from vox_core.config import TrainSettings
@@ -18,12 +25,12 @@ from vox_core.errors import VoxError
 from vox_core.run.foresight import foresee
 from vox_core.run.prepare import Prepared
 from vox_core.run.tuning.answers import Answer, tokens_given
-from vox_core.run.tuning.measure import ALONE, Taken, Track, agree
+from vox_core.run.tuning.measure import ALONE, Taken, Track, disagreement, undropped
 
 Tell: TypeAlias = Callable[[str], None]
 
 MARGIN = 1.05
-"""What a knob's value has to win by: the scatter that two runs of the same were seen to have."""
+"""What a candidate has to win by: the scatter that two runs of the same were seen to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,8 @@ def search(prepared: Prepared, settings: TrainSettings, tell: Tell) -> Answer:
         VoxError: the plan as it stands cannot be carried out.
     """
     effort = EFFORTS[settings.tune_budget]
-    if tokens_given(settings):
-        effort = replace(effort, tokens=())
-    return _Search(prepared, effort, tell).answer()
+    given = tokens_given(settings, prepared.plan)
+    return _Search(prepared, replace(effort, tokens=()) if given else effort, tell).answer()
 
 
 class _Search:
@@ -72,46 +78,63 @@ class _Search:
         self._plan, self._refused = prepared.plan, dict[str, str]()
 
     def answer(self) -> Answer:
-        taken = self._track.take(self._plan, self._budgets(), self._effort.rounds)
-        reference, untuned = taken[ALONE], taken[self._plan.micro_batch_tokens]
+        alone, untuned = self._first()
+        reference = untuned if _drops(self._plan) else alone
         best = untuned
-        for tokens, each in taken.items():
-            what = "each document alone" if tokens == ALONE else f"{tokens} tokens at once"
-            if self._right(what, each, reference) and each.typical < best.typical:
-                self._plan, best = replace(self._plan, micro_batch_tokens=tokens), each
-        for changed, name in self._changes():
-            found = self._try(changed, f"{name} {changed.tuning[name]}", reference)
+        if self._effort.tokens and alone.typical < best.typical:
+            self._plan, best = replace(self._plan, micro_batch_tokens=ALONE), alone
+        for changed, what in chain(self._budgets(), self._changes()):
+            found = self._try(changed, what, reference)
             if found and found.typical * MARGIN < best.typical:
                 self._plan, best = changed, found
         paths = self._track.paths
         return Answer(
             micro_batch_tokens=self._plan.micro_batch_tokens,
             tuning=dict(self._plan.tuning),
-            tokens_per_second=self._rate(best),
-            untuned=self._rate(untuned),
+            tokens_per_second=self._per_second(best),
+            untuned=self._per_second(untuned),
             refused=self._refused,
             fast=dict(paths.fast) if paths else {},
             own=dict(paths.own) if paths else {},
         )
 
-    def _budgets(self) -> list[int]:
-        """Each document alone, which is the reference, the plan's own, and what else may fit."""
-        asked = self._plan.micro_batch_tokens
-        others = [tokens for tokens in self._effort.tokens if tokens != asked]
-        return [ALONE, asked, *filter(self._fits, others)]
+    def _first(self) -> tuple[Taken, Taken]:
+        """Each document alone, which is the reference, and the plan as it stands."""
+        plan, asked = self._plan, self._plan.micro_batch_tokens
+        taken = self._track.take(undropped(plan), [ALONE, asked], self._effort.rounds)
+        alone, own = taken[ALONE], taken[asked]
+        self._tell(f"each document alone: {self._rate(alone)}")
+        what = f"{asked} tokens at once"
+        if fault := disagreement(own, alone, plan.dtype):
+            self._refuse(what, fault)
+        if _drops(plan):
+            own = self._track.take(plan, [asked], 1 + self._effort.rounds)[asked]
+        self._tell(f"{what}: {own.warning or self._rate(own)}")
+        return alone, own
+
+    def _budgets(self) -> Iterator[tuple[ExecutionPlan, str]]:
+        """The plan with as many other tokens at once as may fit."""
+        asked = self._prepared.plan.micro_batch_tokens
+        for tokens in self._effort.tokens:
+            if self._track.over:
+                return
+            if tokens != asked and self._fits(tokens):
+                changed = replace(self._plan, micro_batch_tokens=tokens)
+                yield changed, f"{tokens} tokens at once"
 
     def _fits(self, tokens: int) -> bool:
         plan = replace(self._plan, micro_batch_tokens=tokens)
         return foresee(replace(self._prepared, plan=plan)).fits is not False
 
     def _changes(self) -> Iterator[tuple[ExecutionPlan, str]]:
-        """The plan as it is by then, with one knob at another value, and the knob's name."""
+        """The plan as it is by then, with one knob at another value."""
         manifest = self._prepared.backend.found.manifest
         for name, values in (manifest.tuning if manifest else {}).items():
             for value in values[1 : self._effort.values]:
                 if self._track.over:
                     return
-                yield replace(self._plan, tuning={**self._plan.tuning, name: value}), name
+                changed = replace(self._plan, tuning={**self._plan.tuning, name: value})
+                yield changed, f"{name} {value}"
 
     def _try(self, plan: ExecutionPlan, what: str, reference: Taken) -> Taken | None:
         """Time a plan; None if it computes something else, or cannot be carried out."""
@@ -120,18 +143,24 @@ class _Search:
             # The first step of a job is slower than those after it.
             taken = self._track.take(plan, [tokens], 1 + self._effort.rounds)[tokens]
         except VoxError as error:
-            self._refused[what] = error.what
-            self._tell(f"{what}: {error.what}")
+            self._refuse(what, error.what)
             return None
-        return taken if self._right(what, taken, reference) else None
+        if fault := taken.warning or disagreement(taken, reference, plan.dtype):
+            self._refuse(what, fault)
+            return None
+        self._tell(f"{what}: {self._rate(taken)}")
+        return taken
 
-    def _right(self, what: str, taken: Taken, reference: Taken) -> bool:
-        if right := agree(taken.loss, reference.loss, self._plan.dtype):
-            self._tell(f"{what}: {self._rate(taken):,.0f} tokens/s")
-        else:
-            self._refused[what] = f"loss {taken.loss:.6g}, expected {reference.loss:.6g}"
-            self._tell(f"{what}: thrown out, {self._refused[what]}")
-        return right
+    def _refuse(self, what: str, fault: str) -> None:
+        self._refused[what] = fault
+        self._tell(f"{what}: thrown out, {fault}")
 
-    def _rate(self, taken: Taken) -> float:
+    def _rate(self, taken: Taken) -> str:
+        return f"{self._per_second(taken):,.0f} tokens/s"
+
+    def _per_second(self, taken: Taken) -> float:
         return self._track.tokens / taken.typical
+
+
+def _drops(plan: ExecutionPlan) -> bool:
+    return plan.contract.adapter.dropout > 0
