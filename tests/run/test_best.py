@@ -47,6 +47,8 @@ def test_what_a_resume_took_back_is_forgotten(tmp_path):
     lines = [begun]
     lines += [{"event": "validation", "step": s, "loss": float(s)} for s in (0, 2, 4, 6)]
     lines += [{**begun, "first_step": 5}]
+    # A backend's own events may have whatever fields they like.
+    lines += [{"event": "mine", "first_step": first} for first in ("x", 0)]
     lines += [{"event": "validation", "step": s, "loss": None} for s in (5, 10)]
     path = tmp_path / "telemetry.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -6,6 +6,7 @@ step has several micro-batches.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -35,12 +36,14 @@ from vox_core.run import checkpoint, telemetry
 from vox_core.run.planning import plan
 from vox_core.run.prepare import prepare
 from vox_core.run.stop import StoppedAtOnce, TimeLimit
+from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
 
 STEPS = 9
 SMALL = {"max_steps": STEPS, "dropout": 0.1, "micro_batch_tokens": 96, "eval_every": 2}
 # A rate that is far too high. Held-out losses: 5.63, 5.20, 5.00, 5.22, 5.06, 5.02, 6.02, 5.45.
 WORSE = {**SMALL, "max_steps": 40, "lr": 0.1, "schedule": "constant", "eval_every": 1}
+WORSE_AND_SHORT = {**WORSE, "max_steps": 7}
 
 
 @pytest.fixture
@@ -259,6 +262,78 @@ def test_a_second_signal_in_the_update_keeps_the_checkpoint_before(made, whole, 
     assert caught.value.step == 4
     assert resumed(asked.out).steps == STEPS
     assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_a_second_signal_in_a_validation_keeps_the_checkpoint_before(made, whole, monkeypatch):
+    """A step without its validation is not kept: the resumed run would never measure it."""
+    through = whole(**WORSE_AND_SHORT)
+    for validation, newest in ((4, 2), (8, 6)):  # after step 3, and after the last, 7
+        asked = made(**WORSE_AND_SHORT, save_every=2, out=through.parent / f"run-{validation}")
+        with monkeypatch.context() as patched:
+            _interrupt(patched, "evaluate", validation)
+            with pytest.raises(StoppedAtOnce) as caught:
+                train(asked)
+        assert caught.value.step == newest
+        report = resumed(asked.out)
+        assert (report.stopped, report.steps) == (False, 7)
+        assert_same_run(asked.out, through)
+        best = json.loads((asked.out / "checkpoints/step-7/state.json").read_text())
+        other = json.loads((through / "checkpoints/step-7/state.json").read_text())
+        assert (best["best"], best["since_best"]) == (other["best"], other["since_best"])
+
+
+@pytest.mark.parametrize("event", [StepDone, Validation])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_second_signal_while_an_event_is_told(made, whole, monkeypatch, event, when):
+    """Before its line of telemetry and after it: what is not told of a kept step is never told."""
+    asked = made(**SMALL, save_every=4)
+    tell = Telemetry.__call__
+
+    def impatient(telemetry, told):
+        now = isinstance(told, event) and told.step == 6
+        if now and when == "before":
+            raise KeyboardInterrupt
+        faults = tell(telemetry, told)
+        if now:
+            raise KeyboardInterrupt
+        return faults
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Telemetry, "__call__", impatient)
+        with pytest.raises(StoppedAtOnce) as caught:
+            train(asked)
+    assert caught.value.step == 4
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def test_a_backend_that_says_nothing_of_its_update_keeps_no_state_of_it(made, whole, monkeypatch):
+    """Interrupted anywhere in a step, with nothing said: the newest checkpoint counts."""
+    asked = made(**SMALL, save_every=4)
+    with monkeypatch.context() as patched:
+        patched.setattr("vox_torch.train.before_update", contextlib.nullcontext)
+        _interrupt(patched, "_finite_gradients", 6)
+        with pytest.raises(StoppedAtOnce) as caught:
+            train(asked)
+    assert caught.value.step == 4
+    assert resumed(asked.out).steps == STEPS
+    assert_same_run(asked.out, whole(**SMALL))
+
+
+def _interrupt(patched, name, call):
+    """Two signals at the beginning of so manieth a call of the trainer's method."""
+    from vox_torch.train import Trainer
+
+    method, calls = getattr(Trainer, name), []
+
+    def impatient(trainer, *given):
+        calls.append(name)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return method(trainer, *given)
+
+    patched.setattr(Trainer, name, impatient)
 
 
 def test_max_time(made, whole, monkeypatch):

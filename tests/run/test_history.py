@@ -22,7 +22,7 @@ from vox_core.run.history.summary import Summary
 
 def test_a_run_that_is_done(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", whole())
-    for name in ("step-2", "step-4", "damaged-step-3-ab", "step-x", ".tmp-step-5"):
+    for name in ("step-2", "step-4", "damaged-step-3-ab", "step-x", "step-03", ".tmp-step-5"):
         (run / "checkpoints" / name).mkdir(parents=True)
     (run / "checkpoints" / "step-9").write_text("no folder")
     told = summary_of(run)

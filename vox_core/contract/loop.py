@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,17 +21,10 @@ from vox_core.errors import TrainingError
 
 
 class Stepper(Protocol):
-    """What a backend computes.
-
-    Attributes:
-        updating: set by `step` before it changes the adapter or its moments; `follow` clears it.
-            Between the two a state belongs to no step.
-    """
-
-    updating: bool
+    """What a backend computes."""
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step.
+        """Take one optimizer step; what is computed `before_update` may say so.
 
         Raises:
             NotFinite: T001, and nothing is left of the step: not in the adapter, the moments, the
@@ -51,15 +45,16 @@ def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
     """Take every step of the job, or stop when asked to.
 
     A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken. Where
-    `KeyboardInterrupt` ends it, the state after the last whole step is handed to the context first,
-    if there is one.
+    `KeyboardInterrupt` ends it, the state after the step before is handed to the context if the
+    stepper says that it is whole still (`before_update`): all that was to be told of that step has
+    been. Anywhere else a state may be half updated, or a validation of its step missing, and the
+    newest checkpoint counts.
     """
     way = _Way(job, context, stepper)
     try:
         stopped = way.go()
-    except KeyboardInterrupt:
-        if not stepper.updating:
-            context.checkpoint(way.state())
+    except _Untouched:
+        context.checkpoint(way.state())
         raise
     return TrainResult(way.state(), stopped and way.step < job.plan.contract.total_steps)
 
@@ -69,17 +64,10 @@ class _Way:
 
     def __init__(self, job: TrainJob, context: RunContext, stepper: Stepper) -> None:
         self._job, self._context, self._stepper = job, context, stepper
-        # Steps taken, and those of them that were skipped: together, so that no interrupt finds
-        # one without the other.
-        self._at = (job.start.step, job.start.skipped)
-
-    @property
-    def step(self) -> int:
-        return self._at[0]
+        self.step, self._skipped = job.start.step, job.start.skipped
 
     def state(self) -> TrainState:
-        last, skipped = self._at
-        return replace(self._stepper.state(last), skipped=skipped)
+        return replace(self._stepper.state(self.step), skipped=self._skipped)
 
     def go(self) -> bool:
         """Whether it was stopped."""
@@ -98,8 +86,8 @@ class _Way:
 
     def _take(self, step: Step) -> StepDone | StepSkipped:
         done = _taken(self._stepper, step)
-        self._at = (step.number, self._at[1] + isinstance(done, StepSkipped))
-        self._stepper.updating = False
+        self.step = step.number
+        self._skipped += isinstance(done, StepSkipped)
         return done
 
     def _validate(self) -> None:
@@ -112,6 +100,23 @@ def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:
         return stepper.step(step)
     except NotFinite as error:
         return StepSkipped(step.number, error.loss, error.grad_norm)
+
+
+class _Untouched(KeyboardInterrupt):
+    """An interrupt in a step that has changed nothing yet."""
+
+
+@contextmanager
+def before_update() -> Iterator[None]:
+    """Around what a step computes before it changes the adapter or its moments.
+
+    An interrupt there loses that step alone. A backend that does not say so loses what came after
+    the newest checkpoint, and nothing else.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise _Untouched from error
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -139,7 +139,7 @@ def require_finite(state: TrainState, checkpoints: Path) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if path.is_file():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and isinstance(line.get("step"), int):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from vox_core.contract import Validation
+from vox_core.contract import RunStart, Validation
 from vox_core.run import telemetry
 
 
@@ -58,6 +58,6 @@ def validations(path: Path, last: int) -> list[Validation]:
     for line in telemetry.read(path):
         if line["event"] == Validation.name:
             found[line["step"]] = math.nan if line["loss"] is None else line["loss"]
-        elif "first_step" in line:
+        elif line["event"] == RunStart.name:
             found = {step: loss for step, loss in found.items() if step < line["first_step"]}
     return [Validation(step, loss) for step, loss in sorted(found.items()) if step <= last]

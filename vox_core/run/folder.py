@@ -32,6 +32,10 @@ BAD_BATCHES = "bad_batches.jsonl"
 LOCK = ".lock"
 OWNER = ".lock.json"
 
+PATIENCE = 1.0
+"""Seconds to wait for a lock. Who only looks whether a run is worked in holds it for a moment."""
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})", re.ASCII)  # as a checkpoint is written
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -80,6 +84,16 @@ def default_path(model: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def numbered(parent: Path) -> list[Path]:
+    """The checkpoint folders of a run, newest first: a step has one name."""
+    found = [p for p in parent.glob("step-*") if _STEP.fullmatch(p.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[str | None]:
     """Hold the run folder for this process; the system gives it back if the process dies.
@@ -93,7 +107,7 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     from filelock import FileLock, Timeout
 
     make_folder(folder.path)
-    lock, owner = FileLock(folder.path / LOCK, blocking=False), folder.path / OWNER
+    lock, owner = FileLock(folder.path / LOCK, timeout=PATIENCE), folder.path / OWNER
     try:
         lock.acquire()
     except Timeout as error:
@@ -119,7 +133,7 @@ def require_free(folder: RunFolder) -> None:
 
     if not (folder.path / LOCK).is_file():
         return
-    lock = FileLock(folder.path / LOCK, blocking=False)
+    lock = FileLock(folder.path / LOCK, timeout=PATIENCE)
     try:
         lock.acquire()
     except Timeout as error:

@@ -15,7 +15,8 @@ from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.best import Best, validations
 from vox_core.run.differences import differences
-from vox_core.run.folder import LOCK, MANIFEST, OWNER, PLAN, PREFLIGHT, RunFolder
+from vox_core.run.folder import LOCK, MANIFEST, OWNER, PREFLIGHT, RunFolder
+from vox_core.run.recorded import last_step, plan_of
 from vox_core.run.sources import Sources, other_files
 
 # What changed, in the words in which it can be changed back.
@@ -79,13 +80,13 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
     where `--out` names no run yet, one begins.
 
     Raises:
-        InputError: A001, the folder is not a run.
+        InputError: A001, the folder is not a run, or its plan is broken.
     """
     if settings.resume is None:
         return settings, None
     if settings.resume == "auto":
         return _same_command(settings)
-    plan = RunFolder(Path(settings.resume)).read(PLAN)
+    plan = plan_of(RunFolder(Path(settings.resume)))
     if settings.out is not None:
         raise ConfigError(
             "C004",
@@ -113,7 +114,7 @@ def _same_command(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any
     run, given = RunFolder(settings.out), settings.model_dump(include=settings.model_fields_set)
     if is_new(run):
         return validate(TrainSettings, {**given, "resume": None}), None
-    plan = run.read(PLAN)
+    plan = plan_of(run)
     values = {**_kept(plan, {}), **given, "resume": run.path, "out": None}
     return validate(TrainSettings, values), plan
 
@@ -162,11 +163,13 @@ def ended(run: RunFolder, total: int, patience: int) -> str | None:
     Args:
         total: the steps that it is to have.
         patience: the one that it is to have.
+
+    Raises:
+        AdapterError: A001, its manifest is broken.
     """
     if not (run.path / MANIFEST).is_file():
         return None
-    manifest = run.read(MANIFEST)
-    last = int(manifest.get("last_step", manifest["step"]))
+    last = last_step(run)
     if last >= total:
         return f"{last} of {total} steps"
     best = Best(patience, validations(run.telemetry, last))

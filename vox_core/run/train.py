@@ -46,6 +46,7 @@ from vox_core.run.gauge import Gauge
 from vox_core.run.policy import Policy
 from vox_core.run.prepare import preflight
 from vox_core.run.ready import Ready, make_ready
+from vox_core.run.recorded import last_step, plan_of
 from vox_core.run.rescue import rescued
 from vox_core.run.schedule import learning_rate
 from vox_core.run.sources import to_json
@@ -118,8 +119,7 @@ def train(
 
 def _ended(ready: Ready) -> TrainReport:
     """Of a run that had finished before this command."""
-    manifest = ready.run.read(folder.MANIFEST)
-    last = int(manifest.get("last_step", manifest["step"]))
+    last = last_step(ready.run)
     before, after = outputs.held_out(ready.run, last)
     return TrainReport(
         run=ready.run.path,
@@ -253,7 +253,7 @@ class _Run:
 
     def _keep_plan(self, step: int) -> None:
         """The plan that holds from now on, and what held before, if there is a difference."""
-        before, now = self._run.read(folder.PLAN), self._plan_json()
+        before, now = plan_of(self._run), self._plan_json()
         changes = before.get("changes", [])
         if self._ready.changes:
             told = {

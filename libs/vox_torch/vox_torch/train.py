@@ -25,7 +25,7 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
 )
-from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
+from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
@@ -61,7 +61,7 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        self._job, self._context, self.updating = job, context, False
+        self._job, self._context = job, context
         self._memory = Shortage(job.plan, device)
         with self._memory.final():
             self._prepare(device, compute_dtype or job.plan.dtype)
@@ -119,9 +119,9 @@ class Trainer:
             TrainingError: T002, the device has not got the memory.
         """
         started = time.perf_counter()
-        only_adapter_dropout(self._adapted.model)
-        loss, norm = self._finite_gradients(step)
-        self.updating = True
+        with before_update():
+            only_adapter_dropout(self._adapted.model)
+            loss, norm = self._finite_gradients(step)
         with self._memory.final():
             self._optimizer.update(step.lr, norm)
         return StepDone(

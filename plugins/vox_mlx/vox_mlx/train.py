@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from vox_core.adapter.mlx_config import require_window
 from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
-from vox_core.contract.loop import NotFinite, follow, micro_batch_seed
+from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.head import choose_at_head
 from vox_mlx.inject import inject
@@ -51,7 +51,7 @@ class Trainer:
         self._dtype = mlx_dtype(plan.dtype)
         self._optimizer = AdamW(job.start, contract.optimizer)
         self._value_and_grad = _compiled(mx.value_and_grad(self._share))
-        self._job, self._context, self.updating = job, context, False
+        self._job, self._context = job, context
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -76,18 +76,8 @@ class Trainer:
             NotFinite: T001; nothing was changed.
         """
         started = time.perf_counter()
-        loss, gradients = 0.0, Values()
-        for index, batch in enumerate(step.batches):
-            key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
-            share, more = self._value_and_grad(self._optimizer.values, self._rows(batch), key)
-            gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
-            mx.eval(share, gradients)
-            loss += share.item() / step.total_weight
-        gradients = {name: g / step.total_weight for name, g in gradients.items()}
-        norm = global_norm(gradients)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NotFinite(loss, norm)
-        self.updating = True
+        with before_update():
+            loss, gradients, norm = self._finite_gradients(step)
         self._optimizer.update(gradients, step.lr, norm)
         return StepDone(
             step=step.number,
@@ -99,6 +89,21 @@ class Trainer:
             seconds=time.perf_counter() - started,
             memory=mx.get_peak_memory() if _on_gpu() else None,
         )
+
+    def _finite_gradients(self, step: Step) -> tuple[float, Values, float]:
+        """Loss, gradients and their norm."""
+        loss, gradients = 0.0, Values()
+        for index, batch in enumerate(step.batches):
+            key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
+            share, more = self._value_and_grad(self._optimizer.values, self._rows(batch), key)
+            gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
+            mx.eval(share, gradients)
+            loss += share.item() / step.total_weight
+        gradients = {name: g / step.total_weight for name, g in gradients.items()}
+        norm = global_norm(gradients)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(loss, norm)
+        return loss, gradients, norm
 
     def _rows(self, batch: Batch) -> Arrays:
         # Few shapes, where each is compiled; elsewhere no padding that is not needed.

@@ -17,10 +17,11 @@ Which step is saved, and by whom, is `vox_core.run.writer`'s.
 
 from __future__ import annotations
 
-from vox_core.run.checkpoint.keep import Retention, numbered, prune, step_of
+from vox_core.run.checkpoint.keep import Retention, prune
 from vox_core.run.checkpoint.read import fault, load, load_newest, load_step, origin, read_record
 from vox_core.run.checkpoint.record import Best, Origin, Record
 from vox_core.run.checkpoint.write import save
+from vox_core.run.folder import numbered, step_of
 
 __all__ = [
     "Best",

@@ -6,16 +6,14 @@ crash it is a left-over, which the next start removes.
 
 from __future__ import annotations
 
-import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from vox_core import disk, files
+from vox_core.run.folder import numbered, step_of
 
 KEPT = 2
-# As `save` writes it: a step has one name.
-_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +26,6 @@ class Retention:
     def keeps(self, step: int) -> bool:
         """Whether the step is kept for good."""
         return bool(self.every) and step % self.every == 0
-
-
-def numbered(parent: Path) -> list[Path]:
-    """The checkpoint folders of a run, newest first."""
-    found = [p for p in parent.glob("step-*") if _STEP.fullmatch(p.name)]
-    return sorted(found, key=step_of, reverse=True)
-
-
-def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
 
 
 def prune(parent: Path, retention: Retention, best: int | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState, LowRank, TrainState
 from vox_core.errors import ModelError, PlanError, StorageError
-from vox_core.run.checkpoint.keep import numbered, set_aside, step_of
+from vox_core.run.checkpoint.keep import set_aside
 from vox_core.run.checkpoint.record import (
     ADAPTER,
     FILES,
@@ -25,6 +25,7 @@ from vox_core.run.checkpoint.record import (
     read_json,
     require_plain,
 )
+from vox_core.run.folder import numbered, step_of
 from vox_core.weights import SafetensorsFile
 
 if TYPE_CHECKING:

@@ -7,17 +7,14 @@ neither disturbs the other.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from vox_core.errors import AdapterError
-from vox_core.run.folder import CHECKPOINTS, LOCK, PLAN, TELEMETRY
+from vox_core.run.folder import CHECKPOINTS, LOCK, PLAN, TELEMETRY, numbered, step_of
 from vox_core.run.history.summary import Status, Summary, Tally
 from vox_core.run.lines import Lines
 
 RUNS = Path("runs")
-_STEP = re.compile(r"step-(\d{1,15})")
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -95,12 +92,11 @@ def is_worked_in(folder: Path) -> bool:
     return False
 
 
-def _checkpoints(folder: Path) -> Iterator[int]:
+def _checkpoints(folder: Path) -> list[int]:
     try:
-        names = [each.name for each in (folder / CHECKPOINTS).iterdir() if each.is_dir()]
+        return [step_of(each) for each in numbered(folder / CHECKPOINTS) if each.is_dir()]
     except OSError:
-        return
-    yield from (int(found[1]) for found in map(_STEP.fullmatch, names) if found)
+        return []
 
 
 def _no_run(folder: Path, found: object) -> AdapterError:
