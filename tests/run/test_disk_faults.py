@@ -63,7 +63,7 @@ def test_a_failing_disk_costs_a_checkpoint_and_not_the_run(
         writer = writer_of(parent, events)
         monkeypatch.setattr(disk, "calls", Failing(at, FAULTS[fault], stays))
         writer.submit(made_up(3))
-        writer._wait()
+        writer.settle()
         monkeypatch.setattr(disk, "calls", Calls())
         require_resumable(parent, events, f"{calls_of_a_save[at - 1]}, call {at}", stays)
         writer.finish(made_up(4))
@@ -190,7 +190,7 @@ def on_a_small_disk(root: Path) -> None:
         if step == 6:
             filler.unlink()
         writer.submit(made_up(step, wide=800))
-        writer._wait()
+        writer.settle()
     told = [getattr(event, "step", "full") for event in events]
     assert told == [1, 2, "full", "full", "full", 6, 7], events
     assert "the disk is full" in events[2].message

@@ -29,7 +29,7 @@ def run(root: Path, model: Recorded, kept: int) -> None:
     writer = CheckpointWriter(root / "run", emit, origin=Origin(**RUN), retention=retention)
     for step in range(1, kept + 2):
         writer.submit(made_up(step))
-        writer._wait()
+        writer.settle()
     writer.close()
 
 
