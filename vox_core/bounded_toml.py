@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
 MAX_CHARACTERS = 4 << 20
+MAX_PARTS = 64
+"""Of a dotted key: `tomllib` takes the square of their number."""
+
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}", re.M)
 
 
 def loads(text: str) -> dict[str, Any]:
@@ -16,6 +22,8 @@ def loads(text: str) -> dict[str, Any]:
     """
     if len(text) > MAX_CHARACTERS:
         raise tomllib.TOMLDecodeError(f"it has more than {MAX_CHARACTERS:,} characters")
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key has more than {MAX_PARTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError:

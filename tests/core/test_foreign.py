@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from vox_core import bounded_json, bounded_toml, links
 from vox_core.bounded_json import JsonFault
+from vox_core.errors import ModelError
 from vox_core.models.code import code_keys
+from vox_core.weights import WeightFolder
 
 
 def nested(depth: int) -> str:
@@ -87,3 +90,19 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("file", "document"), HARMLESS)
 def test_what_real_repositories_have_is_no_code(file: str, document: dict[str, Any]) -> None:
     assert list(code_keys(document, file)) == []
+
+
+def test_a_key_of_very_many_parts_is_a_fault_at_once() -> None:
+    """`tomllib` takes the square of their number: 20,000 of them were seconds."""
+    for text in ("{}b = 1", "x = {{ {}b = 1 }}", "[{}b]"):
+        with pytest.raises(tomllib.TOMLDecodeError, match="more than 64 parts"):
+            bounded_toml.loads(text.format("a." * 20_000))
+    assert bounded_toml.loads(f'{"a." * 60}b = "{"a." * 100}"')
+
+
+def test_a_shard_of_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    index = {"weight_map": {"w": "a" * 5000 + ".safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError) as caught:
+        WeightFolder(tmp_path)
+    assert "it is not in the folder" in str(caught.value.faults)

@@ -133,7 +133,7 @@ def _open_shards(folder: Path, file_of: Mapping[str, str]) -> dict[str, Safetens
     corrupt: list[ModelError] = []
     faults: list[str] = []
     for file in sorted(set(file_of.values())):
-        if not (folder / file).is_file():
+        if not _is_there(folder / file):
             faults.append(f"shard {file}: it is not in the folder")
             continue
         try:
@@ -193,3 +193,10 @@ def _no_weights(folder: Path) -> ModelError:
         expected=f"{WEIGHTS}, or {INDEX} and its shards",
         remedy=convert if pickles else "choose a folder that holds a model and its weights",
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # longer than a name may be
+        return False
