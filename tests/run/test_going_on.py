@@ -486,3 +486,12 @@ def test_a_run_that_is_there_is_named_as_one(made):
         train(asked)
     assert (caught.value.code, caught.value.found) == ("VOX-O001", "a run")
     assert f"vox train --resume {asked.out}" in caught.value.remedy
+
+
+def test_dropout_is_not_cut_another_way(made):
+    asked = made(**SMALL, save_every=1)
+    killed(asked, cut_after(3))
+    given = {"resume": asked.out, "micro_batch_tokens": 48}
+    with pytest.raises(InputError, match="cannot be resumed") as caught:
+        train(validate(TrainSettings, given))
+    assert [*caught.value.faults] == ["--micro-batch-tokens: 96 when it began, 48 now"]
