@@ -84,7 +84,7 @@ def config_page() -> str:
     """Every key of vox.toml with its flag and its variable."""
     parts = [NOTE, "# Settings\n", _ABOUT_SETTINGS]
     for kind in config.SECTIONS:
-        rows = [setting_row(kind, *item) for item in kind.model_fields.items()]
+        rows = [setting_row(kind, *item) for item in kind.own_fields().items()]
         parts.append(f"## [{kind.section}]\n\n{table('key', 'takes', 'default', 'meaning', rows)}")
     return "\n".join(parts)
 

@@ -12,7 +12,7 @@ import click
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import config_option, json_option, settings_from, source_of
 from vox_core.cli.output import print_json
-from vox_core.config import SECTIONS, Section, VoxToml
+from vox_core.config import SECTIONS, Section, toml_schema
 
 
 @click.group("config", cls=Group)
@@ -23,7 +23,7 @@ def config() -> None:
 @config.command("schema")
 def schema() -> None:
     """Print the JSON schema of vox.toml."""
-    click.echo(json.dumps(VoxToml.model_json_schema(), indent=2))
+    click.echo(json.dumps(toml_schema(), indent=2))
 
 
 @config.command("show", params=[config_option(), json_option()])
@@ -43,12 +43,12 @@ def show(config_file: Path | None, as_json: bool) -> None:
 
 
 def _values(settings: Section) -> dict[str, Any]:
-    return settings.model_dump(mode="json", by_alias=True)
+    return settings.model_dump(mode="json", by_alias=True, include=set(settings.own_fields()))
 
 
 def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> Iterator[str]:
     """A line per setting; those that are not set are comments, for TOML has no null."""
-    for name, value in zip(kind.model_fields, _values(settings).values(), strict=True):
+    for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
         key = name.replace("_", "-")
         text = f"# {key} =" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
         yield f"{text:<36}  # {source_of(kind, name, config_file)}"

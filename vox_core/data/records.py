@@ -7,13 +7,15 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
-from vox_core.data.rows import Kind, Message, Row, parse_row
+from vox_core.data.messages import Message
+from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row, parse_row
 from vox_core.errors import DataError
 
 __all__ = ["Message", "Record", "find_split", "load_records"]
@@ -27,12 +29,14 @@ class Record:
     """One row of a data file.
 
     Args:
-        kind: chat, completion (then `messages` are a user's and an assistant's) or text.
+        kind: chat, completion (then `messages` are a user's and an assistant's), text, or
+            preference (then `messages` end with the chosen answer).
         source: the file.
         line: from 1.
         messages: the conversation; None for text.
         text: the text; None for chat and completion.
         unused: names of the row's fields that mean nothing to vox.
+        rejected, tools, attributes: as `Row` has them.
     """
 
     kind: Kind
@@ -41,6 +45,9 @@ class Record:
     messages: tuple[Message, ...] | None = None
     text: str | None = None
     unused: tuple[str, ...] = ()
+    rejected: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    attributes: Attributes = NO_ATTRIBUTES
 
     @property
     def place(self) -> str:
@@ -124,9 +131,10 @@ def readable(path: Path) -> Iterator[None]:
 
 def record_of(row: Row, path: Path, line: int) -> Record:
     """A row with the place where it stands."""
-    if row.kind == "text":
-        return Record("text", path, line, text=row.text, unused=row.unused)
-    return Record(row.kind, path, line, messages=row.messages, unused=row.unused)
+    text, messages = (row.text, None) if row.kind == "text" else (None, row.messages)
+    return Record(
+        row.kind, path, line, messages, text, row.unused, row.rejected, row.tools, row.attributes
+    )
 
 
 def _require_files(paths: Sequence[Path]) -> None:

@@ -1,0 +1,59 @@
+"""Settings: `vox.toml`, then the environment, then flags; the later wins.
+
+One pydantic model per section is the only list of settings there is: the command line makes its
+flags from it, `vox config schema` its JSON schema, `docs/reference/config.md` its table. A key is
+spelt alike in all of them (`micro-batch-tokens`, `--micro-batch-tokens`,
+`VOX_TRAIN_MICRO_BATCH_TOKENS`). Unknown keys are errors that name the nearest known one.
+
+values.py says what a value may be, data.py, train.py and sections.py list the settings, read.py
+puts them together. Nothing here decides anything about models, data or backends.
+"""
+
+from vox_core.config.data import DataSettings
+from vox_core.config.read import (
+    CONFIG_FILE,
+    load_settings,
+    read_toml,
+    reading,
+    settings_file,
+    validate,
+)
+from vox_core.config.sections import (
+    SECTIONS,
+    ChatSettings,
+    ConvertSettings,
+    GenerateSettings,
+    MergeSettings,
+    ModelUse,
+    PluginSettings,
+    SamplingSettings,
+    VoxToml,
+    toml_schema,
+)
+from vox_core.config.train import DEFAULT_MODEL, TrainSettings
+from vox_core.config.values import Change, Section, homes
+
+__all__ = [
+    "CONFIG_FILE",
+    "DEFAULT_MODEL",
+    "SECTIONS",
+    "Change",
+    "ChatSettings",
+    "ConvertSettings",
+    "DataSettings",
+    "GenerateSettings",
+    "MergeSettings",
+    "ModelUse",
+    "PluginSettings",
+    "SamplingSettings",
+    "Section",
+    "TrainSettings",
+    "VoxToml",
+    "homes",
+    "load_settings",
+    "read_toml",
+    "reading",
+    "settings_file",
+    "toml_schema",
+    "validate",
+]

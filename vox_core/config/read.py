@@ -1,0 +1,213 @@
+"""Settings from `vox.toml`, the environment and flags; the later wins.
+
+A section may build on another: `[train]` has the keys of `[data]` too, and each key has one home,
+the section that says it first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
+
+from pydantic import ValidationError
+
+from vox_core import bounded_toml
+from vox_core.config.sections import SECTIONS
+from vox_core.config.values import Section, homes, kebab
+from vox_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+CONFIG_FILE = "vox.toml"
+
+_stand_in: ContextVar[Path | None] = ContextVar("stand_in", default=None)
+S = TypeVar("S", bound=Section)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Within it `file` stands in for the `vox.toml` of the current folder, in every section.
+
+    A command enters it for its `--config`, so that the catalogs and the blocked plugins, which are
+    looked up deep below, come from the same file as the settings that it was given.
+    """
+    before = _stand_in.set(file)
+    try:
+        yield
+    finally:
+        _stand_in.reset(before)
+
+
+def settings_file() -> Path:
+    """The settings file of this command, which need not exist."""
+    return _stand_in.get() or Path(CONFIG_FILE)
+
+
+def load_settings(
+    kind: type[S],
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> S:
+    """Settings of one section from all three sources.
+
+    Args:
+        kind: the section's model.
+        flags: what was given on the command line, by field name; nothing that was not given.
+        file: the `vox.toml` to read; without it the one of the command (`reading`), or else the
+            one in the current folder, if there is one.
+
+    Raises:
+        ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
+    """
+    tables, folder = read_toml(file), (file or settings_file()).parent
+    written: dict[str, Any] = {}
+    variables: dict[str, _Variable] = {}
+    for home in homes(kind):
+        written |= _fields(home, tables.get(home.section, {}), folder)
+        variables |= _from_environment(home, environ)
+    values = {name: variable.value for name, variable in variables.items()}
+    origins = {
+        **dict.fromkeys(written, str(file or settings_file())),
+        **{name: variable.name for name, variable in variables.items()},
+        **dict.fromkeys(flags, "the command line"),
+    }
+    return validate(kind, {**written, **values, **flags}, origins)
+
+
+def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
+    """The tables of `vox.toml`, with section names and keys checked.
+
+    Raises:
+        ConfigError: C001, C003.
+    """
+    path = file or settings_file()
+    if file is None and _stand_in.get() is None and not path.exists():
+        return {}
+    try:
+        table = bounded_toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "C003",
+            f"{CONFIG_FILE} cannot be read",
+            where=path,
+            found=error.strerror if isinstance(error, OSError) else error,
+            remedy="correct the file or its name, or name another one with --config",
+        ) from error
+    _require_known(table, path)
+    return table
+
+
+def validate(
+    kind: type[S], values: Mapping[str, Any], origins: Mapping[str, str] | None = None
+) -> S:
+    """Build a section.
+
+    Args:
+        origins: field -> where its value was said, for the words of an error.
+
+    Raises:
+        ConfigError: C001 or C002, naming every fault.
+    """
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        faults = [_fault(detail, origins or {}) for detail in error.errors()]
+    raise ConfigError(
+        "C002",
+        "a setting has a value of the wrong type or outside its range",
+        where=f"[{kind.section}]",
+        faults=faults,
+        remedy=f"correct it; `vox {kind.section} --help` shows what each setting takes",
+    )
+
+
+def _require_known(table: Mapping[str, Any], path: Path) -> None:
+    kinds = {kind.section: kind for kind in SECTIONS}
+    faults = []
+    for section, keys in table.items():
+        if not isinstance(keys, dict):
+            faults.append(f"{section} stands outside all sections{_home(section)}")
+            continue
+        if section not in kinds:
+            faults.append(_unknown(f"[{section}]", section, kinds))
+            continue
+        known = {kebab(name) for name in kinds[section].own_fields()}
+        faults += [_unknown(f"[{section}] {key}", key, known) for key in keys if key not in known]
+    if faults:
+        raise ConfigError(
+            "C001",
+            f"unknown keys in {CONFIG_FILE}",
+            where=path,
+            faults=faults,
+            remedy="correct or remove them; `vox config schema` prints every key",
+        )
+
+
+def _home(key: str) -> str:
+    """Where a key that stands outside all sections belongs."""
+    name = key.replace("-", "_")
+    home = next((kind.section for kind in SECTIONS if name in kind.own_fields()), None)
+    return f"; put it under [{home}]" if home else ""
+
+
+def _unknown(shown: str, key: str, known: Any) -> str:
+    spelt = kebab(key) if key.islower() else key  # variables are spelt in capitals
+    near = difflib.get_close_matches(spelt, list(known), n=1)
+    return f"{shown} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keys as field names, and paths as seen from the folder of the file that holds them."""
+    fields = {key.replace("-", "_"): value for key, value in keys.items()}
+    for name, value in fields.items():
+        annotation = str(kind.model_fields[name].annotation)
+        if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
+            continue
+        if isinstance(value, str):
+            fields[name] = folder / value
+        elif isinstance(value, list):
+            fields[name] = [folder / one if isinstance(one, str) else one for one in value]
+    return fields
+
+
+class _Variable(NamedTuple):
+    name: str
+    value: Any
+
+
+def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, _Variable]:
+    """`VOX_TRAIN_LR=1e-4`; lists are separated by commas. `VOX_BACKEND` serves every section."""
+    prefix = f"VOX_{kind.section.upper()}_"
+    fields, values = kind.own_fields(), dict[str, _Variable]()
+    if "backend" in fields and environ.get("VOX_BACKEND"):
+        values["backend"] = _Variable("VOX_BACKEND", environ["VOX_BACKEND"])
+    for name, text in environ.items():
+        if not name.startswith(prefix) or not text:
+            continue
+        field = name.removeprefix(prefix).lower()
+        if field not in fields:
+            raise ConfigError(
+                "C001",
+                "unknown setting in the environment",
+                where=name,
+                faults=[_unknown(name, name, [prefix + f.upper() for f in fields])],
+                remedy="correct or unset it; `vox config schema` prints every key",
+            )
+        many = get_origin(fields[field].annotation) is tuple
+        values[field] = _Variable(name, tuple(text.split(",")) if many else text)
+    return values
+
+
+def _fault(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    said = origins.get(str(detail["loc"][0]).replace("-", "_"))
+    what = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"{kebab(key)} = {detail['input']!r}: {what}" + (f" (from {said})" if said else "")

@@ -1,0 +1,79 @@
+"""What a setting's value may be, and the base of all sections."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+def _one_or_many(value: Any) -> Any:
+    """A list that has one element may be written without brackets."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
+def _seconds(value: Any) -> Any:
+    """`90m`, `2h`, `45s` or `1h30m` as seconds; a number is pydantic's to judge.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if not text or text.replace(".", "", 1).isdigit():
+        return value
+    if not (found := _DURATION.fullmatch(text)):
+        raise ValueError("give a time such as 90m, 2h, 1h30m, or seconds")
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
+
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_one_or_many)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+Change = Literal[
+    "clip", "dropout", "dtype", "epochs", "lr", "max-steps", "schedule", "valid", "warmup",
+    "weight-decay",
+]  # fmt: skip
+"""What a resumed run may change: never model, rows, their order or the shape of the adapter."""
+Changes = Annotated[tuple[Change, ...], BeforeValidator(_one_or_many)]
+DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+def kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, kebab-case keys, nothing unknown."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+    section: ClassVar[str]
+
+    @classmethod
+    def own_fields(cls) -> dict[str, FieldInfo]:
+        """The fields whose home this section is: those of no section that it builds on."""
+        known = {name for base in homes(cls) if base is not cls for name in base.model_fields}
+        return {name: field for name, field in cls.model_fields.items() if name not in known}
+
+
+def homes(kind: type[Section]) -> list[type[Section]]:
+    """The sections that hold the fields of `kind`: those that it builds on, and itself."""
+    bases = [base for base in reversed(kind.__mro__) if issubclass(base, Section)]
+    return [base for base in bases if "section" in vars(base)]
