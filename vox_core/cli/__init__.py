@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "plan": Entry("vox_core.cli.plan:plan", "What train would do, and the memory it would need."),
     "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
+    "data": Entry("vox_core.cli.data:data", "Look at data before it is trained."),
     "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
     "convert": Entry("vox_core.cli.convert:convert", "The adapter of a run, for PEFT or mlx-lm."),
     "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),

@@ -18,16 +18,16 @@ from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
-from vox_core.data.checked import CheckedFile, check_files, unused_fields
+from vox_core.data.checked import unused_fields
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
-from vox_core.data.records import find_split
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError, StorageError
+from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.run.backend import choose_for
+from vox_core.run.rows import checked_files
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
 
@@ -106,7 +106,7 @@ def prepare(
         InputError: the first thing that is wrong.
     """
     assumed = only_planned and not settings.data
-    train_files, valid_files = ([], []) if assumed else _checked(settings)
+    train_files, valid_files = ([], []) if assumed else checked_files(settings)
     # Once before a model is fetched, so that a missing backend is told in a second.
     choose(_request(settings, None, origin, resumed_from, settings.quant))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
@@ -203,19 +203,6 @@ def account(dataset: Dataset) -> dict[str, Any]:
         "dropped": dict(dataset.dropped),
         "truncated": dict(dataset.truncated),
     }
-
-
-def _checked(settings: TrainSettings) -> tuple[list[CheckedFile], list[CheckedFile]]:
-    if not settings.data:
-        raise ConfigError(
-            "C004",
-            "there is no data to train on",
-            where="--data",
-            expected="a JSONL file, or a folder with train.jsonl",
-            remedy="vox train --data train.jsonl; `vox quickstart` shows one that works",
-        )
-    train, valid = find_split(settings.data, settings.valid)
-    return check_files(train), check_files(valid) if valid else []
 
 
 def _request(

@@ -1,0 +1,9 @@
+"""`vox data`: a table; each command is in a module of its own (`data_check.py` and so on)."""
+
+from __future__ import annotations
+
+from vox_core.cli.lazy import Entry, LazyGroup
+
+COMMANDS: dict[str, Entry] = {}
+
+data = LazyGroup(name="data", table=COMMANDS, help="Look at data before it is trained.")
