@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter"}),
+    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract"}),
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
@@ -91,7 +91,13 @@ VENDORS = re.compile(
 # `_typeshed` exists for type checkers only.
 STANDARD = sys.stdlib_module_names | {"_typeshed"}
 # Imported name -> the distribution that brings it, where they differ.
-BROUGHT_BY = {"vox_core": "vox-ml", "vox_torch": "vox-ml-torch", "pydantic_core": "pydantic"}
+BROUGHT_BY = {
+    "vox_core": "vox-ml",
+    "vox_torch": "vox-ml-torch",
+    "pydantic_core": "pydantic",
+    "griffe": "griffelib",
+    "markdown_it": "markdown-it-py",
+}
 
 
 @dataclass(frozen=True)

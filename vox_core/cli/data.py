@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from vox_core.cli.lazy import Entry, LazyGroup
 
-COMMANDS: dict[str, Entry] = {}
+COMMANDS: dict[str, Entry] = {
+    "extract": Entry(
+        "vox_core.cli.data_extract:extract", "Make rows of Python packages or of Markdown."
+    ),
+}
 
 data = LazyGroup(name="data", table=COMMANDS, help="Look at data before it is trained.")

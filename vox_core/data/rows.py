@@ -95,7 +95,7 @@ def parse_row(fields: dict[str, object]) -> Row:
 def _unused(fields: dict[str, object]) -> tuple[str, ...]:
     """Fields that mean nothing to vox. `input` belongs to `instruction`."""
     used = {*FIELDS, "input"} if "instruction" in fields else set(FIELDS)
-    unused = tuple(name for name in fields if name not in used)
+    unused = tuple(name for name in fields if name not in used and name != "provenance")
     if near := [hint for name in unused if (hint := _misspelt(name))]:
         raise RowError("; ".join(near))
     return unused

@@ -1,0 +1,128 @@
+"""The licence of what is read: as its metadata declares it, or as a file beside it says.
+
+In this order: `License-Expression`, `License`, the classifiers; then LICENSE, LICENCE, COPYING or
+UNLICENSE in the folder or above it, known by the words of common licences. What is not known is
+"unknown": no licence is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+UNKNOWN = "unknown"
+STANDARD_LIBRARY = "PSF-2.0"
+FOLDERS_ABOVE = 3
+
+_NAMES = re.compile(r"(?i)^(un)?licen[cs]e([.-].*)?$|^copying([.-].*)?$")
+_MAX_BYTES = 200_000
+_MAX_CHARACTERS = 120
+# The words by which a licence is known; where two begin alike, the longer one first.
+_KNOWN: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Apache-2.0", ("apache license", "version 2.0")),
+    ("AGPL-3.0", ("gnu affero general public license", "version 3")),
+    ("LGPL-3.0", ("gnu lesser general public license", "version 3")),
+    ("LGPL-2.1", ("gnu lesser general public license", "version 2.1")),
+    ("GPL-3.0", ("gnu general public license", "version 3")),
+    ("GPL-2.0", ("gnu general public license", "version 2")),
+    ("MPL-2.0", ("mozilla public license", "2.0")),
+    ("PSF-2.0", ("python software foundation license version 2",)),
+    ("CC0-1.0", ("cc0 1.0 universal",)),
+    ("CC-BY-SA-4.0", ("attribution-sharealike 4.0 international",)),
+    ("CC-BY-4.0", ("attribution 4.0 international",)),
+    ("Unlicense", ("this is free and unencumbered software",)),
+    ("BSL-1.0", ("boost software license",)),
+    ("ISC", ("permission to use, copy, modify, and/or distribute this software",)),
+    (
+        "BSD-3-Clause",
+        (
+            "redistribution and use in source and binary forms",
+            "contributors may be used to endorse",
+        ),
+    ),
+    ("BSD-2-Clause", ("redistribution and use in source and binary forms",)),
+    ("MIT", ("permission is hereby granted, free of charge", "without restriction")),
+)
+
+
+def of_metadata(metadata: Message | Mapping[str, Any]) -> str | None:
+    """What a distribution declares of itself."""
+    expression = _line(metadata.get("License-Expression"))
+    declared = _line(metadata.get("License"))
+    return expression or declared or _of_classifiers(_all(metadata, "Classifier"))
+
+
+def of_project(project: Mapping[str, Any]) -> str | None:
+    """What the `[project]` of a pyproject.toml declares."""
+    given = project.get("license")
+    if isinstance(given, Mapping):
+        given = given.get("text")
+    classifiers = project.get("classifiers")
+    return _line(given) or _of_classifiers(classifiers if isinstance(classifiers, list) else [])
+
+
+def nearby(folder: Path) -> str | None:
+    """What a licence file in the folder says, or in the nearest folder above that has one.
+
+    A folder that is the root of a repository is the last one looked at.
+    """
+    for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
+        if found := next(filter(None, map(_of_file, _licence_files(each))), None):
+            return found
+        if (each / ".git").exists():
+            return None
+    return None
+
+
+def named_by(text: str) -> str | None:
+    """The licence whose words these are; of several, the one that comes first in the text."""
+    words = " ".join(text.lower().split())
+    found = [
+        (words.index(marks[0]), order, name)
+        for order, (name, marks) in enumerate(_KNOWN)
+        if all(mark in words for mark in marks)
+    ]
+    return min(found)[2] if found else None
+
+
+def _licence_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(each for each in folder.iterdir() if _NAMES.match(each.name))
+    except OSError:
+        return []
+
+
+def _of_file(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return named_by(file.read(_MAX_BYTES).decode(errors="replace"))
+    except OSError:
+        return None
+
+
+def _line(value: object) -> str | None:
+    """A declaration; a whole licence in its place is known by its words."""
+    if not isinstance(value, str) or not value.strip() or value.strip().upper() == "UNKNOWN":
+        return None
+    value = value.strip()
+    if "\n" in value or len(value) > _MAX_CHARACTERS:
+        return named_by(value)
+    return value
+
+
+def _all(metadata: Message | Mapping[str, Any], key: str) -> Sequence[str]:
+    if isinstance(metadata, Message):
+        return [str(each) for each in metadata.get_all(key, [])]
+    return []
+
+
+def _of_classifiers(classifiers: Sequence[object]) -> str | None:
+    found = [
+        each.split("::")[-1].strip()
+        for each in classifiers
+        if isinstance(each, str) and each.startswith("License ::")
+    ]
+    return " AND ".join(each for each in found if each != "OSI Approved") or None
