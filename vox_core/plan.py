@@ -164,6 +164,7 @@ def make_contract(
         total_steps=settings.max_steps
         or steps_for(documents, settings.batch_size, settings.epochs),
         seed=settings.seed,
+        policy=settings.policy(),
     )
 
 

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
     "Data": ("data", "valid", "seq_len"),
+    "Choosing rows": (
+        "malformed_rows",
+        "max_skipped",
+        "min_rating",
+        "unrated",
+        "category",
+        "lane",
+        "tag",
+        "min_chars",
+        "max_chars",
+        "dedup",
+        "near_threshold",
+        "valid_share",
+    ),
     "Adapter": ("method", "rank", "alpha", "dropout", "targets", "modules_to_save"),
     "Optimisation": (
         "epochs",

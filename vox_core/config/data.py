@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from vox_core.config.values import Section
+from pydantic import Field
+
+from vox_core.config.values import Count, Names, Section, Share
+from vox_core.contract import DataPolicy, Dedup, MalformedRows, Unrated
 
 
 class DataSettings(Section):
     """What `vox train`, `vox plan` and `vox data` do to the rows before they are trained."""
 
     section: ClassVar[str] = "data"
+
+    malformed_rows: MalformedRows = Field(
+        "strict", description="A malformed row stops the run before it starts, or is skipped."
+    )
+    max_skipped: Share = Field(
+        0.01, description="Greatest share of rows that may be skipped; more stop the run."
+    )
+    min_rating: float | None = Field(None, description="Only rows with this rating or a better.")
+    unrated: Unrated | None = Field(
+        None, description="What becomes of rows without a rating; --min-rating asks for it."
+    )
+    category: Names = Field((), description="Only rows of this category. Repeatable.")
+    lane: Names = Field((), description="Only rows of this lane. Repeatable.")
+    tag: Names = Field((), description="Only rows with this tag. Repeatable.")
+    min_chars: Count = Field(0, description="Only rows that say at least so many characters.")
+    max_chars: Count = Field(
+        0, description="Only rows that say at most so many characters; 0: no limit."
+    )
+    dedup: Dedup = Field(
+        "none", description="Leave out rows that say the same as an earlier one, or nearly."
+    )
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = Field(
+        0.8, description="Jaccard similarity from which --dedup near takes two rows for the same."
+    )
+    valid_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of the rows to hold out, chosen by what they say."
+    )
+
+    def policy(self) -> DataPolicy:
+        """What of these settings stands in the contract; what has no effect is left at zero."""
+        skip, near = self.malformed_rows == "skip", self.dedup == "near"
+        return DataPolicy(
+            malformed_rows=self.malformed_rows,
+            max_skipped=self.max_skipped if skip else 0.0,
+            min_rating=self.min_rating,
+            unrated=self.unrated,
+            category=tuple(sorted({*self.category})),
+            lane=tuple(sorted({*self.lane})),
+            tag=tuple(sorted({*self.tag})),
+            min_chars=self.min_chars,
+            max_chars=self.max_chars,
+            dedup=self.dedup,
+            near_threshold=self.near_threshold if near else 0.0,
+            valid_share=self.valid_share,
+        )

@@ -26,6 +26,9 @@ Quant: TypeAlias = Literal[
     "nvfp4",
 ]
 Optimizer: TypeAlias = Literal["adamw", "adamw-8bit"]
+MalformedRows: TypeAlias = Literal["strict", "skip"]
+Unrated: TypeAlias = Literal["keep", "drop"]
+Dedup: TypeAlias = Literal["none", "exact", "near"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,33 @@ class DataIdentity:
     tokens: int
     trained_tokens: int
     valid_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataPolicy:
+    """By what rows were chosen, beside the files that were named. The default chooses them all.
+
+    Args:
+        malformed_rows, max_skipped: strict, or skip with the greatest share of rows that may be.
+        min_rating, unrated: what a rating must be, and what becomes of rows without one.
+        category, lane, tag: a row has one of these; sorted; empty asks for nothing.
+        min_chars, max_chars: bounds on the characters that are said; 0 is none.
+        dedup, near_threshold: which duplicates go; the Jaccard similarity that makes a near one.
+        valid_share: of the rows, by their content, that are held out.
+    """
+
+    malformed_rows: MalformedRows = "strict"
+    max_skipped: float = 0.0
+    min_rating: float | None = None
+    unrated: Unrated | None = None
+    category: tuple[str, ...] = ()
+    lane: tuple[str, ...] = ()
+    tag: tuple[str, ...] = ()
+    min_chars: int = 0
+    max_chars: int = 0
+    dedup: Dedup = "none"
+    near_threshold: float = 0.0
+    valid_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +120,11 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class FineTuneContract:
-    """Everything that decides what a run computes, and nothing else."""
+    """Everything that decides what a run computes, and nothing else.
+
+    The policy of the data stands in the JSON, and so in the digest, where it is not the default:
+    contracts of before there were any are still the same.
+    """
 
     model: ModelIdentity
     data: DataIdentity
@@ -101,10 +135,13 @@ class FineTuneContract:
     seq_len: int
     total_steps: int
     seed: int
+    policy: DataPolicy = DataPolicy()
 
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON types, as it stands in `plan.json`."""
         contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if self.policy == DataPolicy():
+            del contract["policy"]
         return contract
 
     @property
@@ -158,7 +195,8 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""
-        return {"digest": self.contract.digest, **json.loads(json.dumps(asdict(self)))}
+        plan = json.loads(json.dumps(asdict(self)))
+        return {"digest": self.contract.digest, **plan, "contract": self.contract.to_json()}
 
     @property
     def trainable_parameters(self) -> int:

@@ -1,17 +1,19 @@
 """Data files in blocks of whole lines, so that each can be read by whoever is free.
 
-A block knows where it begins and the number of its first line; its records are parsed when they are
-asked for. What is read so has been looked at before (`checked.py`): a fault found now means that
-the file has changed.
+A block knows where it begins, the number of its first line, and which of its lines are used; its
+records are parsed when they are asked for. What is read so has been looked at before
+(`checked.py`): a fault found now means that the file has changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat, zip_longest
 from pathlib import Path
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
+from vox_core.data.policy.mask import Mask, used
 from vox_core.data.records import Record, changed, readable, record_of
 from vox_core.data.rows import parse_row
 
@@ -25,6 +27,7 @@ class Block:
     Args:
         file: the file's number among those of the data set.
         line: the number of the first line, from 1.
+        chosen: which of its lines are used, as `Mask.part` gives it; None for all.
     """
 
     path: Path
@@ -32,6 +35,7 @@ class Block:
     start: int
     size: int
     line: int
+    chosen: str | None = None
 
     def records(self) -> Iterator[Record]:
         """The rows.
@@ -44,25 +48,36 @@ class Block:
             data = file.read(self.size)
         if self.start == 0:
             data = data.removeprefix(BOM)
-        for number, line in enumerate(data.split(b"\n"), start=self.line):
-            if line.strip():
+        lines = data.split(b"\n")
+        uses = repeat(True) if self.chosen is None else used(self.chosen, len(lines))
+        for number, (line, use) in enumerate(zip(lines, uses, strict=False), start=self.line):
+            if use and line.strip():
                 try:
                     yield record_of(parse_row(parse_object(line)), self.path, number)
                 except RowError as fault:
                     raise changed(self.path) from fault
 
 
-def cut(paths: Sequence[Path], size: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Every line of every file, in order; blocks of about `size` bytes."""
-    for number, path in enumerate(paths):
-        yield from _cut_file(path, number, size)
+def cut(
+    paths: Sequence[Path], size: int = BLOCK_BYTES, masks: Sequence[Mask | None] = ()
+) -> Iterator[Block]:
+    """Every line of every file, in order, or those that its mask has; blocks of about `size` bytes.
+
+    Args:
+        masks: of each file; of none, if none is given.
+    """
+    for number, (path, mask) in enumerate(zip_longest(paths, masks)):
+        yield from _cut_file(path, number, size, mask)
 
 
-def _cut_file(path: Path, number: int, size: int) -> Iterator[Block]:
+def _cut_file(path: Path, number: int, size: int, mask: Mask | None) -> Iterator[Block]:
     start, line = 0, 1
     with readable(path), path.open("rb") as file:
         while data := file.read(size):
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
-            yield Block(path, number, start, len(data), line)
+            ends = data.count(b"\n")
+            chosen = None if mask is None else mask.part(line, ends + 1)
+            if chosen != "":
+                yield Block(path, number, start, len(data), line, chosen)
             start += len(data)
-            line += data.count(b"\n")
+            line += ends

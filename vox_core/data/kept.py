@@ -1,9 +1,10 @@
 """Data sets from files: tokenised once, kept in the cache, mapped from then on.
 
 An entry of the cache is named after everything that decides its content: the bytes of the data
-files, every file of the model folder that a tokenizer or its chat template is read from, the
-sequence length, the versions of the libraries and this package's own code. Where there is one, no
-row is read and no tokenizer loaded. One that is torn or altered is made anew.
+files and which of their rows are used, every file of the model folder that a tokenizer or its chat
+template is read from, the sequence length, the versions of the libraries and this package's own
+code. Where there is one, no row is read and no tokenizer loaded. One that is torn or altered is
+made anew.
 
 Entries appear whole (`vox_core.files`); of two processes that make the same one, the later takes
 the other's. Where the cache cannot be written, the arrays lie in a temporary folder as long as they
@@ -94,7 +95,7 @@ def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
     """The name of an entry. No library is imported for it."""
     decides = {
         "format": _FORMAT,
-        "files": [file.sha256 for file in checked],
+        "files": [file.identity for file in checked],
         "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in _read_by(model)},
         "seq_len": seq_len,
         "libraries": {name: version(name) for name in _LIBRARIES},
@@ -137,14 +138,15 @@ class _Making:
         scratch = folder / "scratch"
         scratch.mkdir()
         with store.Writer(folder) as writer, parts.quick_collections():
-            blocks = cut(sources, self._block_bytes)
+            masks = [file.chosen for file in self._checked]
+            blocks = cut(sources, self._block_bytes, masks)
             for part in parts.make_parts(encoder, blocks, self._model, scratch, self._workers):
                 faults += part.faults
                 writer.add(part)
                 self._tell(writer.rows)
             for file in self._checked:
                 file.require_unchanged()
-            assert faults or writer.rows == sum(file.rows for file in self._checked)
+            assert faults or writer.rows == sum(file.used for file in self._checked)
             require_rendered(faults, encoder)
             dataset = writer.finish(sources)
         require_trained(dataset, encoder, answers=writer.answers > 0)
@@ -152,7 +154,7 @@ class _Making:
 
     def _tell(self, done: int) -> None:
         if self._progress:
-            self._progress(done, sum(file.rows for file in self._checked))
+            self._progress(done, sum(file.used for file in self._checked))
 
 
 def _in_cache(name: str, make: Callable[[Path], None], sources: Sequence[Path]) -> Dataset:

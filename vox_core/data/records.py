@@ -7,7 +7,7 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,15 +109,35 @@ def read_records(path: Path, faults: list[str]) -> Iterator[Record]:
     Raises:
         DataError: D001, it cannot be read.
     """
+    for line, found in read_lines(path):
+        if isinstance(found, RowError):
+            faults += told(path, line, found.faults)
+        else:
+            yield found
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Record | RowError]]:
+    """Each row of one file with the number of its line: what it says, or what is wrong with it. A
+    file in another format has one fault, in line 0.
+
+    Raises:
+        DataError: D001, it cannot be read.
+    """
     with readable(path):
         if other := other_format(path):
-            faults.append(f"{path}: {other}")
+            yield 0, RowError(other)
             return
         for number, line in numbered_lines(path):
             try:
-                yield record_of(parse_row(parse_object(line)), path, number)
+                yield number, record_of(parse_row(parse_object(line)), path, number)
             except RowError as fault:
-                faults += (f"{path}, line {number}: {text}" for text in fault.faults)
+                yield number, fault
+
+
+def told(path: Path, line: int, faults: Iterable[str]) -> Iterator[str]:
+    """Faults with their place."""
+    place = f"{path}, line {line}" if line else f"{path}"
+    return (f"{place}: {text}" for text in faults)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from pathlib import Path
 
 @cache
 def rules_digest() -> str:
-    """SHA-256, in hex, of the modules of this package."""
-    sha256 = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    """SHA-256, in hex, of the modules of this package and of those in it."""
+    sha256, package = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
-        sha256.update(f"{path.name}:{len(content)}:".encode())
+        sha256.update(f"{path.relative_to(package).as_posix()}:{len(content)}:".encode())
         sha256.update(content)
     return sha256.hexdigest()

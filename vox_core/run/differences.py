@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
+
+from vox_core.contract import DataPolicy
 
 
 def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -17,3 +21,11 @@ def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any
             yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
     elif a != b:
         yield where, a, b
+
+
+def contract_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The same of two contracts as `plan.json` has them: one without a policy has the default."""
+    default = json.loads(json.dumps(asdict(DataPolicy())))
+    return differences({"policy": default, **a}, {"policy": default, **b})

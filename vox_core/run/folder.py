@@ -24,6 +24,7 @@ from vox_core.files import make_folder, require_absent, sync_folder, unwritable,
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
+SKIPPED = "skipped_rows.jsonl"
 TELEMETRY = "telemetry.jsonl"
 MANIFEST = "vox_adapter.json"
 CARD = "README.md"

@@ -19,15 +19,17 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
 from vox_core.data.checked import unused_fields
+from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
+from vox_core.data.policy.report import Report
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.run.backend import choose_for
-from vox_core.run.rows import checked_files
+from vox_core.run.rows import chosen_rows
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
 
@@ -41,6 +43,8 @@ class Prepared:
 
     Args:
         tuned: what of the plan was chosen by measuring.
+        rows: what became of the rows of the data files; None where all of them are used, and
+            nothing was looked for.
     """
 
     model: models.LocalModel
@@ -54,6 +58,7 @@ class Prepared:
     config: Mapping[str, Any]
     sources: Sources
     tuned: Answer | None = None
+    rows: Report | None = None
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
@@ -63,6 +68,10 @@ class Prepared:
             f"{contract.data.trained_tokens:,} of them trained; "
             f"{_count(contract.total_steps, 'step')}"
         )
+        for text in self.rows.told() if self.rows else ():
+            yield Notice(text)
+        for text in self.rows.warnings() if self.rows else ():
+            yield Notice(text, "warning")
         if self.tuned:
             yield Notice(f"{self.tuned}, which was measured to be the fastest here")
         for field, count in self.unused.items():
@@ -106,7 +115,8 @@ def prepare(
         InputError: the first thing that is wrong.
     """
     assumed = only_planned and not settings.data
-    train_files, valid_files = ([], []) if assumed else checked_files(settings)
+    rows = Chosen([], []) if assumed else chosen_rows(settings)
+    train_files, valid_files = rows.train, rows.valid
     # Once before a model is fetched, so that a missing backend is told in a second.
     choose(_request(settings, None, origin, resumed_from, settings.quant))
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
@@ -142,7 +152,17 @@ def prepare(
         **({} if only_planned else model_files(model.path, weights.files)),
     }
     return Prepared(
-        model, weights, train, valid, backend, selection, made, unused, config, read_from
+        model,
+        weights,
+        train,
+        valid,
+        backend,
+        selection,
+        made,
+        unused,
+        config,
+        read_from,
+        rows=rows.report,
     )
 
 
@@ -186,6 +206,7 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
         "selection": prepared.selection.to_json(),
         "data": account(prepared.train),
         "valid": account(prepared.valid) if prepared.valid else None,
+        "rows": prepared.rows.to_json() if prepared.rows else None,
     }
 
 

@@ -14,8 +14,8 @@ from vox_core.errors import ConfigError, PlanError
 from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.best import Best, validations
-from vox_core.run.differences import differences
-from vox_core.run.folder import LOCK, MANIFEST, OWNER, PREFLIGHT, RunFolder
+from vox_core.run.differences import contract_differences
+from vox_core.run.folder import LOCK, MANIFEST, OWNER, PREFLIGHT, SKIPPED, RunFolder
 from vox_core.run.recorded import last_step, plan_of
 from vox_core.run.sources import Sources, other_files
 
@@ -130,7 +130,7 @@ def is_new(run: RunFolder) -> bool:
     """Nothing is there, or what a process left that died before it had written its plan."""
     if not run.path.exists():
         return True
-    left = (LOCK, OWNER, PREFLIGHT)  # the plan comes after it
+    left = (LOCK, OWNER, PREFLIGHT, SKIPPED)  # the plan comes after it
     return run.path.is_dir() and all(
         path.name in left or path.name.startswith(TEMPORARY_PREFIX) for path in run.path.iterdir()
     )
@@ -237,7 +237,7 @@ def require_same(
     Raises:
         PlanError: P003, naming each setting that changed, and each file.
     """
-    changes = [*differences(recorded["contract"], made.contract.to_json())]
+    changes = [*contract_differences(recorded["contract"], made.contract.to_json())]
     if recorded["dtype"] != made.dtype:
         changes.append(("dtype", recorded["dtype"], made.dtype))
     cut = recorded["micro_batch_tokens"], made.micro_batch_tokens

@@ -48,6 +48,7 @@ from vox_core.run.prepare import preflight
 from vox_core.run.ready import Ready, make_ready
 from vox_core.run.recorded import last_step, plan_of
 from vox_core.run.rescue import rescued
+from vox_core.run.rows import write_skipped
 from vox_core.run.schedule import learning_rate
 from vox_core.run.sources import to_json
 from vox_core.run.startup import Startup
@@ -231,6 +232,7 @@ class _Run:
         """The state to start from: the core's seeded adapter, or the newest good checkpoint."""
         if fresh:
             files.write_json(self._run.path / folder.PREFLIGHT, preflight(self._prepared))
+            write_skipped(self._run.path / folder.SKIPPED, self._prepared.rows)
             files.write_json(self._run.path / folder.PLAN, self._plan_json())
             return TrainState(0, self._initial_adapter())
         for worked_in in (self._run.path, self._run.checkpoints):

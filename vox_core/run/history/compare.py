@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vox_core.errors import AdapterError
-from vox_core.run.differences import differences
+from vox_core.run.differences import contract_differences
 from vox_core.run.folder import PLAN, RunFolder
 from vox_core.run.history.find import summary_of
 from vox_core.run.history.summary import Curve, Summary
@@ -67,10 +67,10 @@ def compare(a: Path, b: Path) -> Comparison:
         AdapterError: A001, one of them is no run.
     """
     one, other = summary_of(a), summary_of(b)
-    contracts = _contract(a), _contract(b)
+    first, second = _contract(a), _contract(b)
     found = None
-    if contracts[0] is not None and contracts[1] is not None:
-        found = [Difference(*each) for each in differences(*contracts)]
+    if first is not None and second is not None:
+        found = [Difference(*each) for each in contract_differences(first, second)]
     changed = {each.field for each in found or ()}
     same_rows = "data.valid_digest" not in changed
     return Comparison(one, other, found, verdict(one, other, same_rows))

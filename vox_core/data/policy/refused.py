@@ -1,0 +1,124 @@
+"""What a policy refuses: too much that is malformed, filters that nothing passes, unrated rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vox_core.contract import DataPolicy
+from vox_core.data.policy.reasons import HELD_OUT, KEPT, NAMES
+from vox_core.data.policy.table import Table
+from vox_core.data.records import told
+from vox_core.errors import DataError
+
+if TYPE_CHECKING:
+    from vox_core.data.policy.choose import Codes
+
+_SHOWN = 10
+_FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
+"""Flag -> how facts call it."""
+
+
+def require_few_malformed(train: Table, valid: Table, most: float) -> None:
+    """Raises:
+    DataError: D020, the share of malformed rows is above `most`.
+    """
+    all_of_them = [*zip(train.files, train.facts, strict=True)]
+    all_of_them += zip(valid.files, valid.facts, strict=True)
+    malformed = sum(facts.malformed for _, facts in all_of_them)
+    rows = malformed + len(train) + len(valid)
+    if malformed <= most * rows:
+        return
+    raise DataError(
+        "D020",
+        "more rows are malformed than may be skipped",
+        where=", ".join(str(file.path) for file, facts in all_of_them if facts.faults),
+        found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
+        expected=f"at most {most:.2%} (--max-skipped)",
+        faults=[
+            text
+            for file, facts in all_of_them
+            for line, fault in facts.faults
+            for text in told(file.path, line, [fault])
+        ],
+        remedy="correct these lines, or raise --max-skipped",
+    )
+
+
+def require_known(train: Table, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D021, a filter names a value that no row has.
+    """
+    for flag, name in _FILTERS.items():
+        wanted = getattr(policy, flag)
+        there = values(train, name) if wanted else Counter[str]()
+        if unknown := [value for value in wanted if value not in there]:
+            raise DataError(
+                "D021",
+                f"no row has the {flag} that is asked for",
+                where=f"--{flag}",
+                found=", ".join(unknown),
+                expected=_shown(there) or f"rows with a {flag}; none has one",
+                remedy=f"name a {flag} that rows have, or leave out --{flag}",
+            )
+
+
+def values(table: Table, name: str) -> Counter[str]:
+    """What rows say as `name`, and how many."""
+    counts: Counter[str] = Counter()
+    for facts in table.facts:
+        code_R = getattr(facts, f"{name}_R")
+        found = np.bincount(code_R[code_R >= 0], minlength=len(facts.names[name])).tolist()
+        for value, rows in zip(facts.names[name], found, strict=True):
+            for single in value if name == "tags" else (value,):
+                counts[single] += rows
+    return counts
+
+
+def _shown(counts: Counter[str]) -> str:
+    names = [f"{value} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
+    more = len(counts) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+
+
+def require_rated(train: Table, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D022, rows have no rating, and it is not said what becomes of them.
+    """
+    if policy.min_rating is None or policy.unrated is not None:
+        return
+    unrated = [int(np.isnan(facts.rating_R).sum()) for facts in train.facts]
+    if not any(unrated):
+        return
+    files = zip(train.files, unrated, strict=True)
+    raise DataError(
+        "D022",
+        "rows have no rating, and nothing says what becomes of them",
+        where=", ".join(str(file.path) for file, rows in files if rows),
+        found=f"{sum(unrated):,} of {len(train):,} rows without a rating",
+        expected="a rating in every row, or --unrated",
+        remedy="say --unrated keep, or --unrated drop",
+    )
+
+
+def require_some(code_N: Codes, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D023, no row is left, or none is held out.
+    """
+    counts = np.bincount(code_N, minlength=len(NAMES)).tolist()
+    what = remedy = ""
+    if not counts[KEPT]:
+        what, remedy = "no row is left to train on", "ask for less, or bring other data"
+    elif policy.valid_share and not counts[HELD_OUT]:
+        what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
+    if what:
+        raise DataError(
+            "D023",
+            what,
+            where="the rows, after everything that was asked of them",
+            found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
+            expected="at least one row",
+            remedy=remedy,
+        )
