@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 _Ends: TypeAlias = list[list[int]]
 Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
-Reason: TypeAlias = Literal["nothing to train", "nothing to train within seq_len"]
+Reason: TypeAlias = Literal[
+    "nothing to train", "nothing to train within seq_len", "preference pair"
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,10 @@ class Encoded:
     dropped: Reason | None = None
 
 
+_PREFERENCE = Encoded((), dropped="preference pair")
+"""Kept for objectives that take one answer over another; this one has no use for it."""
+
+
 class Encoder:
     """Encodes records for one tokenizer and one maximum length, in tokens."""
 
@@ -88,6 +94,8 @@ class Encoder:
         Raises:
             RenderError: the chat template refuses it.
         """
+        if record.kind == "preference":
+            return _PREFERENCE
         return self._encode([(record, self.renderer.render(record))])[0]
 
     def encode_many(self, records: Sequence[Record]) -> tuple[list[Encoded], list[str]]:
@@ -100,11 +108,16 @@ class Encoder:
         rendered: list[tuple[Record, Rendered]] = []
         faults: list[str] = []
         for record in records:
+            if record.kind == "preference":
+                continue
             try:
                 rendered.append((record, self.renderer.render(record)))
             except RenderError as fault:
                 faults.append(f"{record.place}: {fault}")
-        return ([], faults) if faults else (self._encode(rendered), [])
+        if faults:
+            return [], faults
+        encoded = iter(self._encode(rendered))
+        return [_PREFERENCE if r.kind == "preference" else next(encoded) for r in records], []
 
     def _encode(self, rendered: Sequence[tuple[Record, Rendered]]) -> list[Encoded]:
         if not rendered:
@@ -187,34 +200,38 @@ class _Spans:
     start_S: NDArray[np.int64]
     stop_S: NDArray[np.int64]
     closed: list[bool]
+    weight: list[float]
 
     @classmethod
     def of(cls, texts: Sequence[Rendered]) -> _Spans:
         found, at = [], 0
         for row, text in enumerate(texts):
-            found += [(row, at + s.start, at + s.stop, s.closed) for s in text.spans]
+            found += [(row, at + s.start, at + s.stop, s.closed, s.weight) for s in text.spans]
             at += len(text.text)
+        row_S, start_S, stop_S, closed_S, weight_S = zip(*found, strict=True) if found else [()] * 5
         return cls(
-            [row for row, _, _, _ in found],
-            np.array([start for _, start, _, _ in found], np.int64),
-            np.array([stop for _, _, stop, _ in found], np.int64),
-            [closed for _, _, _, closed in found],
+            list(row_S),
+            np.array(start_S, np.int64),
+            np.array(stop_S, np.int64),
+            list(closed_S),
+            list(weight_S),
         )
 
 
 def _mask(tokens: Tokens, is_end_T: NDArray[np.bool_], spans: _Spans) -> tuple[Weights, _Ends]:
-    """Weight 1 for tokens inside a span, and, for each text, where end-of-turn tokens that close
-    one end.
+    """The weight of its span for tokens inside one, and, for each text, where end-of-turn tokens
+    that close one end.
 
     An end-of-turn token may reach beyond its span: some swallow a newline. Any other token that
     does is not trained.
     """
     weights_T = np.zeros(len(tokens.ids_T), np.float32)
     ends: _Ends = [[] for _ in tokens.bounds_R1[1:]]
-    columns = zip(spans.row, _extents(tokens, spans), spans.stop_S, spans.closed, strict=True)
-    for row, (low, high), stop, closed in columns:
+    extents = _extents(tokens, spans)
+    columns = zip(spans.row, extents, spans.stop_S, spans.closed, spans.weight, strict=True)
+    for row, (low, high), stop, closed, weight in columns:
         within_T = is_end_T[low:high] | (tokens.stops_T[low:high] <= stop)
-        weights_T[low:high][within_T] = 1
+        weights_T[low:high][within_T] = weight
         if closed:
             ends[row] += (np.flatnonzero(within_T & is_end_T[low:high])[-1:] + low + 1).tolist()
     return weights_T, ends

@@ -6,9 +6,14 @@ chat templates take them; one that does not refuses the row when it is rendered,
 own words.
 
 Content is a string, or a list of text parts, which are joined. Blank content is a fault, except
-for system, developer and tool: an empty system prompt is how a template's default is turned off,
-and a tool may return nothing. What vox would have to drop silently (tool calls, reasoning in a
-field of its own, weights of single messages) is a fault.
+for system, developer and tool (an empty system prompt is how a template's default is turned off,
+and a tool may return nothing), and for an assistant that calls tools.
+
+A message may say more: an assistant's `tool_calls` (or `function_call`, their old form) and
+`reasoning_content` (or `reasoning`, `thinking`), a tool's `tool_call_id`, anyone's `name`; and
+`weight` or `train`, which say how much of it is trained. Only what an assistant says is trained,
+unless `train` is true: a `weight` alone on somebody else is a fault, as it may mean either.
+Other fields are not used.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.tools import call_of_old, tool_calls
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -26,15 +32,11 @@ ROLES: tuple[Role, ...] = get_args(Role)
 _NAMED: dict[str, Role] = {role: role for role in ROLES}
 _FIRST_ONLY = ("system", "developer")
 _MAY_BE_BLANK = ("system", "developer", "tool")
-_UNSUPPORTED_IN_MESSAGE = (
-    "tool_calls",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "weight",
-    "train",
-)
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_SPOKEN_BY: dict[str, Role] = {
+    **dict.fromkeys(("tool_calls", "function_call", *_REASONING), "assistant"),
+    "tool_call_id": "tool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ class Message:
     """One turn of a conversation.
 
     Args:
-        extra: what else the chat template is given of it: tool_calls, tool_call_id, name,
-            reasoning_content.
-        weight: of what it says, as something to be trained; None leaves it to the role.
+        extra: what else the chat template is given of it: tool_calls (with arguments as objects),
+            tool_call_id, name, reasoning_content.
+        weight: of what it says, as something to be trained, from 0 to 1; None leaves it to the
+            role: 1 for the assistant, 0 for others.
     """
 
     role: Role
@@ -76,14 +79,14 @@ def _message(item: object, place: str) -> Message:
     if usual := _usual_message(item):
         return usual
     role = _role(item, place)
-    try:
-        refuse_unsupported(item, _UNSUPPORTED_IN_MESSAGE)
-    except RowError as fault:
-        raise RowError(f"in {place} {fault.faults[0]}") from None
-    content = _content(item.get("content"), f"{place}.content")
-    if not content.strip() and role not in _MAY_BE_BLANK:
+    extra = _extra(item, role, place)
+    weight = _weight(item, role, place)
+    if (content := item.get("content")) is None and "tool_calls" in extra:
+        return Message(role, "", extra, weight)
+    content = _content(content, f"{place}.content")
+    if not content.strip() and role not in _MAY_BE_BLANK and "tool_calls" not in extra:
         raise RowError(f"found {place}.content of the {role} empty, expected text")
-    return Message(role, content)
+    return Message(role, content, extra or None, weight)
 
 
 def _usual_message(item: dict[str, object]) -> Message | None:
@@ -98,6 +101,8 @@ def _usual_message(item: dict[str, object]) -> Message | None:
 
 def _role(item: dict[str, object], place: str) -> Role:
     found = item.get("role")
+    if found == "function":  # what a tool was called before there were others
+        return "tool"
     for role in ROLES:
         if role == found:
             return role
@@ -105,13 +110,76 @@ def _role(item: dict[str, object], place: str) -> Role:
     raise RowError(f"found {shown} as {place}.role, expected one of {', '.join(ROLES)}")
 
 
-def _content(value: object, place: str) -> str:
-    if isinstance(value, list):
-        value = "".join(_part(part, place) for part in value)
+def _extra(item: dict[str, object], role: Role, place: str) -> dict[str, Any]:
+    """What the template is given besides role and content."""
+    said = {key: value for key, value in item.items() if value is not None and value != []}
+    for name, speaker in _SPOKEN_BY.items():
+        if name in said and role != speaker:
+            raise RowError(f"found {name} in {place} of the {role}, expected it of the {speaker}")
+    extra: dict[str, Any] = {}
+    if calls := _calls(said, place):
+        extra["tool_calls"] = calls
+    for name in ("tool_call_id", "name"):
+        if name in said:
+            extra[name] = _text(said[name], f"{place}.{name}")
+    if reasoning := _reasoning(said, place):
+        extra["reasoning_content"] = reasoning
+    return extra
+
+
+def _calls(said: dict[str, object], place: str) -> list[dict[str, Any]]:
+    if "function_call" not in said:
+        return list(tool_calls(said.get("tool_calls"), f"{place}.tool_calls"))
+    if "tool_calls" in said:
+        raise RowError(f"found tool_calls and function_call in {place}, expected one of them")
+    return [call_of_old(said["function_call"], f"{place}.function_call")]
+
+
+def _reasoning(said: dict[str, object], place: str) -> str:
+    """The reasoning, whichever name it goes by; blank is none."""
+    found = {
+        text: name
+        for name in _REASONING
+        if name in said and (text := _text(said[name], f"{place}.{name}")).strip()
+    }
+    if len(found) > 1:
+        names = " and ".join(found.values())
+        raise RowError(f"found {names} in {place}, which differ, expected one of them")
+    return next(iter(found), "")
+
+
+def _weight(item: dict[str, object], role: Role, place: str) -> float | None:
+    weight, train = item.get("weight"), item.get("train")
+    if not isinstance(train, bool | None):
+        raise RowError(f"found {json_type(train)} as {place}.train, expected true or false")
+    if weight is None:
+        return None if train is None else float(train)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        found = weight if isinstance(weight, int | float) else json_type(weight)
+        raise RowError(f"found {found} as {place}.weight, expected a number from 0 to 1")
+    if train is not None and train != (weight > 0):
+        raise RowError(
+            f"found {place}.train {train} with the weight {weight}, expected them to agree"
+        )
+    if weight > 0 and role != "assistant" and not train:
+        raise RowError(
+            f"found the weight {weight} in {place} of the {role}, expected 0, or "
+            '"train": true beside it to train what the assistant does not say'
+        )
+    return float(weight)
+
+
+def _text(value: object, place: str) -> str:
     if not isinstance(value, str):
         raise RowError(f"found {json_type(value)} as {place}, expected a string")
     refuse_surrogates(place, value)
     return value
+
+
+def _content(value: object, place: str) -> str:
+    if isinstance(value, list):
+        value = "".join(_part(part, place) for part in value)
+    return _text(value, place)
 
 
 def _part(part: object, place: str) -> str:
@@ -130,9 +198,24 @@ def _order_faults(messages: Sequence[Message]) -> Iterable[str]:
             yield f'found the role "{role}" in messages[{index}], expected it first or not at all'
         if role == "tool" and (index == 0 or roles[index - 1] not in ("assistant", "tool")):
             yield f'found the role "tool" in messages[{index}], expected it after an assistant'
+    yield from _answer_faults(messages)
     if "assistant" not in roles:
         shown = ", ".join(roles) or "none"
         yield f"found no assistant message (roles: {shown}), expected at least one"
+
+
+def _answer_faults(messages: Sequence[Message]) -> Iterable[str]:
+    """Answers to calls that nobody made, where calls and answers have ids."""
+    ids: set[str | None] = {None}
+    for index, message in enumerate(messages):
+        extra = message.extra or {}
+        if message.role == "assistant":
+            ids = {call.get("id") for call in extra.get("tool_calls", ({},))}
+        answered = extra.get("tool_call_id")
+        if answered is not None and None not in ids and answered not in ids:
+            known = ", ".join(sorted(filter(None, ids)))
+            found = f'the tool_call_id "{answered}" in messages[{index}]'
+            yield f"found {found}, expected one of {known}"
 
 
 def refuse_unsupported(fields: dict[str, object], names: Iterable[str]) -> None:

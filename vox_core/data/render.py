@@ -28,17 +28,23 @@ Templates that ask for the date get a fixed one: the same data must give the sam
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from vox_core.data.records import Message, Record
+from vox_core.data.takes import Takes, what_it_takes
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, template_source
+from vox_core.data.turns import Chat, RenderError, Span, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+__all__ = ["NO_TEMPLATE", "RenderError", "Rendered", "Renderer", "Span", "weight_of"]
 
 NO_TEMPLATE = "the row is a conversation, and the model has no chat template"
 
@@ -52,19 +58,6 @@ _FIXED_CLOCK = (
     + "".join(f"|replace('{code}', '{value}')" for code, value in _FIXED_DATE.items())
     + " }}{% endmacro %}{{ '' }}"  # the last block keeps trim_blocks off the template's first line
 )
-
-
-class RenderError(Exception):
-    """Why a row cannot be rendered, or not with certainty about what is trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Characters [start, stop) are trained; `closed` if they end with an end-of-turn token."""
-
-    start: int
-    stop: int
-    closed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,10 @@ class Renderer:
         self._tokenizer = tokenizer
         self.end_of_turn = end_of_turn_ids(tokenizer)
         self.template = _template(tokenizer)
-        self._chat: ChatTemplate | None = None
+        special = _template(tokenizer, tools=True)
+        self._for_tools = special if special != self.template else None
+        self._chats: dict[str, ChatTemplate] = {}
+        self._found: dict[str, Takes] = {}
         self._closer = _any_of(self.end_of_turn_names())
 
     def render(self, record: Record) -> Rendered:
@@ -97,7 +93,7 @@ class Renderer:
             return Rendered(record.text, (Span(0, len(record.text), False),), templated=False)
         assert record.messages is not None
         if self.template is not None:
-            return self._conversation(record.messages)
+            return self._conversation(record)
         if record.kind == "chat":
             raise RenderError(NO_TEMPLATE)
         prompt, completion = (message.content for message in record.messages)
@@ -109,82 +105,87 @@ class Renderer:
         names = self._tokenizer.convert_ids_to_tokens(sorted(self.end_of_turn))
         return cast("list[str]", names)
 
-    def _conversation(self, chat: Sequence[Message]) -> Rendered:
-        if _GENERATION.search(cast(str, self.template)):
-            return self._marked(chat)
-        text = self._text(chat)
-        turns = (i for i, message in enumerate(chat) if message.role == "assistant")
-        return Rendered(text, tuple(self._span(chat, i, text) for i in turns), templated=True)
+    def prompt(self, record: Record, turn: int) -> str | None:
+        """What a model is asked to go on from for `messages[turn]`: those before it, with the
+        generation prompt. None where the template refuses them."""
+        return self._turns(record, "").prompt(turn)
 
-    def _span(self, chat: Sequence[Message], turn: int, text: str) -> Span:
-        start = self._start(chat, turn, text)
-        closer = self._closer.search(text, start)
-        if closer and text[start : closer.start()].strip() == chat[turn].content.strip():
-            return Span(start, closer.end(), closed=True)  # the usual case, and certain as it is
-        limit = self._limit(chat, turn, text)
-        if closer and closer.end() <= limit:
-            return Span(start, closer.end(), closed=True)
-        stop = min(limit, _common(self._until(chat, turn, start), text))
-        if stop < start:
-            raise RenderError(f"the chat template leaves unclear where messages[{turn}] ends")
-        return Span(start, max(start, len(text[:stop].rstrip())), closed=False)
+    def _conversation(self, record: Record) -> Rendered:
+        chat = cast("tuple[Message, ...]", record.messages)
+        if record.tools or any(one.extra or one.role == "tool" for one in chat):
+            self._require_written(record, chat)
+        if _GENERATION.search(self._source(record)):
+            return self._marked(record, chat)
+        text = self._write(record, chat)
+        turns = self._turns(record, text)
+        spans = tuple(_weighted(turns, i, one) for i, one in enumerate(chat) if weight_of(one))
+        return Rendered(text, spans, templated=True)
 
-    def _start(self, chat: Sequence[Message], turn: int, text: str) -> int:
-        prompt = self._prompt(chat[:turn])
-        if prompt is not None and text.startswith(prompt):
-            return len(prompt)
-        before = self._before_content(chat, turn)
-        if before is not None and text.startswith(before):
-            return len(before)
-        raise RenderError(f"the chat template leaves unclear where messages[{turn}] begins")
+    def _turns(self, record: Record, text: str) -> Turns:
+        chat = cast("tuple[Message, ...]", record.messages)
+        return Turns(chat, text, partial(self._write, record), self._closer)
 
-    def _limit(self, chat: Sequence[Message], turn: int, text: str) -> int:
-        """An offset after turn's end-of-turn token and before what anyone says next."""
-        for later in range(turn + 1, len(chat)):
-            if (before := self._before_content(chat, later)) is not None:
-                return _common(before, text)
-        return len(text)
+    def _require_written(self, record: Record, chat: Chat) -> None:
+        """Refuse what the template would leave out without a word."""
+        takes = self._takes(record)
+        if record.tools and not takes.tools:
+            raise RenderError("the chat template does not write the row's tools")
+        for index, message in enumerate(chat):
+            extra = message.extra or {}
+            if "tool_calls" in extra and not takes.calls:
+                raise RenderError(
+                    f"the chat template does not write the calls of messages[{index}]"
+                )
+            if message.role == "tool" and not takes.answers:
+                raise RenderError(f"the chat template does not write the tool's messages[{index}]")
+            if "reasoning_content" in extra and not takes.reasoning:
+                what = f"the reasoning of messages[{index}]"
+                raise RenderError(
+                    f"the chat template does not write {what}; is it part of content?"
+                )
 
-    def _until(self, chat: Sequence[Message], turn: int, start: int) -> str:
-        """The messages up to and with turn's, rendered alone, without what closes the last one."""
-        alone = self._text(chat[: turn + 1])
-        closer = self._closer.search(alone, start)
-        return alone[: closer.start()] if closer else alone
-
-    def _prompt(self, chat: Sequence[Message]) -> str | None:
-        """H: the messages with the generation prompt; None where the template refuses them."""
-        try:
-            return self._text(chat, generation_prompt=True) if chat else None
-        except RenderError:
-            return None
-
-    def _before_content(self, chat: Sequence[Message], index: int) -> str | None:
-        """What the template writes before the content of a message; None if it leaves that out."""
-        marker = "6204819357"  # digits alone survive case filters and escapes
-        while any(marker in message.content for message in chat):
-            marker += "0"
-        marked = [*chat[:index], replace(chat[index], content=marker), *chat[index + 1 :]]
-        before, found, _ = self._text(marked).partition(marker)
-        return before if found else None
-
-    def _marked(self, chat: Sequence[Message]) -> Rendered:
+    def _marked(self, record: Record, chat: Chat) -> Rendered:
         """Spans as the template's own generation markers give them.
 
         transformers' mask over *tokens* is not used: it marks everything to the end of the text
         when a stretch ends in whitespace that the tokenizer trims from its offsets.
         """
         with self._template_faults():
-            text, stretches = self._compiled().render_marked(_plain(chat))
-        spans = (self._closed(text, start, stop) for start, stop in stretches)
+            given = self._given(record, chat)
+            text, stretches = self._compiled(record).render_marked(given, record.tools)
+        spans = [self._closed(text, start, stop) for start, stop in stretches]
+        if any(message.weight is not None for message in chat):
+            spans = self._weigh(self._turns(record, text), chat, spans)
         return Rendered(text, tuple(spans), templated=True)
+
+    def _weigh(self, turns: Turns, chat: Chat, spans: Sequence[Span]) -> list[Span]:
+        """Spans of the template's markers with the weights of the messages that they are from, and
+        those of others than the assistant."""
+        assistants = [i for i, message in enumerate(chat) if message.role == "assistant"]
+        starts = [turns.start(i) for i in assistants]
+        others = [i for i, message in enumerate(chat) if i not in assistants and weight_of(message)]
+        weighed = [_weighted(turns, i, chat[i]) for i in others]
+        for span in spans:
+            before = bisect_right(starts, max(span.start, span.stop - 1))
+            weight = weight_of(chat[assistants[max(before, 1) - 1]])
+            weighed += [replace(span, weight=weight)] if weight else []
+        return sorted(weighed, key=lambda span: span.start)
 
     def _closed(self, text: str, start: int, stop: int) -> Span:
         closer = self._closer.search(text, start, stop) or self._closer.match(text, stop)
         return Span(start, closer.end() if closer else stop, closed=closer is not None)
 
-    def _text(self, chat: Sequence[Message], *, generation_prompt: bool = False) -> str:
+    def _write(self, record: Record, chat: Chat, prompt: bool = False) -> str:
+        """The text of `chat`, which may be a variation of the record's messages."""
         with self._template_faults():
-            return self._compiled().render(_plain(chat), generation_prompt=generation_prompt)
+            template, given = self._compiled(record), self._given(record, chat)
+            return template.render(given, record.tools, generation_prompt=prompt)
+
+    def _given(self, record: Record, chat: Chat) -> list[dict[str, Any]]:
+        if any(message.extra for message in chat):
+            takes = self._takes(record)
+            return [takes.given(message) for message in chat]
+        return [{"role": message.role, "content": message.content} for message in chat]
 
     @contextmanager
     def _template_faults(self) -> Iterator[None]:
@@ -196,17 +197,40 @@ class Renderer:
                 raise takes_too_much(fault, self._tokenizer.name_or_path) from fault
             raise RenderError(f"the chat template refuses the row: {fault}") from fault
 
-    def _compiled(self) -> ChatTemplate:
+    def _takes(self, record: Record) -> Takes:
+        source = self._source(record)
+        if source not in self._found:
+            with self._template_faults():
+                self._found[source] = what_it_takes(self._compiled(record))
+        return self._found[source]
+
+    def _compiled(self, record: Record) -> ChatTemplate:
         """Compiled when a row asks for it, so that what is wrong with it is told of a row."""
-        if self._chat is None:
-            source = cast(str, self.template)
-            self._chat = ChatTemplate(source, self._tokenizer.special_tokens_map)
-        return self._chat
+        source = self._source(record)
+        if source not in self._chats:
+            self._chats[source] = ChatTemplate(source, self._tokenizer.special_tokens_map)
+        return self._chats[source]
+
+    def _source(self, record: Record) -> str:
+        source = (record.tools and self._for_tools) or self.template
+        return cast(str, source)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template (the default one among several), its clock stopped; None without one."""
-    template = template_source(tokenizer)
+def weight_of(message: Message) -> float:
+    """How much of what a message says is trained."""
+    if message.weight is None:
+        return 1.0 if message.role == "assistant" else 0.0
+    return message.weight
+
+
+def _weighted(turns: Turns, turn: int, message: Message) -> Span:
+    span = turns.span(turn) if message.role == "assistant" else turns.words(turn)
+    return span if message.weight is None else replace(span, weight=message.weight)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> str | None:
+    """The chat template, its clock stopped; None without one."""
+    template = template_source(tokenizer, tools=tools)
     if template and "strftime_now" in template:
         return _FIXED_CLOCK + template
     return template
@@ -216,15 +240,3 @@ def _any_of(words: Sequence[str]) -> re.Pattern[str]:
     """Matches any of `words`, the longest first; nothing if there are none."""
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-def _plain(chat: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in chat]
-
-
-def _common(left: str, right: str) -> int:
-    """Length of the longest common prefix."""
-    if right.startswith(left):
-        return len(left)
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 from vox_core.data.jsonl import RowError, json_type
 from vox_core.data.messages import Message, conversation, refuse_surrogates, refuse_unsupported
+from vox_core.data.tools import tool_schemas
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 
@@ -25,7 +26,8 @@ PROMPTS = ("prompt", "instruction")
 COMPLETIONS = ("completion", "output", "response")
 FIELDS = ("messages", *PROMPTS, *COMPLETIONS, "text")
 
-_UNSUPPORTED_IN_ROW = ("tools", "functions", "documents")
+_TOOLS = ("tools", "functions")
+_UNSUPPORTED_IN_ROW = ("documents",)
 _ELSEWHERE_CALLED = {
     "conversation": "messages",
     "conversations": "messages",
@@ -86,16 +88,19 @@ def parse_row(fields: dict[str, object]) -> Row:
     refuse_unsupported(fields, _UNSUPPORTED_IN_ROW)
     unused = _unused(fields)
     if form == "text":
+        refuse_unsupported(fields, _TOOLS)
         return Row("text", text=_string("text", fields["text"]), unused=unused)
+    tools = tuple(tool for name in _TOOLS for tool in tool_schemas(fields.get(name), name))
     if form == "completion":
-        return Row("completion", _completion(fields), unused=unused)
-    return Row("chat", conversation(fields["messages"]), unused=unused)
+        return Row("completion", _completion(fields), unused=unused, tools=tools)
+    return Row("chat", conversation(fields["messages"]), unused=unused, tools=tools)
 
 
 def _unused(fields: dict[str, object]) -> tuple[str, ...]:
     """Fields that mean nothing to vox. `input` belongs to `instruction`."""
     used = {*FIELDS, "input"} if "instruction" in fields else set(FIELDS)
-    unused = tuple(name for name in fields if name not in used and name != "provenance")
+    known = (*used, *_TOOLS, "provenance")
+    unused = tuple(name for name in fields if name not in known)
     if near := [hint for name in unused if (hint := _misspelt(name))]:
         raise RowError("; ".join(near))
     return unused

@@ -21,7 +21,9 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import nodes, pass_context
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from vox_core.data.sizes import (
@@ -43,7 +45,10 @@ PER_CHARACTER = 64
 SECONDS = 10.0
 STEP = 64
 
-_ANY_INT = frozenset({"default", "d", "int", "float", "string"})
+# A row's tools may have numbers of any size; widths in a format are looked for in its text.
+_ANY_INT = frozenset({"default", "d", "int", "float", "string", "format"})
+
+_FORMATS = frozenset({"format", "format_map"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +103,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         else:
             size = args[-1] if __obj is __self.globals.get("range") and args else 0
             size = size if isinstance(size, int) else 0
-        require_small(args, kwargs)
+        if not _takes_any_int(__obj, method):
+            require_small(args, kwargs)
         __self._charge(max(size, 0))
         return __self.made(super().call(__context, __obj, *args, **kwargs))
 
@@ -157,6 +163,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.made(filter(*args, **kwargs))
 
         return metered  # type: ignore[return-value]
+
+
+def _takes_any_int(called: Any, method: Any) -> bool:
+    """Macros are the template's own and metered inside; namespaces keep what they are given."""
+    keeps = isinstance(called, type) and issubclass(called, Namespace)
+    return keeps or isinstance(called, Macro) or getattr(method, "__name__", "") in _FORMATS
 
 
 class _Metered(NodeTransformer):

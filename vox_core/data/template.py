@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core.errors import DataError
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
     from vox_core.data.sandbox import Sandbox
+
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 
 MAX_SOURCE = 1 << 18
 """Ten times the longest template of a known model, in characters."""
@@ -50,17 +53,21 @@ class ChatTemplate:
                 self._sandbox.parse_metered(source)
             )
 
-    def render(self, chat: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
+    def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
         """The text of a conversation.
+
+        Args:
+            chat: messages, each with what the template is given of it.
+            tools: JSON schemas of functions.
 
         Raises:
             TemplateFault: the template refuses it, fails, or takes too much.
         """
         with _faults():
-            self._sandbox.refill(_characters(chat))
-            return self._template.render(self._variables(chat, generation_prompt))
+            self._sandbox.refill(_characters(chat, tools))
+            return self._template.render(self._variables(chat, tools, generation_prompt))
 
-    def render_marked(self, chat: Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[int, int]]]:
+    def render_marked(self, chat: Chat, tools: Tools = None) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the stretches of it that stood between generation markers.
 
         Raises:
@@ -70,27 +77,45 @@ class ChatTemplate:
         stretches: list[tuple[int, int]] = []
         track: Any = vars(self._sandbox)["activate_tracker"]
         with _faults():
-            self._sandbox.refill(_characters(chat))
+            self._sandbox.refill(_characters(chat, tools))
             with track(blocks, stretches):
-                for block in self._template.generate(self._variables(chat, False)):
+                for block in self._template.generate(self._variables(chat, tools, False)):
                     blocks.append(block)
                     self._sandbox.made(block)
         return "".join(blocks), stretches
 
-    def _variables(
-        self, chat: Sequence[Mapping[str, str]], generation_prompt: bool
-    ) -> dict[str, Any]:
+    def _variables(self, chat: Chat, tools: Tools, generation_prompt: bool) -> dict[str, Any]:
         return {
             **self._names,
             "messages": [dict(message) for message in chat],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
             "add_generation_prompt": generation_prompt,
         }
 
 
-def _characters(chat: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(message["content"]) for message in chat)
+def _characters(chat: Chat, tools: Tools) -> int:
+    """Of all that a template is given."""
+    given = sum(
+        len(message["content"]) if len(message) == 2 else characters(message) for message in chat
+    )
+    return given + characters(tools) if tools else given
+
+
+def characters(value: object) -> int:
+    """Of the text in a JSON value; anything else in it counts as a few."""
+    total, open_ = 0, [value]
+    while open_:
+        item = open_.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            open_ += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            open_ += item
+        else:
+            total += 4
+    return total
 
 
 def _sandbox() -> Sandbox:

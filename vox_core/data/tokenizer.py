@@ -44,10 +44,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 
-def template_source(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template, the default one among several; None without one."""
+def template_source(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> str | None:
+    """The chat template; among several the one that transformers takes, which is `tool_use` for
+    conversations with tools, and `default`. None without one."""
     named: str | dict[str, str] | None = tokenizer.chat_template
-    return (named.get("default") if isinstance(named, dict) else named) or None
+    if isinstance(named, dict):
+        return (tools and named.get("tool_use")) or named.get("default") or None
+    return named or None
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -76,15 +79,18 @@ def end_of_turn_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     does). The token that follows a middle turn counts if another special token follows before the
     user's words; a single one may as well be the header of the user's turn.
     """
-    middle, last = _after_assistant(tokenizer)
-    return stop_ids(tokenizer) | set(last[:1]) | set(middle[:1] if len(middle) > 1 else ())
+    found = stop_ids(tokenizer)
+    for source in {template_source(tokenizer), template_source(tokenizer, tools=True)} - {None}:
+        middle, last = _after_assistant(tokenizer, cast(str, source))
+        found |= set(last[:1]) | set(middle[:1] if len(middle) > 1 else ())
+    return found
 
 
-def _after_assistant(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _after_assistant(
+    tokenizer: PreTrainedTokenizerBase, source: str
+) -> tuple[list[int], list[int]]:
     """Special tokens between an assistant's words and the next user's, and after the last words."""
     turn = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
-    if (source := template_source(tokenizer)) is None:
-        return [], []
     try:
         text = ChatTemplate(source, tokenizer.special_tokens_map).render(turn + turn)
     except TemplateFault as fault:

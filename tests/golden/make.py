@@ -1,0 +1,72 @@
+"""Writes the golden files of the chat templates: `python -m tests.golden.make [NAME...]`.
+
+For each template a text that can be read (what is trained stands in ⟦ ⟧, with its weight if that is
+not 1), and the tokens with their weights as JSON. Look at what changed before it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+
+from tests.golden.cases import CASES, record
+from tests.golden.families import FAMILIES, RENDERED, tokenizer
+from vox_core.data.encode import Document, Encoder
+from vox_core.data.records import Record
+from vox_core.data.render import Rendered, RenderError
+from vox_core.data.serving import serving_difference
+
+SEQ_LEN = 100_000
+
+
+def readable(name: str) -> str:
+    """Every case of a template, as text."""
+    encoder = Encoder(tokenizer(name), SEQ_LEN)
+    return "\n".join(f"=== {case}\n{_case(encoder, record(case))}\n" for case in CASES)
+
+
+def tokens(name: str) -> str:
+    """Tokens of every case that the template takes, and runs of [weight, tokens], as JSON."""
+    encoder = Encoder(tokenizer(name), SEQ_LEN)
+    found = {}
+    for case in CASES:
+        try:
+            (document,) = encoder.encode(record(case)).documents
+        except RenderError:
+            continue
+        found[case] = {"tokens": document.tokens_T.tolist(), "weights": _runs(document)}
+    cases = (f"{json.dumps(case)}: {json.dumps(of, separators=(',', ':'))}" for case, of in found.items())
+    return "{\n" + ",\n".join(cases) + "\n}\n"
+
+
+def _case(encoder: Encoder, row: Record) -> str:
+    try:
+        rendered = encoder.renderer.render(row)
+    except RenderError as fault:
+        return f"--- refused: {fault}"
+    difference = serving_difference(encoder.renderer, row)
+    return _marked(rendered) + (f"\n--- served otherwise: {difference}" if difference else "")
+
+
+def _marked(rendered: Rendered) -> str:
+    text, at = "", 0
+    for span in rendered.spans:
+        weight = "" if span.weight == 1 else f"{span.weight:g}|"
+        text += f"{rendered.text[at : span.start]}⟦{weight}{rendered.text[span.start : span.stop]}⟧"
+        at = span.stop
+    return text + rendered.text[at:]
+
+
+def _runs(document: Document) -> list[list[float]]:
+    return [[weight, len(list(run))] for weight, run in groupby(document.weights_T.tolist())]
+
+
+def main(names: list[str]) -> None:
+    for name in names or FAMILIES:
+        (RENDERED / f"{name}.txt").write_text(readable(name), encoding="utf-8")
+        (RENDERED / f"{name}.json").write_text(tokens(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
