@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from vox_core.cli.lazy import Entry, LazyGroup
 
-COMMANDS: dict[str, Entry] = {}
+COMMANDS: dict[str, Entry] = {
+    "mix": Entry("vox_core.cli.data_mix:mix", "Mix rows of several files into one."),
+}
 
 data = LazyGroup(name="data", table=COMMANDS, help="Look at data before it is trained.")
