@@ -24,14 +24,15 @@ def nearest(key: str, known: Iterator[str] | list[str]) -> str:
 
 
 def _told(kind: type[BaseModel], detail: ErrorDetails) -> str:
+    what = detail["msg"].removeprefix("Value error, ")
+    what = f"{what[0].lower()}{what[1:]}"
+    if not detail["loc"]:  # of the table as a whole
+        return what
     place, key = _place(detail["loc"][:-1]), str(detail["loc"][-1])
     if detail["type"] == "extra_forbidden":
         return f"{place}{key} is unknown{nearest(key, _keys_at(kind, detail['loc'][:-1]))}"
     if detail["type"] == "missing":
         return f"{place}{key} is missing"
-    what = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
-    if not detail["loc"]:  # of the table as a whole
-        return what
     if isinstance(detail["loc"][-1], int):
         return f"{_place(detail['loc'])}{what}"
     return f"{place}{key} = {detail['input']!r}: {what}"

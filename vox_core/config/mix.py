@@ -1,16 +1,16 @@
 """`mix.toml`: the recipe of a mixture, which `vox data mix` makes.
 
-    seed = 7
-    rows = 10000
+seed = 7
+rows = 10000
 
-    [[source]]
-    path = "chat.jsonl"
-    weight = 0.7
+[[source]]
+path = "chat.jsonl"
+weight = 0.7
 
-    [[source]]
-    path = "code.jsonl"
-    weight = 0.3
-    lane = "code"
+[[source]]
+path = "code.jsonl"
+weight = 0.3
+lane = "code"
 """
 
 from __future__ import annotations

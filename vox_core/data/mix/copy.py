@@ -53,9 +53,7 @@ def _opened(pool: Pool, stack: ExitStack) -> IO[bytes]:
         return stack.enter_context(pool.path.open("rb", buffering=0))
 
 
-def _extents(
-    pools: Sequence[Pool], sources_R: Ints, rows_R: Ints
-) -> Iterator[tuple[int, int]]:
+def _extents(pools: Sequence[Pool], sources_R: Ints, rows_R: Ints) -> Iterator[tuple[int, int]]:
     sizes_R = np.zeros(len(rows_R), np.int64)
     for number, pool in enumerate(pools):
         of_it_R = sources_R == number

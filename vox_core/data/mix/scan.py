@@ -8,11 +8,11 @@ Shape legend: N rows of a source that may be taken.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
@@ -25,6 +25,8 @@ from vox_core.data.rows import parse_row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from vox_core.contract import Ints
+
 Reason: TypeAlias = Literal[
     "faulty", "other lane", "other category", "low rating", "duplicate", "over the cap", "not drawn"
 ]
@@ -35,7 +37,9 @@ REASONS: tuple[Reason, ...] = (
 AS_IT_IS, WITHOUT_LANE, EMPTY_LANE = 0, 1, 2
 """What has to be done to a row so that it has a lane."""
 
-_TOLD_EVERY = 1 << 24
+_LEFT_OUT = 255
+
+BLOCK_BYTES = 1 << 20
 Tell: TypeAlias = Callable[[int], None]
 
 
@@ -60,15 +64,25 @@ class Wanted:
 
     def refused(self, fields: Mapping[str, object]) -> Reason | None:
         """Why a row is not wanted."""
-        if self.lanes and (fields.get("lane") or self.lane) not in self.lanes:
+        if self.lanes and _word(fields.get("lane") or self.lane) not in self.lanes:
             return "other lane"
-        if self.categories and fields.get("category") not in self.categories:
+        if self.categories and _word(fields.get("category")) not in self.categories:
             return "other category"
-        rating = fields.get("rating")
-        rated = isinstance(rating, int | float) and not isinstance(rating, bool)
-        if self.min_rating is not None and not (rated and rating >= self.min_rating):  # type: ignore[operator]
+        if self.min_rating is not None and not _rating(fields) >= self.min_rating:
             return "low rating"
         return None
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rating(fields: Mapping[str, object]) -> float:
+    """NaN where there is none."""
+    rating = fields.get("rating")
+    if isinstance(rating, bool) or not isinstance(rating, int | float):
+        return math.nan
+    return rating
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +112,15 @@ class Pool:
     def only(self, kept_N: NDArray[np.bool_], reason: Reason) -> Pool:
         """Those of them that are kept; the others are counted under `reason`."""
         reasons = self.reasons + Counter({reason: int((~kept_N).sum())})
-        columns = (self.starts_N, self.sizes_N, self.marks_N2, self.lanes_N)
-        return Pool(self.path, self.rows, reasons, *(column[kept_N] for column in columns))
+        return Pool(
+            self.path,
+            self.rows,
+            reasons,
+            self.starts_N[kept_N],
+            self.sizes_N[kept_N],
+            self.marks_N2[kept_N],
+            self.lanes_N[kept_N],
+        )
 
 
 def scan(path: Path, wanted: Wanted, faults: list[str], *, marks: bool, tell: Tell) -> Pool:
@@ -108,7 +129,7 @@ def scan(path: Path, wanted: Wanted, faults: list[str], *, marks: bool, tell: Te
     Args:
         faults: gets what is wrong with each row that is faulty.
         marks: tell rows apart by their bytes.
-        tell: called with the bytes looked at since the last call, now and then.
+        tell: called with the bytes looked at since the last call, a block at a time.
 
     Raises:
         DataError: D001, it cannot be read.
@@ -119,65 +140,86 @@ def scan(path: Path, wanted: Wanted, faults: list[str], *, marks: bool, tell: Te
             faults.append(f"{path}: {other}")
             return found.pool()
         with path.open("rb") as file:
-            found.all_of(file, tell)
+            for number, start, data in _blocks(file):
+                found.look_at(number, start, data)
+                tell(len(data))
     return found.pool()
 
 
-@dataclass(slots=True)
 class _Found:
-    path: Path
-    wanted: Wanted
-    faults: list[str]
-    marks: bool
-    rows: int = 0
-    reasons: Counter[Reason] = field(default_factory=Counter)
-    starts: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("i"))
-    lanes: bytearray = field(default_factory=bytearray)
-    digests: bytearray = field(default_factory=bytearray)
+    """What was found of a source so far.
 
-    def all_of(self, file: IO[bytes], tell: Tell) -> None:
-        told = 0
-        for number, start, line in _lines(file):
-            self.rows += 1
-            if start - told >= _TOLD_EVERY:
-                tell(start - told)
-                told = start
+    What is done for each row is done for all rows of a block together where that is quicker.
+    """
+
+    def __init__(self, path: Path, wanted: Wanted, faults: list[str], marks: bool) -> None:
+        self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
+        self._rows = 0
+        self._reasons: Counter[Reason] = Counter()
+        self._columns: list[tuple[Ints, Ints, NDArray[np.uint8]]] = []
+        self._digests = bytearray()
+
+    def look_at(self, number: int, start: int, data: bytes) -> None:
+        """Look at the lines of `data`, which begin `start` bytes into the file; `number` is that of
+        the first."""
+        lines = data.split(b"\n")
+        rows = [line.strip() for line in lines]
+        states = np.frombuffer(bytes(self._states(rows, number)), np.uint8)
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        starts = start + _starts(lines)
+        if sizes.sum() != sum(map(len, lines)):  # whitespace, which is rare
+            starts += np.array([len(line) - len(line.lstrip()) for line in lines], np.int64)
+        kept = states != _LEFT_OUT
+        self._columns.append((starts[kept], sizes[kept], states[kept]))
+        if self._marks:
+            chosen = rows if kept.all() else [rows[at] for at in np.flatnonzero(kept).tolist()]
+            self._digests += b"".join([blake2b(row, digest_size=16).digest() for row in chosen])
+
+    def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
+        """What is to be done to each row: its lane, or that it is left out."""
+        wanted, plain = self._wanted, self._wanted.all and not self._wanted.lane
+        for line, row in enumerate(rows, number):
+            if not row:
+                yield _LEFT_OUT
+                continue
+            self._rows += 1
             try:
-                fields = parse_object(line)
+                fields = parse_object(row if len(row) <= MAX_LINE_BYTES else None)
                 parse_row(fields)
             except RowError as fault:
-                self.reasons["faulty"] += 1
-                self.faults += (f"{self.path}, line {number}: {text}" for text in fault.faults)
+                self._reasons["faulty"] += 1
+                self._faults += (f"{self._path}, line {line}: {text}" for text in fault.faults)
+                yield _LEFT_OUT
                 continue
-            assert line is not None, "it was parsed"
-            self._take(fields, start, line)
-        tell(file.tell() - told)
-
-    def _take(self, fields: dict[str, object], start: int, line: bytes) -> None:
-        wanted, row = self.wanted, line.rstrip()
-        if not wanted.all and (reason := wanted.refused(fields)):
-            self.reasons[reason] += 1
-            return
-        before = 0 if row[0] == 0x7B else row.index(b"{")  # whitespace
-        self.starts.append(start + before)
-        self.sizes.append(len(row) - before)
-        self.lanes.append(_lane_of(fields) if wanted.lane else AS_IT_IS)
-        if self.marks:
-            self.digests += hashlib.blake2b(row[before:], digest_size=16).digest()
+            if plain:
+                yield AS_IT_IS
+            elif reason := wanted.refused(fields):
+                self._reasons[reason] += 1
+                yield _LEFT_OUT
+            else:
+                yield _lane_of(fields) if wanted.lane else AS_IT_IS
 
     def pool(self) -> Pool:
-        rows = len(self.starts)
-        digests = bytes(self.digests) if self.marks else bytes(16 * rows)
-        return Pool(
-            self.path,
-            self.rows,
-            self.reasons,
-            np.array(self.starts, np.int64),
-            np.array(self.sizes, np.int32),
-            np.frombuffer(digests, np.uint64).reshape(-1, 2),
-            np.frombuffer(bytes(self.lanes), np.uint8),
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        starts_N, sizes_N, lanes_N = (
+            np.concatenate(column) for column in zip(nothing, *self._columns, strict=True)
         )
+        digests = bytes(self._digests) if self._marks else bytes(16 * len(starts_N))
+        return Pool(
+            self._path,
+            self._rows,
+            self._reasons,
+            starts_N,
+            sizes_N.astype(np.int32),
+            np.frombuffer(digests, np.uint64).reshape(-1, 2),
+            lanes_N,
+        )
+
+
+def _starts(lines: Sequence[bytes]) -> Ints:
+    """Where each line begins, of lines with one byte between them."""
+    whole = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
+    return np.cumsum(whole) - whole
 
 
 def _lane_of(fields: Mapping[str, object]) -> int:
@@ -186,19 +228,22 @@ def _lane_of(fields: Mapping[str, object]) -> int:
     return EMPTY_LANE if fields["lane"] in (None, "") else AS_IT_IS
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes | None]]:
-    """(number from 1, place in the file, content) of each line that is not blank; None for the
-    content of one that is too long. A byte order mark at the start is dropped."""
-    number = at = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        start, at = at, at + len(line)
-        if number == 1 and line.startswith(BOM):
-            line, start = line[len(BOM) :], len(BOM)
-        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
-                at += len(part)
-            at += len(part)
-            yield number, start, None
-        elif not line.isspace():
-            yield number, start, line
+def _blocks(file: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(number of the first line, from 1; place in the file; whole lines).
+
+    A byte order mark at the start is dropped. Of a line that is too long no more is read than shows
+    that it is.
+    """
+    number, start = 1, len(BOM) if file.read(len(BOM)) == BOM else 0
+    file.seek(start)
+    while data := file.read(BLOCK_BYTES):
+        skipped = 0
+        if not data.endswith(b"\n"):
+            data += file.readline(MAX_LINE_BYTES + 1)
+            while not data.endswith(b"\n") and (part := file.readline(MAX_LINE_BYTES)):
+                skipped += len(part)
+                if part.endswith(b"\n"):
+                    break
+        yield number, start, data
+        number += data.count(b"\n") + (skipped > 0)
+        start += len(data) + skipped

@@ -231,7 +231,7 @@ class _Found:
 
 
 def _fingerprint(recipe: MixRecipe, sha256: Sequence[str]) -> str:
-    """Of what decides the rows: names of files do not, and neither does the way they are written."""
+    """Of what decides the rows; the names of files do not."""
     said = recipe.model_dump(mode="json")
     for source, digest in zip(said["source"], sha256, strict=True):
         source["path"] = digest
@@ -310,8 +310,7 @@ def _counts(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> list[int]:
     faults = [
         f"{source.path}: {count} rows are asked for, and it has {_has(source, pool)}"
         for source, pool, count, limit in zip(recipe.source, pools, counts, limits, strict=True)
-        if (source.weight is not None and not len(pool))
-        or (limit is not None and count > limit)
+        if (source.weight is not None and not len(pool)) or (limit is not None and count > limit)
     ]
     if weights[0] is None and not faults and rows and most is not None and rows > most:
         faults = [f"{rows} rows are asked for, and all sources together have {most}"]
