@@ -50,6 +50,8 @@ CODES: dict[str, str] = {
     "D021": "a filter names a value that no row has",
     "D022": "rows have no rating, and nothing says what becomes of them",
     "D023": "the policy of the data leaves no row, or holds none out",
+    "D030": "the sources have not got the rows that a mixture asks for",
+    "D031": "no row says how difficult it is, and the order asks for it",
     "D060": "there is nothing to extract rows from",
     "D061": "nothing was extracted",
     "M001": "the model reference names nothing that vox can find",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS: dict[str, Entry] = {
+    "mix": Entry("vox_core.cli.data_mix:mix", "Mix rows of several files into one."),
     "extract": Entry(
         "vox_core.cli.data_extract:extract", "Make rows of Python packages or of Markdown."
     ),

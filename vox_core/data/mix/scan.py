@@ -1,0 +1,249 @@
+"""One look at every row of a source: is it a row, is it wanted, and where does it lie.
+
+Of a row are kept its place in the file, its size and the hash of its bytes: 29 bytes, whatever its
+length. What a row must be is the business of the same parser that `vox train` reads rows with.
+
+Shape legend: N rows of a source that may be taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, other_format, parse_object
+from vox_core.data.records import readable
+from vox_core.data.rows import parse_row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from vox_core.contract import Ints
+
+Reason: TypeAlias = Literal[
+    "faulty", "other lane", "other category", "low rating", "duplicate", "over the cap", "not drawn"
+]
+REASONS: tuple[Reason, ...] = (
+    "faulty", "other lane", "other category", "low rating", "duplicate", "over the cap",
+    "not drawn",
+)  # fmt: skip
+AS_IT_IS, WITHOUT_LANE, EMPTY_LANE = 0, 1, 2
+"""What has to be done to a row so that it has a lane."""
+
+_LEFT_OUT = 255
+
+BLOCK_BYTES = 1 << 20
+Tell: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows of a source may be taken.
+
+    Args:
+        lane: of the rows that name none; None leaves them without.
+        lanes, categories: those wanted; empty for all. A row that names none is not wanted.
+        min_rating: the lowest rating wanted; then a row without a rating is not.
+    """
+
+    lane: str | None = None
+    lanes: frozenset[str] = frozenset()
+    categories: frozenset[str] = frozenset()
+    min_rating: float | None = None
+
+    @property
+    def all(self) -> bool:
+        return not self.lanes and not self.categories and self.min_rating is None
+
+    def refused(self, fields: Mapping[str, object]) -> Reason | None:
+        """Why a row is not wanted."""
+        if self.lanes and _word(fields.get("lane") or self.lane) not in self.lanes:
+            return "other lane"
+        if self.categories and _word(fields.get("category")) not in self.categories:
+            return "other category"
+        if self.min_rating is not None and not _rating(fields) >= self.min_rating:
+            return "low rating"
+        return None
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rating(fields: Mapping[str, object]) -> float:
+    """NaN where there is none."""
+    rating = fields.get("rating")
+    if isinstance(rating, bool) or not isinstance(rating, int | float):
+        return math.nan
+    return rating
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """The rows of a source that may be taken, in the order of the file.
+
+    Args:
+        rows: of the file, faulty ones too.
+        reasons: why the others may not.
+        starts_N: int64, where each begins in the file.
+        sizes_N: int32, its bytes without whitespace around it.
+        marks_N2: uint64, 16 bytes of BLAKE2b of these bytes; rows of zeros if nobody wanted them.
+        lanes_N: uint8, `AS_IT_IS`, `WITHOUT_LANE` or `EMPTY_LANE`.
+    """
+
+    path: Path
+    rows: int
+    reasons: Counter[Reason]
+    starts_N: NDArray[np.int64]
+    sizes_N: NDArray[np.int32]
+    marks_N2: NDArray[np.uint64]
+    lanes_N: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.starts_N)
+
+    def only(self, kept_N: NDArray[np.bool_], reason: Reason) -> Pool:
+        """Those of them that are kept; the others are counted under `reason`."""
+        reasons = self.reasons + Counter({reason: int((~kept_N).sum())})
+        return Pool(
+            self.path,
+            self.rows,
+            reasons,
+            self.starts_N[kept_N],
+            self.sizes_N[kept_N],
+            self.marks_N2[kept_N],
+            self.lanes_N[kept_N],
+        )
+
+
+def scan(path: Path, wanted: Wanted, faults: list[str], *, marks: bool, tell: Tell) -> Pool:
+    """Look at every row of a JSONL file.
+
+    Args:
+        faults: gets what is wrong with each row that is faulty.
+        marks: tell rows apart by their bytes.
+        tell: called with the bytes looked at since the last call, a block at a time.
+
+    Raises:
+        DataError: D001, it cannot be read.
+    """
+    found = _Found(path, wanted, faults, marks)
+    with readable(path):
+        if other := other_format(path):
+            faults.append(f"{path}: {other}")
+            return found.pool()
+        with path.open("rb") as file:
+            for number, start, data in _blocks(file):
+                found.look_at(number, start, data)
+                tell(len(data))
+    return found.pool()
+
+
+class _Found:
+    """What was found of a source so far.
+
+    What is done for each row is done for all rows of a block together where that is quicker.
+    """
+
+    def __init__(self, path: Path, wanted: Wanted, faults: list[str], marks: bool) -> None:
+        self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
+        self._rows = 0
+        self._reasons: Counter[Reason] = Counter()
+        self._columns: list[tuple[Ints, Ints, NDArray[np.uint8]]] = []
+        self._digests = bytearray()
+
+    def look_at(self, number: int, start: int, data: bytes) -> None:
+        """Look at the lines of `data`, which begin `start` bytes into the file; `number` is that of
+        the first."""
+        lines = data.split(b"\n")
+        rows = [line.strip() for line in lines]
+        states = np.frombuffer(bytes(self._states(rows, number)), np.uint8)
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        starts = start + _starts(lines)
+        if sizes.sum() != sum(map(len, lines)):  # whitespace, which is rare
+            starts += np.array([len(line) - len(line.lstrip()) for line in lines], np.int64)
+        kept = states != _LEFT_OUT
+        self._columns.append((starts[kept], sizes[kept], states[kept]))
+        if self._marks:
+            chosen = rows if kept.all() else [rows[at] for at in np.flatnonzero(kept).tolist()]
+            self._digests += b"".join([blake2b(row, digest_size=16).digest() for row in chosen])
+
+    def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
+        """What is to be done to each row: its lane, or that it is left out."""
+        wanted, plain = self._wanted, self._wanted.all and not self._wanted.lane
+        for line, row in enumerate(rows, number):
+            if not row:
+                yield _LEFT_OUT
+                continue
+            self._rows += 1
+            try:
+                fields = parse_object(row if len(row) <= MAX_LINE_BYTES else None)
+                parse_row(fields)
+            except RowError as fault:
+                self._reasons["faulty"] += 1
+                self._faults += (f"{self._path}, line {line}: {text}" for text in fault.faults)
+                yield _LEFT_OUT
+                continue
+            if plain:
+                yield AS_IT_IS
+            elif reason := wanted.refused(fields):
+                self._reasons[reason] += 1
+                yield _LEFT_OUT
+            else:
+                yield _lane_of(fields) if wanted.lane else AS_IT_IS
+
+    def pool(self) -> Pool:
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        starts_N, sizes_N, lanes_N = (
+            np.concatenate(column) for column in zip(nothing, *self._columns, strict=True)
+        )
+        digests = bytes(self._digests) if self._marks else bytes(16 * len(starts_N))
+        return Pool(
+            self._path,
+            self._rows,
+            self._reasons,
+            starts_N,
+            sizes_N.astype(np.int32),
+            np.frombuffer(digests, np.uint64).reshape(-1, 2),
+            lanes_N,
+        )
+
+
+def _starts(lines: Sequence[bytes]) -> Ints:
+    """Where each line begins, of lines with one byte between them."""
+    whole = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
+    return np.cumsum(whole) - whole
+
+
+def _lane_of(fields: Mapping[str, object]) -> int:
+    if "lane" not in fields:
+        return WITHOUT_LANE
+    return EMPTY_LANE if fields["lane"] in (None, "") else AS_IT_IS
+
+
+def _blocks(file: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """(number of the first line, from 1; place in the file; whole lines).
+
+    A byte order mark at the start is dropped. Of a line that is too long no more is read than shows
+    that it is.
+    """
+    number, start = 1, len(BOM) if file.read(len(BOM)) == BOM else 0
+    file.seek(start)
+    while data := file.read(BLOCK_BYTES):
+        skipped = 0
+        if not data.endswith(b"\n"):
+            data += file.readline(MAX_LINE_BYTES + 1)
+            while not data.endswith(b"\n") and (part := file.readline(MAX_LINE_BYTES)):
+                skipped += len(part)
+                if part.endswith(b"\n"):
+                    break
+        yield number, start, data
+        number += data.count(b"\n") + (skipped > 0)
+        start += len(data) + skipped

@@ -1,0 +1,395 @@
+"""`vox data mix`: a recipe and its sources to one file of rows, and the account of every row.
+
+The file is a function of the recipe, the bytes of the sources and the rules that rows are read by;
+the report beside it says of which, so that what is up to date is left alone. A file that is there
+and is not what an earlier mixture left is not touched without `force`.
+
+The report is put in place before the rows and says what it replaces: whatever a crash leaves is
+known for vox's own, and made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vox_core import bounded_json, files
+from vox_core.config.mix import MixRecipe, MixSource, read_recipe
+from vox_core.data.mix.copy import pieces
+from vox_core.data.mix.draw import drawn, first_of_each, mixed, permutation
+from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
+from vox_core.data.mix.shares import apportion, most_rows
+from vox_core.data.records import changed, find_split, readable, refuse
+from vox_core.data.rules import rules_digest
+from vox_core.errors import DataError, OutputError
+from vox_core.hashes import file_sha256
+
+_FORMAT = 1
+_FAULTS_KEPT = 20
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What became of the rows of one source.
+
+    Args:
+        path: as the recipe has it.
+        rows: in the file; `taken` of them are in the mixture, and each other one is counted under
+            a reason.
+        left_out: reason -> rows.
+        repeated: rows of the mixture beside those taken, which are repetitions.
+        asked, share: of the mixture's rows; `asked` is None without weights.
+    """
+
+    path: str
+    sha256: str
+    rows: int
+    taken: int
+    repeated: int
+    left_out: Mapping[str, int]
+    weight: float | None
+    asked: float | None
+    share: float
+    lane: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixReport:
+    """A mixture, as it stands in the report beside it.
+
+    Args:
+        fingerprint: of everything that decides the rows: recipe, bytes of the sources, rules.
+        output: its name.
+        sha256: of the output.
+        replaces: SHA-256 of what was there before; None if nothing was.
+        faults: of the rows left out as faulty, the first 20.
+        fresh: it was made now; False: it was up to date, and nothing was written.
+    """
+
+    fingerprint: str
+    output: str
+    sha256: str
+    replaces: str | None
+    rows: int
+    bytes: int
+    seed: int
+    sources: tuple[SourceReport, ...]
+    faults: tuple[str, ...]
+    fresh: bool = True
+
+
+def report_path(out: Path) -> Path:
+    """`train.mix.json` beside `train.jsonl`."""
+    return out.with_suffix(".mix.json")
+
+
+def mix(
+    recipe: Path, out: Path, *, force: bool = False, progress: Progress | None = None
+) -> MixReport:
+    """Make the mixture, if it is not there already.
+
+    Args:
+        force: make it even if it is, and whatever is in its place.
+
+    Raises:
+        ConfigError: C002, C003, the recipe.
+        DataError: D001 to D003, the sources; D030, they have not got what the weights ask.
+        OutputError: O001, what is in the way is no mixture; O002.
+        StorageError: it cannot be written.
+    """
+    asked = read_recipe(recipe)
+    read = _Sources(asked)
+    fingerprint = _fingerprint(asked, read.sha256)
+    there = _Found(out)
+    if not force:
+        if done := there.up_to_date(fingerprint):
+            return done
+        there.require_own()
+    read.require_another(out)
+    pools, faults = _scanned(asked, read.paths, progress)
+    pools = _reduced(asked, pools)
+    counts = _counts(recipe, asked, pools)
+    read.require_unchanged()
+    files.make_folder(out.parent)
+    chosen = [
+        drawn(len(pool), count, asked.seed, number)
+        for number, (pool, count) in enumerate(zip(pools, counts, strict=True))
+    ]
+    lanes = [source.lane for source in asked.source]
+    with files.atomic_file(out) as file:
+        written = _Hashed()
+        for piece in pieces(pools, lanes, *mixed(chosen, asked.seed)):
+            file.write(piece)
+            written.add(piece)
+            if progress:
+                progress("mixing", written.size, 0)
+        read.require_unchanged()  # else these would be pieces of other rows
+        report = MixReport(
+            fingerprint=fingerprint,
+            output=out.name,
+            sha256=written.sha256.hexdigest(),
+            replaces=there.sha256,
+            rows=sum(counts),
+            bytes=written.size,
+            seed=asked.seed,
+            sources=tuple(_of_sources(recipe, asked, read, pools, counts)),
+            faults=tuple(faults[:_FAULTS_KEPT]) if asked.malformed == "skip" else (),
+        )
+        files.write_json(report_path(out), _as_json(report))
+    return report
+
+
+class _Sources:
+    """The files of a recipe, as they were when they were hashed."""
+
+    def __init__(self, recipe: MixRecipe) -> None:
+        found = [find_split([source.path])[0] for source in recipe.source]
+        self.paths = [files_of[0] for files_of in found]
+        self._states = [_state(path) for path in self.paths]
+        self.sha256 = [file_sha256(path) for path in self.paths]
+
+    def require_unchanged(self) -> None:
+        """Raises:
+        DataError: D001, a file is not the one that was hashed.
+        """
+        for path, state in zip(self.paths, self._states, strict=True):
+            if _state(path) != state:
+                raise changed(path)
+
+    def require_another(self, out: Path) -> None:
+        """Refuse to write over what is read.
+
+        Raises:
+            OutputError: O001.
+        """
+        for path in self.paths:
+            if out.exists() and path.samefile(out):
+                raise OutputError(
+                    "O001",
+                    "the mixture would be written over one of its sources",
+                    where=out,
+                    remedy="choose another file with --out",
+                )
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    with readable(path):
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class _Found:
+    """What is in the place of a mixture."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self.sha256 = file_sha256(out) if out.is_file() else None
+        try:
+            report = bounded_json.read(report_path(out))
+        except (OSError, ValueError):
+            report = None
+        self._report: dict[str, Any] = report if isinstance(report, dict) else {}
+
+    def up_to_date(self, fingerprint: str) -> MixReport | None:
+        """The mixture that was asked for, if that is what is there."""
+        kept = self._report
+        same = self.sha256 is not None and self.sha256 == kept.get("sha256")
+        if not same or kept.get("fingerprint") != fingerprint:
+            return None
+        try:
+            sources = tuple(SourceReport(**one) for one in kept["sources"])
+            told = {**kept, "sources": sources, "faults": tuple(kept["faults"]), "fresh": False}
+            told.pop("format")
+            return MixReport(**told)
+        except (KeyError, TypeError):  # somebody has been at it
+            return None
+
+    def require_own(self) -> None:
+        """Refuse to replace what is no mixture.
+
+        Raises:
+            OutputError: O001.
+        """
+        ours = (None, self._report.get("sha256"), self._report.get("replaces"))
+        if not self._out.exists() or (self.sha256 and self.sha256 in ours):
+            return
+        raise OutputError(
+            "O001",
+            "the output file exists, and is not what vox data mix has left there",
+            where=self._out,
+            found="another file" if not self._report else "a mixture that was changed since",
+            remedy="choose another file with --out, or add --force to replace it",
+        )
+
+
+def _fingerprint(recipe: MixRecipe, sha256: Sequence[str]) -> str:
+    """Of what decides the rows; the names of files do not."""
+    said = recipe.model_dump(mode="json")
+    for source, digest in zip(said["source"], sha256, strict=True):
+        source["path"] = digest
+    decides = {"format": _FORMAT, "rules": rules_digest(), "recipe": said}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def _scanned(
+    recipe: MixRecipe, paths: Sequence[Path], progress: Progress | None
+) -> tuple[list[Pool], list[str]]:
+    """Every source, looked at, and the faults of those rows that are left out."""
+    total, done = sum(path.stat().st_size for path in paths), 0
+
+    def tell(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress:
+            progress("looking at rows", done, total)
+
+    with refuse(paths) as (faults, empty):
+        pools = []
+        for source, path in zip(recipe.source, paths, strict=True):
+            pool = scan(path, _wanted(source), faults, marks=recipe.duplicates == "drop", tell=tell)
+            if not pool.rows and not faults:
+                empty.append(path)
+            pools.append(pool)
+        left = list(faults)
+        if recipe.malformed == "skip" and all(pool.rows for pool in pools):
+            faults.clear()
+    return pools, left
+
+
+def _wanted(source: MixSource) -> Wanted:
+    return Wanted(
+        source.lane, frozenset(source.lanes), frozenset(source.categories), source.min_rating
+    )
+
+
+def _reduced(recipe: MixRecipe, pools: Sequence[Pool]) -> list[Pool]:
+    """What may be drawn from each source: every row once, and no more than its cap."""
+    if recipe.duplicates == "drop":
+        first_N = first_of_each(np.concatenate([pool.marks_N2 for pool in pools]))
+        ends = np.cumsum([len(pool) for pool in pools])[:-1]
+        parts = np.split(first_N, ends)
+        pools = [pool.only(kept, "duplicate") for pool, kept in zip(pools, parts, strict=True)]
+    return [
+        _capped(pool, source.cap, recipe.seed, number)
+        for number, (pool, source) in enumerate(zip(pools, recipe.source, strict=True))
+    ]
+
+
+def _capped(pool: Pool, cap: int | None, seed: int, number: int) -> Pool:
+    """At most `cap` rows: those that are drawn first of all."""
+    if cap is None or len(pool) <= cap:
+        return pool
+    kept_N = np.zeros(len(pool), bool)
+    kept_N[permutation(len(pool), seed, number + 1)[:cap]] = True
+    return pool.only(kept_N, "over the cap")
+
+
+def _counts(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> list[int]:
+    """How many rows each source gives.
+
+    Raises:
+        DataError: D030.
+    """
+    limits = [_limit(source, pool) for source, pool in zip(recipe.source, pools, strict=True)]
+    weights = [source.weight for source in recipe.source]
+    known = [float(len(pool)) if w is None else w for w, pool in zip(weights, pools, strict=True)]
+    empty = [i for i, pool in enumerate(pools) if not len(pool) and weights[i] is not None]
+    most = 0 if empty or not any(known) else most_rows(known, limits)
+    rows = recipe.rows if recipe.rows is not None else most
+    if rows is None:
+        raise _short(where, ["every source may repeat its rows without end"], "set rows")
+    counts = apportion(rows, known) if any(known) else [0] * len(pools)
+    faults = [
+        f"{source.path}: {count} rows are asked for, and it has {_has(source, pool)}"
+        for source, pool, count, limit in zip(recipe.source, pools, counts, limits, strict=True)
+        if (source.weight is not None and not len(pool)) or (limit is not None and count > limit)
+    ]
+    if weights[0] is None and not faults and rows and most is not None and rows > most:
+        faults = [f"{rows} rows are asked for, and all sources together have {most}"]
+    if faults or not rows:
+        raise _short(where, faults or ["no row is left to be taken"], _way(most))
+    return counts
+
+
+def _limit(source: MixSource, pool: Pool) -> int | None:
+    """The most rows that a source can give; None where it may repeat them without end."""
+    if source.repeat and len(pool):
+        return source.cap
+    return len(pool)
+
+
+def _has(source: MixSource, pool: Pool) -> str:
+    left = {reason: n for reason, n in pool.reasons.items() if n}
+    beside = ", ".join(f"{n} {reason}" for reason, n in left.items())
+    capped = f", cap = {source.cap}" if source.repeat and source.cap else ""
+    return f"{len(pool)}" + (f" (of {pool.rows}; {beside})" if beside else "") + capped
+
+
+def _way(most: int | None) -> str:
+    fits = f"rows = {most} would fit at these weights; " if most else ""
+    return f"{fits}or give such a source a smaller weight, or repeat = true"
+
+
+def _short(where: Path, faults: Sequence[str], remedy: str) -> DataError:
+    return DataError(
+        "D030",
+        "the sources have not got the rows that the mixture asks for",
+        where=where,
+        faults=faults,
+        remedy=remedy,
+    )
+
+
+def _of_sources(
+    recipe: Path,
+    asked: MixRecipe,
+    read: _Sources,
+    pools: Sequence[Pool],
+    counts: Sequence[int],
+) -> Iterator[SourceReport]:
+    weights, rows = [source.weight or 0.0 for source in asked.source], sum(counts)
+    columns = zip(asked.source, read.sha256, pools, counts, strict=True)
+    for source, sha256, pool, count in columns:
+        taken = min(count, len(pool))
+        left = {**pool.reasons, "not drawn": len(pool) - taken}
+        yield SourceReport(
+            path=_as_said(source.path, recipe.parent),
+            sha256=sha256,
+            rows=pool.rows,
+            taken=taken,
+            repeated=count - taken,
+            left_out={reason: left[reason] for reason in REASONS if left.get(reason)},
+            weight=source.weight,
+            asked=None if source.weight is None else source.weight / sum(weights),
+            share=count / rows,
+            lane=source.lane,
+        )
+
+
+def _as_said(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def _as_json(report: MixReport) -> dict[str, Any]:
+    told = {"format": _FORMAT, **asdict(report)}
+    del told["fresh"]
+    return told
+
+
+class _Hashed:
+    """What was written so far."""
+
+    def __init__(self) -> None:
+        self.size, self.sha256 = 0, hashlib.sha256()
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        self.sha256.update(data)
