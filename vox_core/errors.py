@@ -46,6 +46,8 @@ CODES: dict[str, str] = {
     "D005": "the chat template is missing or cannot render the data",
     "D006": "every row was dropped",
     "D007": "a conversation is longer than the model can read",
+    "D050": "the masks of the data are wrong",
+    "D051": "the row to be shown is not there",
     "M001": "the model reference names nothing that vox can find",
     "M002": "the model folder is not one that vox can use",
     "M003": "a safetensors file is corrupt or truncated",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
-from vox_core.data.checked import unused_fields
+from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
+from vox_core.data.checked import CheckedFile, unused_fields
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
@@ -40,6 +41,7 @@ class Prepared:
     """All that a run needs, checked.
 
     Args:
+        audits: what was found of the masks; by training and validation.
         tuned: what of the plan was chosen by measuring.
     """
 
@@ -53,6 +55,7 @@ class Prepared:
     unused: Mapping[str, int]
     config: Mapping[str, Any]
     sources: Sources
+    audits: Mapping[str, Audit] = field(default_factory=dict)
     tuned: Answer | None = None
 
     def notices(self) -> Iterator[Notice]:
@@ -72,11 +75,14 @@ class Prepared:
         ):
             yield Notice(note, "warning")
         for what, dataset in (("training", self.train), ("validation", self.valid)):
-            for reason, count in (dataset.dropped if dataset else {}).items():
-                yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
             for how, count in (dataset.truncated if dataset else {}).items():
+                if how == "mid-turn":
+                    continue  # a finding, with its rows
                 longer = f"longer than {contract.seq_len} tokens"
                 yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
+        for what, found in self.audits.items():
+            for finding in found.of_level("warning"):
+                yield Notice(f"{what}: {finding}", "warning")
 
 
 def _rows(count: int, what: str = "") -> str:
@@ -124,6 +130,8 @@ def prepare(
         else open_dataset(train_files, model.path, load, seq_len)
     )
     valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
+    audits = {} if assumed else _audits(config, (train, train_files), (valid, valid_files))
+    require_sound(audits)
     identity = models.unhashed(model) if only_planned else models.identity(model)
     contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
     made = plan.make_plan(
@@ -142,8 +150,19 @@ def prepare(
         **({} if only_planned else model_files(model.path, weights.files)),
     }
     return Prepared(
-        model, weights, train, valid, backend, selection, made, unused, config, read_from
+        model, weights, train, valid, backend, selection, made, unused, config, read_from, audits
     )
+
+
+def _audits(
+    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
+) -> dict[str, Audit]:
+    vocabulary = vocabulary_of(config)
+    return {
+        what: audit(dataset, [file.path for file in files], vocabulary)
+        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
+        if dataset
+    }
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
@@ -186,6 +205,7 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
         "selection": prepared.selection.to_json(),
         "data": account(prepared.train),
         "valid": account(prepared.valid) if prepared.valid else None,
+        "audit": {what: found.to_json() for what, found in prepared.audits.items()},
     }
 
 
