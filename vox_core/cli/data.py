@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vox_core.cli.lazy import Entry, LazyGroup
 
-COMMANDS: dict[str, Entry] = {}
+COMMANDS: dict[str, Entry] = {
+    "stats": Entry("vox_core.cli.data_stats:stats", "Rows, lengths, duplicates, languages."),
+    "preview": Entry("vox_core.cli.data_preview:preview", "Rows as they will be trained."),
+}
 
 data = LazyGroup(name="data", table=COMMANDS, help="Look at data before it is trained.")

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from vox_core.data.documents import Documents
+from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoded, Encoder, Look
 from vox_core.data.observed import Observed, Observer
 from vox_core.data.records import Record
@@ -102,8 +102,9 @@ def build_dataset(
             progress(done, len(records))
     require_rendered(faults, encoder)
     kept, dropped, truncated = account(encoded)
-    documents = Documents.of(kept)
-    observer.columns(documents.columns)
+    columns = Columns.of(kept, observer.sources)
+    observer.columns(columns)
+    documents = Documents(columns, starts_of(columns.lengths_D), tuple(observer.sources))
     observed = observer.observed()
     dataset = Dataset(documents, len(encoded), dropped, truncated, observed=observed)
     require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))

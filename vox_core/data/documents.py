@@ -115,11 +115,6 @@ class Documents(Sequence[Document]):
         )
 
     @property
-    def columns(self) -> Columns:
-        """The arrays themselves."""
-        return self._columns
-
-    @property
     def lengths_D(self) -> NDArray[np.int64]:
         """Tokens of each document; int64."""
         return self._columns.lengths_D

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -133,15 +134,16 @@ class Tally:
 
 
 class Observer(Tally):
-    """Looks at the rows of one file as they are encoded.
+    """Looks at rows as they are encoded.
 
     Args:
-        file: the file's number among those of the data set.
+        sources: the numbers of the files; one that is not in it yet is added.
     """
 
-    def __init__(self, encoder: Encoder, file: int = 0) -> None:
+    def __init__(self, encoder: Encoder, sources: dict[Path, int] | None = None) -> None:
         super().__init__()
-        self._renderer, self._bos, self._file = encoder.renderer, encoder.bos, file
+        self.sources: dict[Path, int] = {} if sources is None else sources
+        self._renderer, self._bos = encoder.renderer, encoder.bos
         self._template = encoder.renderer.template is not None
         self._markers = bool(MARKERS.search(encoder.renderer.template or ""))
         self._waiting: list[Record] = []
@@ -150,6 +152,7 @@ class Observer(Tally):
     def rendered(self, record: Record, rendered: Rendered) -> None:
         """A row as text: whose words are trained."""
         self._waiting.append(record)
+        self.sources.setdefault(record.source, len(self.sources))
         if record.text is not None:
             if any(name in record.text for name in self._closers):
                 self._of(record, "rendered-text")
@@ -184,10 +187,10 @@ class Observer(Tally):
         second_D = np.minimum(starts_D + 1, len(tokens_T) - 1)
         twice_D = (tokens_T[starts_D] == self._bos) & (tokens_T[second_D] == self._bos)
         for at in np.flatnonzero(twice_D & (lengths_D > 1)).tolist():
-            self.note("double-bos", self._file, int(columns.lines_D[at]))
+            self.note("double-bos", int(columns.sources_D[at]), int(columns.lines_D[at]))
 
     def _of(self, record: Record, name: str, detail: str = "") -> None:
-        self.note(name, self._file, record.line, detail)
+        self.note(name, self.sources[record.source], record.line, detail)
 
     def _serve(self, record: Record) -> None:
         if not self._template or record.messages is None:

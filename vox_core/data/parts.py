@@ -55,7 +55,8 @@ def make_part(encoder: Encoder, block: Block) -> Part:
     rows = answers = 0
     faults: list[str] = []
     documents, dropped, truncated = account(())
-    observer = Observer(encoder, block.file)
+    sources = {block.path: block.file}
+    observer = Observer(encoder, sources)
     for some, (encoded, refused) in encode_rows(encoder, block.records(), observer.rendered):
         observer.encoded(encoded)
         rows += len(some)
@@ -65,7 +66,7 @@ def make_part(encoder: Encoder, block: Block) -> Part:
         documents += kept
         dropped.update(lost)
         truncated.update(cut)
-    columns = Columns.of(documents, {block.path: block.file})
+    columns = Columns.of(documents, sources)
     observer.columns(columns)
     return Part(columns, rows, answers, dropped, truncated, faults, observer.observed())
 

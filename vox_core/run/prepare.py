@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from vox_core.run.tuning.answers import Answer
 
 
+_FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}
+"""Told by the audit, with the rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """All that a run needs, checked.
@@ -68,17 +72,24 @@ class Prepared:
         )
         if self.tuned:
             yield Notice(f"{self.tuned}, which was measured to be the fastest here")
-        for field, count in self.unused.items():
-            yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
+        for name, count in self.unused.items():
+            yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
         for note in dict.fromkeys(
             note for data in (self.train, self.valid) if data for note in data.notes
         ):
             yield Notice(note, "warning")
+        yield from self._of_rows()
+
+    def _of_rows(self) -> Iterator[Notice]:
+        """What became of rows, and what the audit warns of."""
         for what, dataset in (("training", self.train), ("validation", self.valid)):
+            for reason, count in (dataset.dropped if dataset else {}).items():
+                if reason not in _FINDINGS:
+                    yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
             for how, count in (dataset.truncated if dataset else {}).items():
-                if how == "mid-turn":
-                    continue  # a finding, with its rows
-                longer = f"longer than {contract.seq_len} tokens"
+                if how in _FINDINGS:
+                    continue
+                longer = f"longer than {self.plan.contract.seq_len} tokens"
                 yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
         for what, found in self.audits.items():
             for finding in found.of_level("warning"):

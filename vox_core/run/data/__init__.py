@@ -1,0 +1,1 @@
+"""What the `vox data` commands do."""
