@@ -52,6 +52,8 @@ CODES: dict[str, str] = {
     "D023": "the policy of the data leaves no row, or holds none out",
     "D030": "the sources have not got the rows that a mixture asks for",
     "D031": "no row says how difficult it is, and the order asks for it",
+    "D050": "the masks of the data are wrong",
+    "D051": "the row to be shown is not there",
     "D060": "there is nothing to extract rows from",
     "D061": "nothing was extracted",
     "M001": "the model reference names nothing that vox can find",

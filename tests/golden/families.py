@@ -70,9 +70,7 @@ FAMILIES: dict[str, Golden] = {
         "<|begin_of_text|>",
         "<|eot_id|>",
     ),
-    "gemma3": Golden(
-        ("<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>", "<end_of_turn>"
-    ),
+    "gemma3": Golden(("<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>", "<end_of_turn>"),
     "mistral-nemo": Golden(
         (
             "[INST]",

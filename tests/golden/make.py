@@ -36,7 +36,9 @@ def tokens(name: str) -> str:
         except RenderError:
             continue
         found[case] = {"tokens": document.tokens_T.tolist(), "weights": _runs(document)}
-    cases = (f"{json.dumps(case)}: {json.dumps(of, separators=(',', ':'))}" for case, of in found.items())
+    cases = (
+        f"{json.dumps(case)}: {json.dumps(of, separators=(',', ':'))}" for case, of in found.items()
+    )
     return "{\n" + ",\n".join(cases) + "\n}\n"
 
 

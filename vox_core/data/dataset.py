@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from vox_core.data.documents import Documents
-from vox_core.data.encode import Document, Encoded, Encoder
+from vox_core.data.documents import Columns, Documents, starts_of
+from vox_core.data.encode import Document, Encoded, Encoder, Look
+from vox_core.data.observed import Observed, Observer
 from vox_core.data.records import Record
 from vox_core.errors import DataError
 
@@ -39,6 +40,7 @@ class Dataset:
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
         notes: what somebody should be told of how it was made.
+        observed: what was noticed of the rows.
     """
 
     documents: Documents
@@ -46,6 +48,7 @@ class Dataset:
     dropped: Mapping[str, int]
     truncated: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    observed: Observed = field(default_factory=Observed)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "documents", Documents.of(self.documents))
@@ -89,7 +92,9 @@ def build_dataset(
     encoded: list[Encoded] = []
     faults: list[str] = []
     done = 0
-    for some, (rows, refused) in encode_rows(encoder, records):
+    observer = Observer(encoder)
+    for some, (rows, refused) in encode_rows(encoder, records, observer.rendered):
+        observer.encoded(rows)
         encoded += rows
         faults += refused
         done += len(some)
@@ -97,18 +102,22 @@ def build_dataset(
             progress(done, len(records))
     require_rendered(faults, encoder)
     kept, dropped, truncated = account(encoded)
-    dataset = Dataset(Documents.of(kept), len(encoded), dropped, truncated)
+    columns = Columns.of(kept, observer.sources)
+    observer.columns(columns)
+    documents = Documents(columns, starts_of(columns.lengths_D), tuple(observer.sources))
+    observed = observer.observed()
+    dataset = Dataset(documents, len(encoded), dropped, truncated, observed=observed)
     require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))
     return dataset
 
 
 def encode_rows(
-    encoder: Encoder, records: Iterable[Record]
+    encoder: Encoder, records: Iterable[Record], look: Look | None = None
 ) -> Iterator[tuple[list[Record], tuple[list[Encoded], list[str]]]]:
     """Some hundred records at a time, with what `Encoder.encode_many` says of them."""
     rows = iter(records)
     while some := list(islice(rows, ROWS_AT_A_TIME)):
-        yield some, encoder.encode_many(some)
+        yield some, encoder.encode_many(some, look)
 
 
 def account(encoded: Iterable[Encoded]) -> tuple[list[Document], Counter[str], Counter[str]]:

@@ -17,7 +17,7 @@ Shape legend: T tokens of a document.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,7 @@ Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
 Reason: TypeAlias = Literal[
     "nothing to train", "nothing to train within seq_len", "preference pair"
 ]
+Look: TypeAlias = Callable[[Record, Rendered], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +69,12 @@ class Document:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """What became of a record: its documents (several only for a text that was split), or none and
-    the reason."""
+    the reason; `length` is that of the whole row, in tokens."""
 
     documents: tuple[Document, ...]
     cut: Cut = "none"
     dropped: Reason | None = None
+    length: int = 0
 
 
 _PREFERENCE = Encoded((), dropped="preference pair")
@@ -87,6 +89,7 @@ class Encoder:
         self.seq_len = seq_len
         self._prefix, self._suffix = _surroundings(tokenizer)
         self.renderer = Renderer(tokenizer)
+        self.bos = cast("int | None", tokenizer.bos_token_id)
 
     def encode(self, record: Record) -> Encoded:
         """Encode one record.
@@ -98,8 +101,13 @@ class Encoder:
             return _PREFERENCE
         return self._encode([(record, self.renderer.render(record))])[0]
 
-    def encode_many(self, records: Sequence[Record]) -> tuple[list[Encoded], list[str]]:
+    def encode_many(
+        self, records: Sequence[Record], look: Look | None = None
+    ) -> tuple[list[Encoded], list[str]]:
         """Encode records together, which is much faster.
+
+        Args:
+            look: told of each row as text.
 
         Returns:
             What became of each, and the faults of those that cannot be rendered; if there are any,
@@ -116,6 +124,9 @@ class Encoder:
                 faults.append(f"{record.place}: {fault}")
         if faults:
             return [], faults
+        if look:
+            for record, text in rendered:
+                look(record, text)
         encoded = iter(self._encode(rendered))
         return [_PREFERENCE if r.kind == "preference" else next(encoded) for r in records], []
 
@@ -156,9 +167,11 @@ class Encoder:
             if piece.weights_T.any()
         )
         if documents:
-            return Encoded(documents, cut)
-        trains = whole.weights_T.any()
-        return Encoded((), cut, "nothing to train within seq_len" if trains else "nothing to train")
+            return Encoded(documents, cut, None, len(whole.tokens_T))
+        reason: Reason = (
+            "nothing to train within seq_len" if whole.weights_T.any() else "nothing to train"
+        )
+        return Encoded((), cut, reason, len(whole.tokens_T))
 
     def _pieces(self, record: Record, whole: _Tokens) -> tuple[list[_Tokens], Cut]:
         length, limit = len(whole.tokens_T), self.seq_len

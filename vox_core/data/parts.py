@@ -29,6 +29,7 @@ from vox_core.data.blocks import Block
 from vox_core.data.dataset import account, encode_rows
 from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoder
+from vox_core.data.observed import Observed, Observer
 from vox_core.data.store import Part
 from vox_core.errors import VoxError
 
@@ -54,7 +55,10 @@ def make_part(encoder: Encoder, block: Block) -> Part:
     rows = answers = 0
     faults: list[str] = []
     documents, dropped, truncated = account(())
-    for some, (encoded, refused) in encode_rows(encoder, block.records()):
+    sources = {block.path: block.file}
+    observer = Observer(encoder, sources)
+    for some, (encoded, refused) in encode_rows(encoder, block.records(), observer.rendered):
+        observer.encoded(encoded)
         rows += len(some)
         answers += sum(record.kind != "text" for record in some)
         faults += refused
@@ -62,8 +66,9 @@ def make_part(encoder: Encoder, block: Block) -> Part:
         documents += kept
         dropped.update(lost)
         truncated.update(cut)
-    columns = Columns.of(documents, {block.path: block.file})
-    return Part(columns, rows, answers, dropped, truncated, faults)
+    columns = Columns.of(documents, sources)
+    observer.columns(columns)
+    return Part(columns, rows, answers, dropped, truncated, faults, observer.observed())
 
 
 @contextmanager
@@ -207,7 +212,8 @@ class _Worker:
         pipe.write(json.dumps(asked).encode() + b"\n")
         pipe.flush()
         answer: dict[str, Any] = json.loads(answers.readline())
-        return Part(_loaded(self._scratch, number), **answer)
+        observed = Observed.from_json(answer.pop("observed"))
+        return Part(_loaded(self._scratch, number), **answer, observed=observed)
 
 
 def save(columns: Columns, scratch: Path, number: int) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Columns, Documents
+from vox_core.data.observed import Observed, Tally
 from vox_core.errors import StorageError
 from vox_core.hashes import file_sha256
 
@@ -57,6 +58,7 @@ class Part:
     dropped: Mapping[str, int] = field(default_factory=dict)
     truncated: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[str] = ()
+    observed: Observed = field(default_factory=Observed)
 
 
 class Writer:
@@ -67,6 +69,7 @@ class Writer:
         self.rows = self.answers = 0
         self.dropped: Counter[str] = Counter()
         self.truncated: Counter[str] = Counter()
+        self._observed = Tally()
         self._tokens = 0
 
     def __enter__(self) -> Writer:
@@ -94,6 +97,7 @@ class Writer:
         self.answers += part.answers
         self.dropped.update(part.dropped)
         self.truncated.update(part.truncated)
+        self._observed.add(part.observed)
 
     def finish(self, sources: Sequence[Path]) -> Dataset:
         """The data set, mapped; the folder is whole afterwards."""
@@ -102,6 +106,7 @@ class Writer:
             "rows": self.rows,
             "dropped": dict(self.dropped),
             "truncated": dict(self.truncated),
+            "observed": self._observed.observed().to_json(),
             "arrays": {
                 name: {"bytes": file.size, "sha256": file.sha256.hexdigest()}
                 for name, file in self._files.items()
@@ -178,6 +183,7 @@ def _open(
         found["rows"],
         found["dropped"],
         found["truncated"],
+        observed=Observed.from_json(found["observed"]),
     )
     for name in ("digest", "trained_tokens"):  # looked up instead of computed
         if name in found:

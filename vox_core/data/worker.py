@@ -35,7 +35,8 @@ def _answer(encoder: Encoder, asked: dict[str, Any], request: dict[str, Any]) ->
     part = make_part(encoder, block)
     save(part.columns, Path(request["scratch"]), asked["number"])
     found = ("rows", "answers", "dropped", "truncated", "faults")
-    return json.dumps({name: getattr(part, name) for name in found})
+    counts = {name: getattr(part, name) for name in found}
+    return json.dumps({**counts, "observed": part.observed.to_json()})
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Quant
-from vox_core.data.checked import unused_fields
+from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
+from vox_core.data.checked import CheckedFile, unused_fields
 from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
     from vox_core.run.tuning.answers import Answer
 
 
+_FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}
+"""Told by the audit, with the rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """All that a run needs, checked.
 
     Args:
+        audits: what was found of the masks; by training and validation.
         tuned: what of the plan was chosen by measuring.
         rows: what became of the rows of the data files; None where all of them are used, and
             nothing was looked for.
@@ -57,6 +63,7 @@ class Prepared:
     unused: Mapping[str, int]
     config: Mapping[str, Any]
     sources: Sources
+    audits: Mapping[str, Audit] = field(default_factory=dict)
     tuned: Answer | None = None
     rows: Report | None = None
 
@@ -74,18 +81,28 @@ class Prepared:
             yield Notice(text, "warning")
         if self.tuned:
             yield Notice(f"{self.tuned}, which was measured to be the fastest here")
-        for field, count in self.unused.items():
-            yield Notice(f'the field "{field}" of {_rows(count)} is not used', "warning")
+        for name, count in self.unused.items():
+            yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
         for note in dict.fromkeys(
             note for data in (self.train, self.valid) if data for note in data.notes
         ):
             yield Notice(note, "warning")
+        yield from self._of_rows()
+
+    def _of_rows(self) -> Iterator[Notice]:
+        """What became of rows, and what the audit warns of."""
         for what, dataset in (("training", self.train), ("validation", self.valid)):
             for reason, count in (dataset.dropped if dataset else {}).items():
-                yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
+                if reason not in _FINDINGS:
+                    yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
             for how, count in (dataset.truncated if dataset else {}).items():
-                longer = f"longer than {contract.seq_len} tokens"
+                if how in _FINDINGS:
+                    continue
+                longer = f"longer than {self.plan.contract.seq_len} tokens"
                 yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
+        for what, found in self.audits.items():
+            for finding in found.of_level("warning"):
+                yield Notice(f"{what}: {finding}", "warning")
 
 
 def _rows(count: int, what: str = "") -> str:
@@ -134,6 +151,8 @@ def prepare(
         else open_dataset(train_files, model.path, load, seq_len)
     )
     valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
+    audits = {} if assumed else _audits(config, (train, train_files), (valid, valid_files))
+    require_sound(audits)
     identity = models.unhashed(model) if only_planned else models.identity(model)
     contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
     made = plan.make_plan(
@@ -162,8 +181,20 @@ def prepare(
         unused,
         config,
         read_from,
+        audits,
         rows=rows.report,
     )
+
+
+def _audits(
+    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
+) -> dict[str, Audit]:
+    vocabulary = vocabulary_of(config)
+    return {
+        what: audit(dataset, [file.path for file in files], vocabulary)
+        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
+        if dataset
+    }
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
@@ -207,6 +238,7 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
         "data": account(prepared.train),
         "valid": account(prepared.valid) if prepared.valid else None,
         "rows": prepared.rows.to_json() if prepared.rows else None,
+        "audit": {what: found.to_json() for what, found in prepared.audits.items()},
     }
 
 
