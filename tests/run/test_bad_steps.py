@@ -12,8 +12,7 @@ from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, StepSkipped, TrainState
 from vox_core.errors import TrainingError
-from vox_core.run import checkpoint
-from vox_core.run import train as service
+from vox_core.run import checkpoint, job
 from vox_core.run.bad import require_finite
 from vox_core.run.train import train
 
@@ -21,7 +20,7 @@ from vox_core.run.train import train
 @pytest.fixture
 def broken(monkeypatch):
     """`broken(2, 3)`: these steps have an infinite loss."""
-    batches = service.make_step_batches
+    batches = job.make_step_batches
 
     def make(*numbers: int) -> None:
         def made(dataset, number, **rest):
@@ -30,7 +29,7 @@ def broken(monkeypatch):
                 each.weights_T[each.weights_T > 0] = np.inf
             return some, weight
 
-        monkeypatch.setattr(service, "make_step_batches", made)
+        monkeypatch.setattr(job, "make_step_batches", made)
 
     return make
 

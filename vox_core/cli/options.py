@@ -17,6 +17,7 @@ import click
 
 from vox_core.cli.lazy import json_option as json_option
 from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml, reading
+from vox_core.config.values import is_duration
 from vox_core.host import Origin
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 TYPES = {Path: click.Path()}
 METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+DURATION = "DURATION"
 
 S = TypeVar("S", bound=Section)
 
@@ -122,7 +124,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     return click.Option(
         [flag],
         type=click.Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind),
-        metavar=METAVARS.get(kind),
+        metavar=DURATION if is_duration(field) else METAVARS.get(kind),
         multiple=get_origin(field.annotation) is tuple,
         help=(field.description or "") + (f"  [default: {default}]" if default else ""),
     )

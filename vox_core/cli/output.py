@@ -41,11 +41,15 @@ def _plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def print_table(rows: Mapping[str, str]) -> None:
-    """Label and text per line, the texts below one another."""
-    width = max(map(len, rows)) + 2
-    for label, text in rows.items():
-        click.echo(f"{printable(label):<{width}}{printable(text, lines=True)}")
+def print_table(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    """Label and text per line, the texts below one another; a label stands once over its texts."""
+    pairs = [*(rows.items() if isinstance(rows, Mapping) else rows)]
+    width = max(len(label) for label, _ in pairs) + 2
+    before = None
+    for label, text in pairs:
+        shown = "" if label == before else printable(label)
+        click.echo(f"{shown:<{width}}{printable(text, lines=True)}")
+        before = label
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:

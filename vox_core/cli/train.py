@@ -9,14 +9,20 @@ import click
 
 from vox_core.cli.errors import STOPPED
 from vox_core.cli.lazy import WITHIN, Command
-from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
+from vox_core.cli.options import (
+    backend_origin,
+    given,
+    json_option,
+    options_of,
+    settings_from,
+)
 from vox_core.cli.output import duration, losses, print_json, print_table
 from vox_core.cli.progress import display
 from vox_core.config import TrainSettings
 
 if TYPE_CHECKING:
+    from vox_core.run.report import TrainReport
     from vox_core.run.stop import StoppedAtOnce
-    from vox_core.run.train import TrainReport
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
@@ -52,7 +58,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "clip",
         "seed",
     ),
-    "Run": ("out", "eval_every", "config_file", "as_json"),
+    "Run": ("out", "eval_every", "plan_file", "config_file", "as_json"),
     "Checkpoints": ("save_every", "save_minutes", "save_epochs", "keep", "keep_every"),
     "Stopping and going on": (
         "max_time",
@@ -65,23 +71,44 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _plan_option() -> click.Option:
+    return click.Option(
+        ["--plan", "plan_file"],
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Run exactly what `vox plan --json` has printed into FILE, or refuse.",
+    )
+
+
 @click.command(
     "train",
     cls=Command,
-    params=[*options_of(TrainSettings), json_option()],
+    params=[*options_of(TrainSettings), _plan_option(), json_option()],
     sections=SECTIONS,
     epilog="Example: vox train --model smollm2-135m --data train.jsonl --out runs/first",
 )
 @click.pass_context
 def train(
-    ctx: click.Context, /, config_file: Path | None, as_json: bool, **flags: Any
+    ctx: click.Context,
+    /,
+    config_file: Path | None,
+    plan_file: Path | None,
+    as_json: bool,
+    **flags: Any,
 ) -> TrainReport:
     """Fine-tune a model: data in, adapter out.
 
     An installed backend is picked, and one line says why. Ctrl-C stops after the step with
     everything saved; --resume goes on.
     """
-    settings = settings_from(TrainSettings, config_file, flags)
+    if plan_file is None:
+        settings, planned = settings_from(TrainSettings, config_file, flags), None
+        origin = backend_origin(TrainSettings, config_file, flags)
+    else:
+        from vox_core.run.planned import read_plan
+
+        planned = read_plan(plan_file, given(flags))
+        settings, origin = planned.settings, "--plan"
     from vox_core.run.startup import process_began
     from vox_core.run.stop import StoppedAtOnce
     from vox_core.run.train import train as run_training
@@ -91,9 +118,10 @@ def train(
             report = run_training(
                 settings,
                 observe=shown.observe,
-                backend_origin=backend_origin(TrainSettings, config_file, flags),
+                backend_origin=origin,
                 progress=shown.transfer,
                 began=process_began() if ctx.obj is not WITHIN else None,
+                planned=planned,
             )
     except StoppedAtOnce as stop:
         click.echo(_stopped_at_once(stop), err=True)

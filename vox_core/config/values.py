@@ -50,6 +50,12 @@ Changes = Annotated[tuple[Change, ...], BeforeValidator(_one_or_many)]
 DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 
+def is_duration(field: FieldInfo) -> bool:
+    """Whether a setting takes times such as 90m."""
+    kinds = (each for each in field.metadata if isinstance(each, BeforeValidator))
+    return any(each.func is _seconds for each in kinds)
+
+
 def kebab(name: str) -> str:
     return name.replace("_", "-")
 

@@ -145,6 +145,16 @@ class Documents(Sequence[Document]):
         blocks = range(0, len(weights_T), _BLOCK)
         return sum(int(np.count_nonzero(weights_T[at : at + _BLOCK])) for at in blocks)
 
+    def trained_D(self) -> NDArray[np.int64]:
+        """Of each document the tokens whose loss is computed; nothing precedes its first one."""
+        weights_T, counts = self._columns.weights_T, [np.zeros(0, np.int64)]
+        for first, last in self._extents():
+            starts = self._starts[first : last + 1]
+            trained_T = (weights_T[starts[0] : starts[-1]] > 0).astype(np.int64)
+            trained_T[starts[:-1] - starts[0]] = 0
+            counts.append(np.add.reduceat(trained_T, starts[:-1] - starts[0]))
+        return np.concatenate(counts)
+
     def digest(self) -> str:
         """SHA-256, in hex, of each document's length (int64), tokens (int64) and weights (float32),
         little-endian, in order. Nothing else enters: not paths, not lines."""
@@ -162,10 +172,7 @@ class Documents(Sequence[Document]):
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], list[tuple[int, int]]]]:
         """Documents together until they are a block: tokens and weights as they are hashed, and the
         extent of each document in them."""
-        first = 0
-        while first < len(self):
-            limit = self._starts[first] + _BLOCK
-            last = max(first + 1, int(np.searchsorted(self._starts, limit, "right")) - 1)
+        for first, last in self._extents():
             starts = self._starts[first : last + 1]
             at = slice(int(starts[0]), int(starts[-1]))
             inside = (starts - starts[0]).tolist()
@@ -174,6 +181,14 @@ class Documents(Sequence[Document]):
                 self._columns.weights_T[at].astype("<f4"),
                 list(pairwise(inside)),
             )
+
+    def _extents(self) -> Iterator[tuple[int, int]]:
+        """Documents [first, last) that are a block together."""
+        first = 0
+        while first < len(self):
+            limit = self._starts[first] + _BLOCK
+            last = max(first + 1, int(np.searchsorted(self._starts, limit, "right")) - 1)
+            yield first, last
             first = last
 
 

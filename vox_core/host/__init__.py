@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TELLS_MORE = "see `vox backend explain`"
 
 Operation: TypeAlias = Literal["train", "merge", "load"]
-Origin: TypeAlias = Literal["--backend", "VOX_BACKEND", "vox.toml"]
+Origin: TypeAlias = Literal["--backend", "--plan", "VOX_BACKEND", "vox.toml"]
 Status: TypeAlias = Literal["chosen", "eligible", "rejected", "broken"]
 
 

@@ -19,6 +19,8 @@ from vox_core.memory import (
     read_architecture,
     suggest,
 )
+from vox_core.memory.merging import MergePrediction, predict_merge
+from vox_core.memory.predict import trained_tensors
 from vox_core.plan import possible_quants
 from vox_core.run.prepare import Prepared
 
@@ -58,6 +60,13 @@ def foresee(prepared: Prepared) -> Foresight:
         total=device.memory_bytes if device else None,
         free=device.available_bytes if device else None,
     )
+
+
+def foresee_merge(prepared: Prepared) -> MergePrediction:
+    """Predict what `vox merge` of the run will need of the machine's memory."""
+    model = _architecture(prepared)
+    largest = max(info.nbytes for info in prepared.weights.tensors.values())
+    return predict_merge(largest, trained_tensors(model, _demand(prepared)), model.vocabulary)
 
 
 def alternatives(prepared: Prepared) -> list[Option]:

@@ -182,12 +182,24 @@ def _stored(choice: str) -> DType | None:
     return kinds.get(choice)
 
 
-def _require_space(weights: Weights, trained: Weights, settings: MergeSettings, out: Path) -> None:
-    """Room for the result, and for what lies beside it at one time: a plain copy that the proof
-    computes with, or else the quantised model, which is smaller than the plain one."""
-    merged = written_bytes(weights, _stored(settings.dtype))
+def space_needed(
+    weights: Weights, trained: Weights, dtype: DType | None = None, quant: Quant = "none"
+) -> int:
+    """Bytes for the result, and for what lies beside it at one time: a plain copy that the proof
+    computes with, or else the quantised model, which is smaller than the plain one.
+
+    Args:
+        weights: what the adapter is added to; `trained`: what it was trained on.
+        dtype: what is stored; None keeps each tensor's own.
+        quant: what the result is quantised to.
+    """
+    merged = written_bytes(weights, dtype)
     copies = [copy_bytes(each) for each in (weights, trained)]
-    needed = merged + max([*copies, merged if settings.quant != "none" else 0])
+    return merged + max([*copies, merged if quant != "none" else 0])
+
+
+def _require_space(weights: Weights, trained: Weights, settings: MergeSettings, out: Path) -> None:
+    needed = space_needed(weights, trained, _stored(settings.dtype), settings.quant)
     parent = next(p for p in out.absolute().parents if p.exists())
     free = shutil.disk_usage(parent).free
     if free < needed:

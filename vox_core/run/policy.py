@@ -99,8 +99,9 @@ class Policy:
         """Why the run stopped before its last step; None if somebody asked for it."""
         if self.best.exhausted:
             return Notice(
-                f"early stopping: no better held-out loss in {self.best.since} validations; the "
-                f"best was {self._best_words()}"
+                f"early stopping: no better held-out loss in {self.best.since} "
+                f"{'validation' if self.best.since == 1 else 'validations'}; the best was "
+                f"{self._best_words()}"
             )
         if self._out_of_time() and not self._stop():
             return Notice("stopped: the time of --max-time is over")

@@ -120,13 +120,15 @@ def prepare(
     progress: models.Progress | None,
     *,
     only_planned: bool = False,
+    hashed: bool = True,
 ) -> Prepared:
     """Look at everything.
 
     Args:
         resumed_from: id of the backend of the run that is resumed.
-        only_planned: nothing will be trained: the model is not hashed, so the contract's digest
-            means nothing, and where there is no data a step of whole documents is assumed.
+        only_planned: nothing will be trained: where there is no data a step of whole documents is
+            assumed.
+        hashed: without it the model is not, and the contract's digest means nothing.
 
     Raises:
         InputError: the first thing that is wrong.
@@ -153,7 +155,7 @@ def prepare(
     valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
     audits = {} if assumed else _audits(config, (train, train_files), (valid, valid_files))
     require_sound(audits)
-    identity = models.unhashed(model) if only_planned else models.identity(model)
+    identity = models.identity(model) if hashed else models.unhashed(model)
     contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
     made = plan.make_plan(
         contract,
@@ -168,7 +170,7 @@ def prepare(
     read_from: dict[str, list[SourceFile]] = {
         "data": data_files(train_files),
         "valid": data_files(valid_files),
-        **({} if only_planned else model_files(model.path, weights.files)),
+        **(model_files(model.path, weights.files) if hashed else {}),
     }
     return Prepared(
         model,

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
@@ -14,6 +17,7 @@ from vox_core.errors import ConfigError, OutputError
 from vox_core.host import Origin
 from vox_core.run import folder, resume
 from vox_core.run.folder import RunFolder
+from vox_core.run.planned import Planned
 from vox_core.run.prepare import Prepared, prepare, require_space
 from vox_core.run.tuning.apply import tune
 from vox_core.run.tuning.search import Tell
@@ -28,6 +32,7 @@ class Ready:
         fresh: it begins.
         changes: what differs from the run that is resumed, and may; in words.
         ended: how it has ended already, where `--resume auto` finds nothing left to do.
+        planned: the digest of the plan that it was held against.
     """
 
     settings: TrainSettings
@@ -36,6 +41,7 @@ class Ready:
     fresh: bool
     changes: tuple[str, ...] = ()
     ended: str | None = None
+    planned: str | None = None
 
 
 def make_ready(
@@ -45,14 +51,18 @@ def make_ready(
     *,
     tell: Tell,
     only_planned: bool = False,
+    hashed: bool = True,
+    planned: Planned | None = None,
 ) -> Ready:
     """Look at everything, the run folder first.
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
         tell: told of each measurement where there are any.
-        only_planned: as for `prepare`; a run that is resumed is hashed all the same, to see that
-            it is still the run that it was.
+        only_planned: as for `prepare`.
+        hashed: as for `prepare`; a run that is resumed is hashed all the same, to see that it is
+            still the run that it was.
+        planned: what the run has to be.
 
     Raises:
         InputError: the first thing that is wrong.
@@ -63,23 +73,47 @@ def make_ready(
     if refresh:
         _require_measurable(settings, only_planned, goes_on=recorded is not None and not auto)
     run = _folder(settings)
-    if recorded is None:
-        folder.require_free(run)
-        if not auto:
-            _require_new(run)
-        prepared = prepare(settings, origin, None, progress, only_planned=only_planned)
-        _require_validated(settings, prepared)
-        require_space(prepared.plan, settings, run.path)
-        return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
-    if refresh:  # with --resume auto: the command that began the run
-        tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
     folder.require_free(run)
+    asked = planned.asked(settings) if planned else settings
+    if recorded is not None:
+        if refresh:  # with --resume auto: the command that began the run
+            tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
+        look = partial(prepare, asked, origin, progress=progress)
+        return _going_on(settings, run, recorded, look, planned, auto=auto)
+    if not auto:
+        _require_new(run)
+    prepared = prepare(asked, origin, None, progress, only_planned=only_planned, hashed=hashed)
+    if planned:
+        prepared = planned.applied(prepared)
+    _require_validated(settings, prepared)
+    require_space(prepared.plan, settings, run.path)
+    if planned is None:
+        return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
+    return Ready(settings, run, prepared, fresh=True, planned=planned.digest)
+
+
+def _going_on(
+    settings: TrainSettings,
+    run: RunFolder,
+    recorded: Mapping[str, Any],
+    look: Callable[[str | None], Prepared],
+    planned: Planned | None,
+    *,
+    auto: bool,
+) -> Ready:
+    """Of a run that is there.
+
+    Args:
+        recorded: its plan.
+        look: id of the backend that worked on it last -> everything, looked at.
+    """
     how = resume.ended(run, recorded["contract"]["total_steps"], settings.patience)
     if how and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
         raise resume.finished(run, how)
     worked = resume.backends(run)
-    resumed_from = worked[-1]["backend"] if worked else None
-    prepared = prepare(settings, origin, resumed_from, progress)
+    prepared = look(worked[-1]["backend"] if worked else None)
+    if planned:
+        planned.require(prepared)
     made = prepared.plan
     _require_validated(settings, prepared)
     changes = resume.require_same(made, recorded, prepared.sources, settings.allow_change)
@@ -90,7 +124,8 @@ def make_ready(
         resume.require_going_on(run, made.contract.total_steps)
     require_space(made, settings, run.path)
     prepared = replace(prepared, plan=resume.tuned_as_before(made, recorded))
-    return Ready(settings, run, prepared, fresh=False, changes=changes, ended=how)
+    digest = planned.digest if planned else None
+    return Ready(settings, run, prepared, False, changes, how, digest)
 
 
 def _folder(settings: TrainSettings) -> RunFolder:

@@ -10,12 +10,21 @@ from typing import Any
 
 from vox_core.config import Change, TrainSettings, validate
 from vox_core.contract import CheckpointWritten, ExecutionPlan, Notice, RunStart
-from vox_core.errors import ConfigError, PlanError
+from vox_core.errors import AdapterError, ConfigError, PlanError
 from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.best import Best, validations
 from vox_core.run.differences import contract_differences
-from vox_core.run.folder import LOCK, MANIFEST, OWNER, PREFLIGHT, SKIPPED, RunFolder
+from vox_core.run.folder import (
+    CHECKPOINTS,
+    LOCK,
+    MANIFEST,
+    OWNER,
+    PLAN,
+    PREFLIGHT,
+    SKIPPED,
+    RunFolder,
+)
 from vox_core.run.recorded import last_step, plan_of
 from vox_core.run.sources import Sources, other_files
 
@@ -86,6 +95,7 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
         return settings, None
     if settings.resume == "auto":
         return _same_command(settings)
+    _require_no_checkpoint(Path(settings.resume))
     plan = plan_of(RunFolder(Path(settings.resume)))
     if settings.out is not None:
         raise ConfigError(
@@ -100,6 +110,24 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
     if "epochs" in given and "max_steps" not in given:
         kept.pop("max_steps", None)  # it would win
     return validate(TrainSettings, {**kept, **given}), plan
+
+
+def _require_no_checkpoint(path: Path) -> None:
+    """Refuse a folder inside a run, and name the run.
+
+    Raises:
+        AdapterError: A001.
+    """
+    for run in path.absolute().parents[:2]:
+        inside = path.absolute().relative_to(run).parts
+        if inside[0] == CHECKPOINTS and (run / PLAN).is_file():
+            raise AdapterError(
+                "A001",
+                "this is inside a run, and not the run",
+                where=path,
+                expected=f"the run folder: {run}",
+                remedy=f"vox train --resume {run}, which goes on from its newest good checkpoint",
+            )
 
 
 def _same_command(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
@@ -253,17 +281,35 @@ def require_same(
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",
-            faults=[*_of_files(refused, recorded, sources), *map(_said, refused)],
+            faults=said(refused, recorded, sources),
             remedy="undo these changes, or train anew with another --out"
             + (f"; {allow} would let this run go on otherwise than it began" if allow else ""),
         )
-    return tuple(map(_said, changes))
+    return tuple(_said(change, "when it began") for change in changes)
 
 
-def _said(change: tuple[str, Any, Any]) -> str:
+def said(
+    changes: Collection[tuple[str, Any, Any]],
+    recorded: Mapping[str, Any],
+    sources: Sources,
+    *,
+    since: str = "the run began",
+    then: str = "when it began",
+) -> list[str]:
+    """What has changed, in words: the files first, then each field of the contract.
+
+    Args:
+        recorded: what has `sources`, as `plan.json`.
+        sources: the files of today.
+    """
+    files = _of_files(changes, recorded, sources, since)
+    return [*files, *(_said(change, then) for change in changes)]
+
+
+def _said(change: tuple[str, Any, Any], then: str) -> str:
     field, was, now = change
     what = _SAID_WITH.get(field, _flag(field))
-    return f"{what}: {_short(was)} when it began, {_short(now)} now"
+    return f"{what}: {_short(was)} {then}, {_short(now)} now"
 
 
 def _short(value: Any) -> str:
@@ -273,14 +319,17 @@ def _short(value: Any) -> str:
 
 
 def _of_files(
-    changes: Iterable[tuple[str, Any, Any]], recorded: Mapping[str, Any], sources: Sources
+    changes: Iterable[tuple[str, Any, Any]],
+    recorded: Mapping[str, Any],
+    sources: Sources,
+    since: str,
 ) -> Iterator[str]:
     """Which files have changed, for the digests that have."""
     for field, was, now in changes:
         if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
             continue
         what = _FILES_OF[field]
-        found = other_files(recorded["sources"], sources, what)
+        found = other_files(recorded["sources"], sources, what, since)
         yield from found
         if not found:
             yield (

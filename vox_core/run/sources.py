@@ -58,7 +58,9 @@ def to_json(sources: Sources) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def other_files(recorded: Mapping[str, Any], sources: Sources, what: str) -> list[str]:
+def other_files(
+    recorded: Mapping[str, Any], sources: Sources, what: str, since: str = "the run began"
+) -> list[str]:
     """In words, which files of one kind are not those that were recorded.
 
     A file that lies elsewhere, with the same bytes, is the same file.
@@ -68,7 +70,7 @@ def other_files(recorded: Mapping[str, Any], sources: Sources, what: str) -> lis
     gone = [path for path, sha256 in was.items() if sha256 not in now.values()]
     new = [path for path, sha256 in now.items() if sha256 not in was.values()]
     return [
-        *(f"{path} has changed since the run began" for path in gone if path in now),
+        *(f"{path} has changed since {since}" for path in gone if path in now),
         *(f"{path} is not among the files any more" for path in gone if path not in now),
         *(f"{path} was not among the files" for path in new if path not in was),
     ]

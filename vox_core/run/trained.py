@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.targets import format_of, quantised_modules
-from vox_core.contract import DType, ModuleShape, Quant
+from vox_core.contract import AdapterState, DType, ExecutionPlan, ModuleShape, Quant
 from vox_core.run.locate import Source
 from vox_core.weights import CODECS, STORED_AS, TensorInfo, Weights, numpy_dtype
 
@@ -96,3 +97,15 @@ def as_trained(weights: Weights, quant: Quant, model_type: str, dtype: DType | N
     computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
     modules = quantised_modules(weights.tensors, model_type, quant)
     return TrainedWeights(weights, quant, modules, computed_in)
+
+
+def seeded(plan: ExecutionPlan, weights: Weights) -> AdapterState:
+    """The adapter that a run begins with.
+
+    Args:
+        weights: the base's, as its files have them. DoRA's magnitudes are the norms of what the
+            backend makes of them.
+    """
+    contract = plan.contract
+    seen = as_trained(weights, contract.quant, contract.model.model_type, plan.dtype)
+    return initial_adapter(plan.modules, contract.adapter, contract.seed, seen.read, plan.saved)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vox_core.adapter.initial import initial_adapter
 from vox_core.contract import (
-    AdapterState,
+    Batch,
     DType,
     Event,
     ExecutionPlan,
@@ -32,7 +31,7 @@ from vox_core.data.order import cut, documents_of_step, steps_for
 from vox_core.errors import TrainingError
 from vox_core.run.context import Context
 from vox_core.run.prepare import Prepared
-from vox_core.run.trained import as_trained
+from vox_core.run.trained import seeded
 
 TOKENS = 4096
 """Of the documents that are measured with, about; more if the longest one has more."""
@@ -132,41 +131,55 @@ class Track:
 
     def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> Seen:
         seen = Seen()
-        with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
-            context = Context(
-                seed=plan.contract.seed,
-                scratch=Path(scratch),
-                observe=seen,
-                stop_requested=lambda: bool(seen.skipped) or (self.over and len(seen.steps) > 1),
-            )
-            self._prepared.backend.train(self._job(plan, order), context)
-        if seen.skipped:
-            raise _skipped(seen.skipped)
+        enough = lambda: self.over and len(seen.steps) > 1  # noqa: E731
+        go_over(self._prepared, plan, self._steps(order), len(order), seen, enough)
         return seen
-
-    def _job(self, plan: ExecutionPlan, order: Sequence[int]) -> TrainJob:
-        # A plan of as many steps as there are: what is stopped early is told as stopped.
-        contract = replace(plan.contract, total_steps=len(order))
-        return TrainJob(
-            plan=replace(plan, contract=contract),
-            model=self._prepared.model.path,
-            steps=self._steps(order),
-            start=TrainState(0, self._adapter(plan)),
-        )
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
             batches, weight = cut(self._documents, budget)
             yield Step(number, batches, total_weight=weight, lr=0.0)
 
-    def _adapter(self, plan: ExecutionPlan) -> AdapterState:
-        prepared, contract = self._prepared, plan.contract
-        weights = as_trained(
-            prepared.weights, contract.quant, contract.model.model_type, plan.dtype
+
+def go_over(
+    prepared: Prepared,
+    plan: ExecutionPlan,
+    steps: Iterable[Step],
+    total: int,
+    seen: Seen,
+    enough: Callable[[], bool],
+    validation: Sequence[Batch] = (),
+) -> None:
+    """Let the backend take steps from the run's beginning, of which nothing is kept.
+
+    Args:
+        steps: at a rate of zero.
+        total: how many there are at most.
+        seen: told of everything.
+        enough: asked after each step.
+
+    Raises:
+        VoxError: whatever the backend cannot do under this plan; a step was not finite.
+    """
+    # A plan of as many steps as there are: what is stopped early is told as stopped.
+    contract = replace(plan.contract, total_steps=total)
+    job = TrainJob(
+        plan=replace(plan, contract=contract),
+        model=prepared.model.path,
+        steps=steps,
+        start=TrainState(0, seeded(plan, prepared.weights)),
+        validation=validation,
+    )
+    with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
+        context = Context(
+            seed=plan.contract.seed,
+            scratch=Path(scratch),
+            observe=seen,
+            stop_requested=lambda: bool(seen.skipped) or enough(),
         )
-        return initial_adapter(
-            plan.modules, contract.adapter, contract.seed, weights.read, plan.saved
-        )
+        prepared.backend.train(job, context)
+    if seen.skipped:
+        raise _skipped(seen.skipped)
 
 
 def undropped(plan: ExecutionPlan) -> ExecutionPlan:
@@ -190,7 +203,7 @@ def _skipped(step: StepSkipped) -> TrainingError:
         "T001",
         "the loss or the gradient of a measured step is not finite",
         found=f"loss {step.loss}, gradient norm {step.grad_norm}",
-        remedy="leave out --tune refresh, or use --dtype fp32",
+        remedy="leave out --tune refresh or --measure, or use --dtype fp32",
     )
 
 
