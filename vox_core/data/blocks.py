@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError
+from vox_core.data.quick import read_row
 from vox_core.data.records import Record, changed, readable, record_of
-from vox_core.data.rows import parse_row
 
 BLOCK_BYTES = 1 << 21
 
@@ -25,6 +25,7 @@ class Block:
     Args:
         file: the file's number among those of the data set.
         line: the number of the first line, from 1.
+        lines: the JSONL with the rows of the file, if it is none itself.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class Block:
     start: int
     size: int
     line: int
+    lines: str = ""
 
     def records(self) -> Iterator[Record]:
         """The rows.
@@ -39,7 +41,7 @@ class Block:
         Raises:
             DataError: D001, the file has changed, or cannot be read.
         """
-        with readable(self.path), self.path.open("rb") as file:
+        with readable(self.path), Path(self.lines or self.path).open("rb") as file:
             file.seek(self.start)
             data = file.read(self.size)
         if self.start == 0:
@@ -47,22 +49,28 @@ class Block:
         for number, line in enumerate(data.split(b"\n"), start=self.line):
             if line.strip():
                 try:
-                    yield record_of(parse_row(parse_object(line)), self.path, number)
+                    yield record_of(read_row(line), self.path, number)
                 except RowError as fault:
                     raise changed(self.path) from fault
 
 
-def cut(paths: Sequence[Path], size: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Every line of every file, in order; blocks of about `size` bytes."""
-    for number, path in enumerate(paths):
-        yield from _cut_file(path, number, size)
+def cut(
+    paths: Sequence[Path], size: int = BLOCK_BYTES, lines: Sequence[Path] = ()
+) -> Iterator[Block]:
+    """Every line of every file, in order; blocks of about `size` bytes.
+
+    Args:
+        lines: for each file, the JSONL with its rows; the file itself, if not given.
+    """
+    for number, (path, rows) in enumerate(zip(paths, lines or paths, strict=True)):
+        yield from _cut_file(path, number, size, rows)
 
 
-def _cut_file(path: Path, number: int, size: int) -> Iterator[Block]:
-    start, line = 0, 1
-    with readable(path), path.open("rb") as file:
+def _cut_file(path: Path, number: int, size: int, lines: Path) -> Iterator[Block]:
+    start, line, made = 0, 1, "" if lines == path else str(lines)
+    with readable(path), lines.open("rb") as file:
         while data := file.read(size):
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
-            yield Block(path, number, start, len(data), line)
+            yield Block(path, number, start, len(data), line, made)
             start += len(data)
             line += data.count(b"\n")

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from vox_core import files
 from vox_core.cache import cache_root
-from vox_core.data.records import changed, read_records, readable, refuse, unreadable
+from vox_core.data.look import look
+from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_hub, open_source, place_of
+from vox_core.data.records import changed, readable, refuse, unreadable
 from vox_core.data.rules import rules_digest
 from vox_core.errors import OutputError, StorageError
 from vox_core.hashes import file_sha256
@@ -29,6 +31,7 @@ class CheckedFile:
     Args:
         state: size and times of the file when it was looked at.
         unused: field that means nothing to vox -> rows that have it.
+        source: its rows as JSONL, where it is no such file itself.
     """
 
     path: Path
@@ -36,33 +39,52 @@ class CheckedFile:
     state: tuple[int, int, int]
     rows: int
     unused: Mapping[str, int]
+    source: Source | None = None
+
+    @property
+    def lines(self) -> Path:
+        """The JSONL with its rows."""
+        return self.source.lines if self.source else self.path
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of all that decides its rows."""
+        return self.source.key if self.source else self.sha256
+
+    @property
+    def on_disk(self) -> Path:
+        """The file that `sha256` and `state` are those of; of a data set of the hub, its rows."""
+        return self.lines if is_hub(self.path) else self.path
 
     def require_unchanged(self) -> None:
         """Raises:
         DataError: D001, the file is not the one that was looked at.
         """
         try:
-            same = _state(self.path) == self.state
+            same = _state(self.on_disk) == self.state
         except OSError:
             same = False
         if not same:
             raise changed(self.path)
 
 
-def check_files(paths: Sequence[Path]) -> list[CheckedFile]:
+def check_files(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[CheckedFile]:
     """Look at every row of every file.
 
+    Args:
+        fields: `[data.fields]`.
+
     Raises:
-        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
+        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
+            D010 to D012, a file cannot be read without a library, or a data set not be had.
     """
     with refuse(paths) as (faults, empty):
         checked = []
         for path in paths:
-            with readable(path):
-                state = _state(path)
-            sha256 = _sha256(path)
-            found = _recall(sha256) or _look(path, faults, empty)
-            file = CheckedFile(path, sha256, state, *found)
+            source, state = _opened(path, fields)
+            sha256 = _sha256(source.lines if is_hub(path) else path)
+            found = _recall(source.key) or _look(source, faults, empty)
+            file = CheckedFile(path, sha256, state, *found, source)
             file.require_unchanged()  # else these would be the rows of other bytes
             checked.append(file)
     for file in checked:
@@ -79,14 +101,26 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     return counts
 
 
-def _look(path: Path, faults: list[str], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
-    rows, unused, wrong = 0, Counter[str](), len(faults)
-    for record in read_records(path, faults):
-        rows += 1
-        unused.update(record.unused)
-    if not rows and len(faults) == wrong:
-        empty.append(path)
-    return rows, unused
+def _opened(path: Path, fields: FieldMap) -> tuple[Source, tuple[int, int, int]]:
+    """A file as JSONL, and its state before it was read."""
+    if is_hub(path):
+        source = open_source(path, fields)
+        return source, _state(source.lines)
+    with readable(path):
+        state = _state(path)
+    _sha256(path)  # which says what is wrong where it cannot be read
+    return open_source(path, fields), state
+
+
+def _look(source: Source, faults: list[str], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
+    def refuse_row(number: int, text: str) -> None:
+        faults.append(f"{place_of(source.path, number)}: {text}")
+
+    with readable(source.path):
+        seen = look(source.lines, refuse_row)
+    if not seen.rows and not seen.faulty:
+        empty.append(source.path)
+    return seen.rows, seen.unused
 
 
 def _sha256(path: Path) -> str:
@@ -108,8 +142,8 @@ def _kept(sha256: str) -> Path:
 
 
 def _remember(file: CheckedFile) -> None:
-    path = _kept(file.sha256)
-    if path.exists() and _recall(file.sha256):
+    path = _kept(file.key)
+    if path.exists() and _recall(file.key):
         return
     files.make_folder(path.parent)
     found = {"rules": rules_digest(), "rows": file.rows, "unused": dict(file.unused)}

@@ -82,7 +82,7 @@ def open_dataset(
             os.utime(cache_root() / FOLDER / name / store.ENTRY)
         return found
     if workers is None:
-        workers = parts.workers_for(sum(file.state[0] for file in checked))
+        workers = parts.workers_for(sum(file.lines.stat().st_size for file in checked))
     make = _Making(checked, model, load, seq_len, progress, workers, block_bytes)
     try:
         return _in_cache(name, make, sources)
@@ -94,7 +94,7 @@ def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
     """The name of an entry. No library is imported for it."""
     decides = {
         "format": _FORMAT,
-        "files": [file.sha256 for file in checked],
+        "files": [file.key for file in checked],
         "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in _read_by(model)},
         "seq_len": seq_len,
         "libraries": {name: version(name) for name in _LIBRARIES},
@@ -137,7 +137,7 @@ class _Making:
         scratch = folder / "scratch"
         scratch.mkdir()
         with store.Writer(folder) as writer, parts.quick_collections():
-            blocks = cut(sources, self._block_bytes)
+            blocks = cut(sources, self._block_bytes, [file.lines for file in self._checked])
             for part in parts.make_parts(encoder, blocks, self._model, scratch, self._workers):
                 faults += part.faults
                 writer.add(part)

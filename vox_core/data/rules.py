@@ -15,7 +15,7 @@ from pathlib import Path
 def rules_digest() -> str:
     """SHA-256, in hex, of the modules of this package."""
     sha256 = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         content = path.read_bytes()
         sha256.update(f"{path.name}:{len(content)}:".encode())
         sha256.update(content)

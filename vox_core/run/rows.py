@@ -24,4 +24,5 @@ def checked_files(settings: TrainSettings) -> tuple[list[CheckedFile], list[Chec
             remedy="vox train --data train.jsonl; `vox quickstart` shows one that works",
         )
     train, valid = find_split(settings.data, settings.valid)
-    return check_files(train), check_files(valid) if valid else []
+    fields = settings.fields
+    return check_files(train, fields), check_files(valid, fields) if valid else []
