@@ -25,7 +25,7 @@ USUAL = {
     },
     "Alpaca": {"instruction": "a", "input": "i", "output": "b"},
     "prompt/completion": {"prompt": "a", "completion": "b", "id": 7, "meta": {"x": [{"y": 1}, {}]}},
-    "text": {"text": 'she said \\": {"a": 1}', "source": None},
+    "text": {"text": 'she said ": {"a": 1}', "source": None},
 }
 
 

@@ -313,7 +313,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         [
             f'found "gpt-4" as conversations[0].from, {SPEAKERS}',
             f"found null as conversations[1].from, {SPEAKERS}",
-            f"found null as conversations[2].from, {SPEAKERS}",
+            "found a string as conversations[2], expected an object",
         ],
     ),
     "ShareGPT without words": (
@@ -398,6 +398,13 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             'to leave one out: [data.fields] text = ""'
         ],
     ),
+    "several forms, all null": (
+        {"text": None, "messages": None},
+        [
+            "found fields of several forms (messages, text), expected those of one; "
+            'to leave one out: [data.fields] text = ""'
+        ],
+    ),
     "both fields wrong": (
         {"prompt": 1, "completion": []},
         [
@@ -434,10 +441,10 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         ["found functions, which vox does not support, expected none"],
     ),
     "a misspelt field": (
-        {**turns("user", "assistant"), "promt": "a", "outptu": "b"},
+        {**turns("user", "assistant"), "promt": "a", "outputs": "b"},
         [
             'found the field "promt": is it meant as "prompt"?',
-            'found the field "outptu": is it meant as "output"?',
+            'found the field "outputs": is it meant as "output"?',
         ],
     ),
     "messages are no list": (

@@ -128,7 +128,8 @@ def _form(fields: Fields) -> Callable[[Fields], _Said]:
     if not there:
         refuse_unknown(list(fields.values))
     if len(there) > 1:
-        names = [n for names in there for n in names if fields.values.get(n) is not None]
+        named = [n for names in there for n in names if n in fields.values]
+        names = [n for n in named if fields.values[n] is not None] or named
         raise RowError(
             f"found fields of several forms ({', '.join(names)}), expected those of one; "
             f'to leave one out: [data.fields] {names[-1]} = ""'

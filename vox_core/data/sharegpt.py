@@ -66,12 +66,14 @@ def as_messages(value: object, name: str) -> object:
     assert isinstance(value, list)
     if faults := [fault for i, turn in enumerate(value) if (fault := _stranger(turn, name, i))]:
         raise RowError(*faults)
-    return [_message(turn) if isinstance(turn, dict) else turn for turn in value]
+    return [_message(turn) for turn in value]
 
 
 def _stranger(turn: object, name: str, index: int) -> str | None:
-    who = turn.get("from") if isinstance(turn, dict) else None
-    if not isinstance(turn, dict) or (isinstance(who, str) and who in SPEAKERS):
+    if not isinstance(turn, dict):
+        return f"found {json_type(turn)} as {name}[{index}], expected an object"
+    who = turn.get("from")
+    if isinstance(who, str) and who in SPEAKERS:
         return None
     shown = f'"{who}"' if isinstance(who, str) else json_type(who)
     return f"found {shown} as {name}[{index}].from, expected one of {', '.join(SPEAKERS)}"

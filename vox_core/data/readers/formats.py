@@ -64,7 +64,7 @@ def is_plain(path: Path) -> bool:
 
 
 def place_of(path: Path, number: int) -> str:
-    """Where a row stands, for messages: a line of a file of lines, or a row; 0 is the whole file."""
+    """Where a row stands, for messages: a line of JSONL, or a row; 0 is the whole file."""
     if not number:
         return str(path)
     return f"{path}, {'line' if format_of(path).kind == 'jsonl' else 'row'} {number}"

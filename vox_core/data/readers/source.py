@@ -203,7 +203,7 @@ def _recall(folder: Path) -> Path | None:
 
 
 def _clear(folder: Path) -> None:
-    """Away with an entry that cannot be used, with old ones, and with what killed processes left."""
+    """Away with an entry that cannot be used, with old ones, and with what was left half made."""
     shutil.rmtree(folder, ignore_errors=True)
     for other in folder.parent.iterdir():
         left = other.name.startswith(files.TEMPORARY_PREFIX)
