@@ -14,16 +14,18 @@ from typing import Literal, TypeAlias
 
 from vox_core.data.fields import CONTENT
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object, parse_value, too_long
+from vox_core.data.quick import usual_row
 
 _CHUNK = 1 << 20
 _MAX_KEY = 10_000
 _BLANK = b" \t\r\n"
 _DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 _NEXT = re.compile(rb'["\[\]{},:]')
+_BETWEEN_BRACKETS = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*")*', re.DOTALL)
 _WITHIN_TEXT = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-
 Read: TypeAlias = Callable[[int], bytes]
-Row: TypeAlias = "dict[str, object] | RowError"
+Row: TypeAlias = "bytes | dict[str, object] | RowError"
+"""A row as it stands there on one line, a row, or what is wrong with one."""
 
 
 def json_rows(read: Callable[[], Read]) -> Iterator[Row]:
@@ -115,6 +117,8 @@ def _elements(cursor: _Cursor) -> Iterator[Row]:
 def _row(element: bytes | None) -> Row:
     if element is None:
         return too_long("row")
+    if b"\n" not in element and usual_row(element):
+        return element
     try:
         return parse_object(element, "row")
     except RowError as fault:
@@ -162,7 +166,7 @@ class _Cursor:
             if in_text:
                 in_text = self._rest_of_text()
             else:
-                found = _NEXT.search(self._data, start)
+                found = _NEXT.search(self._data, self._between(depth))
                 self._at = found.end() if found else len(self._data)
                 mark = found[0] if found else b""
                 if not depth and mark and mark in ends:
@@ -179,6 +183,11 @@ class _Cursor:
                 kept.add(self._data[start:])
                 self._at = len(self._data)
                 return kept.whole()
+
+    def _between(self, depth: int) -> int:
+        """Where to look for what counts: within brackets, texts and commas do not."""
+        passed = _BETWEEN_BRACKETS.match(self._data, self._at) if depth else None
+        return passed.end() if passed else self._at
 
     def _rest_of_text(self) -> bool:
         """Pass over what is left of a text; whether there may be more of it."""
