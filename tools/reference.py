@@ -105,6 +105,8 @@ def setting_row(kind: type[config.Section], name: str, field: FieldInfo) -> list
 
 def takes(field: FieldInfo) -> str:
     """What a setting takes, in words."""
+    if config.is_table(field):
+        return "table of texts"
     kind = value_type(field)
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))

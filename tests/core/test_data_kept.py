@@ -24,6 +24,7 @@ from vox_core.data.blocks import Block, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.policy.mask import Mask
+from vox_core.data.readers import Source
 from vox_core.data.records import load_records, readable
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
@@ -97,7 +98,7 @@ def test_a_second_start_reads_no_row_and_no_tokenizer(
     in_memory = build_dataset(load_records([data, other, data]), load_tokenizer(model), 64)
     assert contents(first) == contents(in_memory)
     assert first.dropped and first.truncated and len(first.documents) > 9
-    monkeypatch.setattr(checked, "read_lines", not_asked)
+    monkeypatch.setattr(checked, "look", not_asked)
     again = from_cache(data, other, data, model=model)
     assert contents(again) == contents(first)
     assert unused_fields(check_files([data, other, data])) == {"id": 14, "tag": 7}
@@ -367,8 +368,10 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
 ) -> None:
     """Whoever meets the error: with a worker that is another thread's, most of the time."""
 
-    def failing(paths: Sequence[Path], size: int, masks: Sequence[Mask | None]) -> Iterator[Block]:
-        blocks = cut(paths, size, masks)
+    def failing(
+        paths: Sequence[Path], size: int, masks: Sequence[Mask | None], lines: Sequence[Path]
+    ) -> Iterator[Block]:
+        blocks = cut(paths, size, masks, lines)
         yield from islice(blocks, 4)
         with readable(data):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -395,9 +398,9 @@ def test_rows_are_never_remembered_of_other_bytes(
 ) -> None:
     look = checked._look
 
-    def look_at_another(path: Path, *lists: list) -> object:
-        write(path, rows=3)
-        return look(path, *lists)
+    def look_at_another(source: Source, *lists: list) -> object:
+        write(source.path, rows=3)
+        return look(source, *lists)
 
     monkeypatch.setattr(checked, "_look", look_at_another)
     with pytest.raises(DataError, match="changed while it was read"):

@@ -9,6 +9,7 @@ import pytest
 
 from vox_core.data import jsonl
 from vox_core.data.records import Message, find_split, load_records
+from vox_core.data.rows import Attributes
 from vox_core.errors import DataError
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'
@@ -64,6 +65,143 @@ def test_text(write) -> None:
     assert (record.kind, record.text, record.messages) == ("text", " once upon a time\n", None)
 
 
+def chat(*said: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in (each.split(": ") for each in said)]
+
+
+FORMS: dict[str, tuple[object, str, list[str], tuple[str, ...]]] = {
+    "messages": ({"messages": chat("user: a", "assistant: b")}, "messages", ["a", "b"], ()),
+    "turns": ({"turns": chat("user: a", "assistant: b"), "id": 1}, "messages", ["a", "b"], ("id",)),
+    "messages and other turns": (
+        {"turns": chat("user: x"), "messages": chat("user: a", "assistant: b")},
+        "messages",
+        ["a", "b"],
+        ("turns",),
+    ),
+    "ShareGPT": (
+        {
+            "conversations": [
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "a"},
+                {"from": "bard", "value": "b"},
+                {"from": "observation", "value": "c"},
+                {"from": "chatgpt", "value": "d"},
+            ]
+        },
+        "ShareGPT",
+        ["s", "a", "b", "c", "d"],
+        (),
+    ),
+    "ShareGPT with a system": (
+        {
+            "conversations": [{"from": "user", "value": "a"}, {"from": "gpt", "value": "b"}],
+            "system": "s",
+        },
+        "ShareGPT",
+        ["s", "a", "b"],
+        (),
+    ),
+    "messages called conversations": (
+        {"conversations": chat("user: a", "assistant: b")},
+        "messages",
+        ["a", "b"],
+        (),
+    ),
+    "Alpaca": (
+        {"instruction": "a", "input": "i", "output": "b", "id": 1},
+        "Alpaca",
+        ["a\n\ni", "b"],
+        ("id",),
+    ),
+    "pairs": ({"prompt": "a", "response": "b", "rating": 1}, "pairs", ["a", "b"], ()),
+    "canonical names": (
+        {"instruction": "x", "prompt": "a", "output": "y", "response": "b", "input": "z"},
+        "pairs",
+        ["a", "b"],
+        ("instruction", "output", "input"),
+    ),
+    "two names, one text": (
+        {"instruction": "a", "prompt": "a", "completion": "b", "output": "b"},
+        "prompt/completion",
+        ["a", "b"],
+        (),
+    ),
+    "columns of other forms": (
+        {"prompt": "a", "completion": "b", "text": None, "messages": None, "chosen": None},
+        "prompt/completion",
+        ["a", "b"],
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_forms(write, case: str) -> None:
+    row, form, contents, unused = FORMS[case]
+    (record,) = load_records([write(row)])
+    assert (record.form, record.unused) == (form, unused)
+    assert [message.content for message in record.messages or ()] == contents
+
+
+PAIRS: dict[str, dict[str, object]] = {
+    "texts": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "conversations": {
+        "chosen": chat("user: a", "assistant: b"),
+        "rejected": chat("user: a", "assistant: c"),
+    },
+    "answers": {"prompt": "a", "chosen": chat("assistant: b"), "rejected": chat("assistant: c")},
+    "a prompt of messages": {
+        "prompt": chat("user: a"),
+        "chosen": chat("assistant: b"),
+        "rejected": chat("assistant: c"),
+    },
+    "a prompt that is repeated": {
+        "prompt": "a",
+        "chosen": chat("user: a", "assistant: b"),
+        "rejected": chat("user: a", "assistant: c"),
+    },
+    "ShareGPT": {
+        "chosen": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+        "rejected": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "c"}],
+    },
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_preferences(write, case: str) -> None:
+    (record,) = load_records([write({**PAIRS[case], "tags": ["t"]})])
+    assert (record.kind, record.form, record.unused) == ("preference", "preference", ())
+    assert record.messages == (Message("user", "a"), Message("assistant", "b"))
+    assert record.rejected == (Message("user", "a"), Message("assistant", "c"))
+    assert record.attributes == Attributes(tags=("t",))
+
+
+def test_a_preference_with_the_conversation_beside_it(write) -> None:
+    (record,) = load_records([write({**PAIRS["conversations"], "messages": [], "prompt": "other"})])
+    assert (record.kind, record.unused) == ("preference", ("messages", "prompt"))
+
+
+def test_what_a_row_says_of_itself(write) -> None:
+    said = {
+        "rating": 4,
+        "category": "sql",
+        "difficulty": "hard",
+        "lane": "",
+        "response_mode": None,
+        "task_family": "f",
+        "tags": ["a", "b"],
+    }
+    first, second = load_records([write({"text": "a", **said}, {"text": "b", "difficulty": 0.5})])
+    assert first.attributes == Attributes(4.0, "sql", "hard", None, None, "f", ("a", "b"))
+    assert (second.attributes, first.unused) == (Attributes(difficulty=0.5), ())
+
+
+def test_tools_are_kept_as_they_are(write) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": None}}}]
+    (record,) = load_records([write({**turns("user", "assistant"), "tools": tools})])
+    assert record.tools == tuple(tools)
+
+
 @pytest.mark.parametrize(
     "roles",
     [
@@ -115,7 +253,14 @@ def test_files_are_read_in_the_order_given(write) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 ROLES = "expected one of system, developer, user, assistant, tool"
-FIELDS = "expected one of messages, prompt, instruction, completion, output, response, text"
+FIELDS = (
+    "expected one of messages, conversations, prompt, instruction, completion, response, output, "
+    "text, chosen"
+)
+SPEAKERS = (
+    "expected one of human, user, gpt, assistant, chatgpt, bing, bard, system, tool, function, "
+    "observation"
+)
 MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     "invalid JSON": (
         '{"text": "a",}',
@@ -159,21 +304,117 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             'is "completed" meant as "completion"?)'
         ],
     ),
-    "ShareGPT": (
+    "ShareGPT without turns": (
         {"conversations": []},
-        [f'found the fields conversations, {FIELDS} (is "conversations" meant as "messages"?)'],
+        ["found no assistant message (roles: none), expected at least one"],
+    ),
+    "strangers": (
+        {"conversations": [{"from": "gpt-4", "value": "a"}, {"value": "b"}, "c", {"from": "gpt"}]},
+        [
+            f'found "gpt-4" as conversations[0].from, {SPEAKERS}',
+            f"found null as conversations[1].from, {SPEAKERS}",
+            "found a string as conversations[2], expected an object",
+        ],
+    ),
+    "ShareGPT without words": (
+        {"conversations": [{"from": "human", "value": 3}, {"from": "gpt", "value": " "}]},
+        [
+            "found a number as conversations[0].value, expected a string",
+            "found conversations[1].value of the assistant empty, expected text",
+        ],
+    ),
+    "turns": (
+        {"turns": [{"role": "human", "content": "a"}]},
+        [f'found "human" as turns[0].role, {ROLES}'],
+    ),
+    "attributes": (
+        {
+            "prompt": "a",
+            "response": " ",
+            "rating": "5",
+            "difficulty": [],
+            "lane": 1,
+            "category": {},
+            "tags": ["a", None],
+        },
+        [
+            'found "response" empty, expected text',
+            'found an object as "category", expected a string',
+            'found a number as "lane", expected a string',
+            'found a string as "rating", expected a number',
+            'found a list as "difficulty", expected a number or a word',
+            'found null within a list as "tags", expected a list of strings',
+        ],
+    ),
+    "ratings that are no numbers": (
+        '{"text": "a", "rating": true, "difficulty": 1e999, "tags": "x"}',
+        [
+            'found a boolean as "rating", expected a number',
+            'found a number too large as "difficulty", expected a finite one',
+            'found a string as "tags", expected a list of strings',
+        ],
+    ),
+    "one answer of a pair": (
+        {"prompt": "a", "chosen": "b"},
+        ['found "chosen" without "rejected", expected both'],
+    ),
+    "a pair of two kinds": (
+        {"prompt": "a", "chosen": "b", "rejected": []},
+        [
+            'found a string as "chosen" and a list as "rejected", '
+            "expected two strings or two lists of messages"
+        ],
+    ),
+    "a pair of the same": (
+        {"prompt": "a", "chosen": "b", "rejected": "b"},
+        ['found the same as "chosen" and as "rejected", expected two answers'],
+    ),
+    "a pair without a prompt": (
+        {"chosen": "a", "rejected": "b"},
+        ["found none of prompt, instruction, expected one"],
+    ),
+    "a pair that begins differently": (
+        {
+            "chosen": turns("user", "assistant")["messages"],
+            "rejected": said(content="b")["messages"][1:],
+        },
+        ['found "chosen" and "rejected" that begin differently, expected one prompt'],
+    ),
+    "a pair that ends with a question": (
+        {
+            "prompt": "x",
+            "chosen": [{"role": "assistant", "content": ""}],
+            "rejected": turns("assistant", "user")["messages"],
+        },
+        [
+            "found chosen[0].content of the assistant empty, expected text",
+            'found a "rejected" that ends with the user, expected the assistant',
+        ],
     ),
     "several forms": (
         {"text": "a", "prompt": "b", "completion": "c"},
-        ["found fields of several forms (prompt, completion, text), expected those of one"],
+        [
+            "found fields of several forms (prompt, completion, text), expected those of one; "
+            'to leave one out: [data.fields] text = ""'
+        ],
     ),
-    "two prompts": (
-        {"prompt": "a", "instruction": "b", "output": "c"},
-        ["found prompt and instruction of prompt, instruction, expected one"],
+    "several forms, all null": (
+        {"text": None, "messages": None},
+        [
+            "found fields of several forms (messages, text), expected those of one; "
+            'to leave one out: [data.fields] text = ""'
+        ],
+    ),
+    "both fields wrong": (
+        {"prompt": 1, "completion": []},
+        [
+            'found a number as "prompt", expected a string',
+            'found a list as "completion", expected a string',
+        ],
     ),
     "no completion": (
         {"prompt": "a"},
-        ["found none of completion, output, response, expected one"],
+        ["found none of completion, response, output, expected one"],
     ),
     "an empty prompt": (
         {"prompt": " \n", "completion": "a"},
@@ -188,8 +429,23 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         ['found half a surrogate pair (\\ud83d) in "text", expected both halves or none'],
     ),
     "tools": (
-        {**turns("user", "assistant"), "tools": [{}]},
-        ["found tools, which vox does not support, expected none"],
+        {**turns("user", "assistant"), "tools": [{}, "a"]},
+        ["found a string as tools[1], expected an object"],
+    ),
+    "tools as text": (
+        {**turns("user", "assistant"), "tools": "[{}]"},
+        ['found a string as "tools", expected a list of objects'],
+    ),
+    "functions": (
+        {**turns("user", "assistant"), "functions": [{}]},
+        ["found functions, which vox does not support, expected none"],
+    ),
+    "a misspelt field": (
+        {**turns("user", "assistant"), "promt": "a", "outputs": "b"},
+        [
+            'found the field "promt": is it meant as "prompt"?',
+            'found the field "outputs": is it meant as "output"?',
+        ],
     ),
     "messages are no list": (
         {"messages": {}},

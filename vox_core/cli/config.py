@@ -50,5 +50,13 @@ def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> I
     """A line per setting; those that are not set are comments, for TOML has no null."""
     for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
         key = name.replace("_", "-")
-        text = f"# {key} =" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
         yield f"{text:<36}  # {source_of(kind, name, config_file)}"
+
+
+def _toml_value(value: Any) -> str:
+    """JSON is TOML, but for tables."""
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    pairs = ", ".join(f"{json.dumps(key)} = {_toml_value(each)}" for key, each in value.items())
+    return f"{{ {pairs} }}" if pairs else "{}"

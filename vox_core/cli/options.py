@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from vox_core.cli.lazy import json_option as json_option
-from vox_core.config import CONFIG_FILE, Section, load_settings, read_toml, reading
+from vox_core.config import CONFIG_FILE, Section, is_table, load_settings, read_toml, reading
 from vox_core.config.values import is_duration
 from vox_core.host import Origin
 
@@ -31,8 +31,9 @@ S = TypeVar("S", bound=Section)
 
 
 def options_of(kind: type[Section]) -> list[click.Parameter]:
-    """The flags of a section, and `--config`."""
-    return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
+    """The flags of a section, and `--config`; a table of `vox.toml` has no flag."""
+    flags = [item for item in kind.model_fields.items() if not is_table(item[1])]
+    return [*(_option(*item) for item in flags), config_option()]
 
 
 def config_option(exposed: bool = True) -> click.Option:
@@ -108,7 +109,7 @@ def value_type(field: FieldInfo) -> Any:
 def default_text(field: FieldInfo) -> str:
     """The default as one would type it; empty if there is none."""
     default = field.default
-    if default is None or default == () or default is False:
+    if default is None or default in ((), {}) or default is False:
         return ""
     if isinstance(default, tuple):
         return ", ".join(map(str, default))

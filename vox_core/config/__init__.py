@@ -31,7 +31,7 @@ from vox_core.config.sections import (
     toml_schema,
 )
 from vox_core.config.train import DEFAULT_MODEL, TrainSettings
-from vox_core.config.values import Change, Section, homes
+from vox_core.config.values import Change, Section, homes, is_table
 
 __all__ = [
     "CONFIG_FILE",
@@ -50,6 +50,7 @@ __all__ = [
     "TrainSettings",
     "VoxToml",
     "homes",
+    "is_table",
     "load_settings",
     "read_toml",
     "reading",

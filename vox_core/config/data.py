@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vox_core.config.values import Count, Names, Section, Share
 from vox_core.contract import DataPolicy, Dedup, MalformedRows, Unrated
+
+ROW_FIELDS = (
+    "messages", "turns", "conversations", "system", "tools", "prompt", "instruction", "input",
+    "completion", "response", "output", "text", "chosen", "rejected", "rating", "category",
+    "difficulty", "lane", "response_mode", "task_family", "tags",
+)  # fmt: skip
+"""What vox looks for in a row."""
+
+
+def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
+    """Raises:
+    ValueError: a name that vox looks for in no row.
+    """
+    if unknown := [name for name in fields if name not in ROW_FIELDS]:
+        from difflib import get_close_matches
+
+        near = get_close_matches(unknown[0], ROW_FIELDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(ROW_FIELDS)}"
+        raise ValueError(f"{unknown[0]} is no field of a row; {meant}")
+    return fields
 
 
 class DataSettings(Section):
@@ -15,6 +36,11 @@ class DataSettings(Section):
 
     section: ClassVar[str] = "data"
 
+    fields: Annotated[Mapping[str, str], AfterValidator(_known)] = Field(
+        {},
+        description="Where in a row stands what vox looks for: a table [data.fields] with "
+        '`prompt = "question"`, a path such as `"meta.answers.0"`, or `""` to leave a field out.',
+    )
     malformed_rows: MalformedRows = Field(
         "strict", description="A malformed row stops the run before it starts, or is skipped."
     )

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from vox_core import bounded_toml
 from vox_core.config.sections import SECTIONS
-from vox_core.config.values import Section, homes, kebab
+from vox_core.config.values import Section, homes, is_table, kebab
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -172,10 +172,15 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
             continue
         if isinstance(value, str):
-            fields[name] = folder / value
+            fields[name] = _path(folder, value)
         elif isinstance(value, list):
-            fields[name] = [folder / one if isinstance(one, str) else one for one in value]
+            fields[name] = [_path(folder, one) if isinstance(one, str) else one for one in value]
     return fields
+
+
+def _path(folder: Path, value: str) -> Path:
+    """A path as seen from the folder; a data set of the hub lies in none."""
+    return Path(value) if value.startswith("hf:") else folder / value
 
 
 class _Variable(NamedTuple):
@@ -186,7 +191,8 @@ class _Variable(NamedTuple):
 def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, _Variable]:
     """`VOX_TRAIN_LR=1e-4`; lists are separated by commas. `VOX_BACKEND` serves every section."""
     prefix = f"VOX_{kind.section.upper()}_"
-    fields, values = kind.own_fields(), dict[str, _Variable]()
+    fields = {name: field for name, field in kind.own_fields().items() if not is_table(field)}
+    values = dict[str, _Variable]()
     if "backend" in fields and environ.get("VOX_BACKEND"):
         values["backend"] = _Variable("VOX_BACKEND", environ["VOX_BACKEND"])
     for name, text in environ.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -58,6 +59,11 @@ def is_duration(field: FieldInfo) -> bool:
 
 def kebab(name: str) -> str:
     return name.replace("_", "-")
+
+
+def is_table(field: FieldInfo) -> bool:
+    """Whether a setting is a table of `vox.toml`, which no flag and no variable can say."""
+    return get_origin(field.annotation) is Mapping
 
 
 class Section(BaseModel):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import repeat, zip_longest
 from pathlib import Path
 
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError
 from vox_core.data.policy.mask import Mask, used
+from vox_core.data.quick import read_row
 from vox_core.data.records import Record, changed, readable, record_of
-from vox_core.data.rows import parse_row
 
 BLOCK_BYTES = 1 << 21
 
@@ -28,6 +28,7 @@ class Block:
         file: the file's number among those of the data set.
         line: the number of the first line, from 1.
         chosen: which of its lines are used, as `Mask.part` gives it; None for all.
+        lines: the JSONL with the rows of the file, if it is none itself.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Block:
     size: int
     line: int
     chosen: str | None = None
+    lines: str = ""
 
     def records(self) -> Iterator[Record]:
         """The rows.
@@ -43,7 +45,7 @@ class Block:
         Raises:
             DataError: D001, the file has changed, or cannot be read.
         """
-        with readable(self.path), self.path.open("rb") as file:
+        with readable(self.path), Path(self.lines or self.path).open("rb") as file:
             file.seek(self.start)
             data = file.read(self.size)
         if self.start == 0:
@@ -53,31 +55,37 @@ class Block:
         for number, (line, use) in enumerate(zip(lines, uses, strict=False), start=self.line):
             if use and line.strip():
                 try:
-                    yield record_of(parse_row(parse_object(line)), self.path, number)
+                    yield record_of(read_row(line), self.path, number)
                 except RowError as fault:
                     raise changed(self.path) from fault
 
 
 def cut(
-    paths: Sequence[Path], size: int = BLOCK_BYTES, masks: Sequence[Mask | None] = ()
+    paths: Sequence[Path],
+    size: int = BLOCK_BYTES,
+    masks: Sequence[Mask | None] = (),
+    lines: Sequence[Path] = (),
 ) -> Iterator[Block]:
     """Every line of every file, in order, or those that its mask has; blocks of about `size` bytes.
 
     Args:
         masks: of each file; of none, if none is given.
+        lines: for each file, the JSONL with its rows; the file itself, if not given.
     """
-    for number, (path, mask) in enumerate(zip_longest(paths, masks)):
-        yield from _cut_file(path, number, size, mask)
+    for number, (path, mask, rows) in enumerate(zip_longest(paths, masks, lines or paths)):
+        yield from _cut_file(path, number, size, mask, rows)
 
 
-def _cut_file(path: Path, number: int, size: int, mask: Mask | None) -> Iterator[Block]:
-    start, line = 0, 1
-    with readable(path), path.open("rb") as file:
+def _cut_file(
+    path: Path, number: int, size: int, mask: Mask | None, lines: Path
+) -> Iterator[Block]:
+    start, line, made = 0, 1, "" if lines == path else str(lines)
+    with readable(path), lines.open("rb") as file:
         while data := file.read(size):
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
             ends = data.count(b"\n")
             chosen = None if mask is None else mask.part(line, ends + 1)
             if chosen != "":
-                yield Block(path, number, start, len(data), line, chosen)
+                yield Block(path, number, start, len(data), line, chosen, made)
             start += len(data)
             line += ends

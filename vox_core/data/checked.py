@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 from vox_core import files
 from vox_core.cache import cache_root
 from vox_core.data.jsonl import RowError
+from vox_core.data.look import look
 from vox_core.data.policy.mask import Mask
+from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_hub, open_source
 from vox_core.data.records import (
     Record,
     changed,
@@ -49,6 +51,7 @@ class CheckedFile:
         state: size and times of the file when it was looked at.
         rows: those that are well formed; all are, unless some may be skipped.
         unused: field that means nothing to vox -> rows that have it.
+        source: its rows as JSONL, where it is no such file itself.
         chosen: which rows are used; None for all.
         facts: what policies ask of the rows, where somebody wanted to know.
     """
@@ -58,6 +61,7 @@ class CheckedFile:
     state: tuple[int, int, int]
     rows: int
     unused: Mapping[str, int]
+    source: Source | None = None
     chosen: Mask | None = None
     facts: Facts | None = field(default=None, compare=False, repr=False)
 
@@ -67,16 +71,31 @@ class CheckedFile:
         return self.rows if self.chosen is None else self.chosen.rows
 
     @property
+    def lines(self) -> Path:
+        """The JSONL with its rows."""
+        return self.source.lines if self.source else self.path
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of all that decides what its rows are."""
+        return self.source.key if self.source else self.sha256
+
+    @property
     def identity(self) -> str:
-        """What decides which rows these are: the bytes of the file, and those that are used."""
-        return self.sha256 if self.chosen is None else f"{self.sha256}:{self.chosen.digest}"
+        """What decides which rows these are: those of the file, and which of them are used."""
+        return self.key if self.chosen is None else f"{self.key}:{self.chosen.digest}"
+
+    @property
+    def on_disk(self) -> Path:
+        """The file that `sha256` and `state` are those of; of a data set of the hub, its rows."""
+        return self.lines if is_hub(self.path) else self.path
 
     def require_unchanged(self) -> None:
         """Raises:
         DataError: D001, the file is not the one that was looked at.
         """
         try:
-            same = _state(self.path) == self.state
+            same = _state(self.on_disk) == self.state
         except OSError:
             same = False
         if not same:
@@ -85,6 +104,7 @@ class CheckedFile:
 
 def check_files(
     paths: Sequence[Path],
+    fields: FieldMap = NO_FIELDS,
     *,
     facts: bool = False,
     skip: bool = False,
@@ -93,23 +113,24 @@ def check_files(
     """Look at every row of every file.
 
     Args:
+        fields: `[data.fields]`.
         facts: take those of the rows, too.
         skip: with `facts`; malformed rows are no fault, and stand among the facts. A file without
             any other row is one all the same.
         progress: told now and then while rows are read; not where all is known already.
 
     Raises:
-        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
+        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
+            D010 to D012, a file cannot be read without a library, or a data set not be had.
     """
     looking = _Looking(facts, skip, progress)
     with refuse(paths) as (faults, empty):
         checked = []
         for path in paths:
-            with readable(path):
-                state = _state(path)
-            sha256 = _sha256(path)
-            rows, unused, found = looking.at(path, sha256, faults, empty)
-            file = CheckedFile(path, sha256, state, rows, unused, facts=found)
+            source, state = _opened(path, fields)
+            sha256 = _sha256(source.lines if is_hub(path) else path)
+            rows, unused, found = looking.at(source, faults, empty)
+            file = CheckedFile(path, sha256, state, rows, unused, source, facts=found)
             file.require_unchanged()  # else these would be the rows of other bytes
             checked.append(file)
     for file in checked:
@@ -125,21 +146,22 @@ class _Looking:
         self._facts, self._skip, self._progress = facts, skip, progress
 
     def at(
-        self, path: Path, sha256: str, faults: list[str], empty: list[Path]
+        self, source: Source, faults: list[str], empty: list[Path]
     ) -> tuple[int, Mapping[str, int], Facts | None]:
         if not self._facts:
-            return (*(_recall(sha256) or _look(path, faults, empty, self._progress)), None)
+            return (*(_recall(source.key) or _look(source, faults, empty)), None)
         from vox_core.data.policy import facts
 
-        if (found := facts.recall(sha256)) is None:
+        if (found := facts.recall(source.key)) is None:
             collector = facts.Collector()
-            _look(path, [], [], self._progress, collector)
+            _listen(source, collector, self._progress)
             found = collector.facts()
-            facts.remember(sha256, found)
+            facts.remember(source.key, found)
         if not found.rows and not found.faults:
-            empty.append(path)
+            empty.append(source.path)
         if not self._skip or not found.rows:
-            faults += (text for line, fault in found.faults for text in told(path, line, [fault]))
+            places = (told(source.path, line, [fault]) for line, fault in found.faults)
+            faults += (text for each in places for text in each)
         return found.rows, found.unused, found
 
 
@@ -159,30 +181,39 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     return counts
 
 
-def _look(
-    path: Path,
-    faults: list[str],
-    empty: list[Path],
-    progress: Progress | None,
-    listener: _Listener | None = None,
-) -> tuple[int, Mapping[str, int]]:
-    rows, unused, wrong = 0, Counter[str](), False
-    for line, found in read_lines(path):
+def _opened(path: Path, fields: FieldMap) -> tuple[Source, tuple[int, int, int]]:
+    """A file as JSONL, and its state before it was read."""
+    if is_hub(path):
+        source = open_source(path, fields)
+        return source, _state(source.lines)
+    with readable(path):
+        state = _state(path)
+    _sha256(path)  # which says what is wrong where it cannot be read
+    return open_source(path, fields), state
+
+
+def _look(source: Source, faults: list[str], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
+    def refuse_row(number: int, text: str) -> None:
+        faults.extend(told(source.path, number, [text]))
+
+    with readable(source.path):
+        seen = look(source.lines, refuse_row)
+    if not seen.rows and not seen.faulty:
+        empty.append(source.path)
+    return seen.rows, seen.unused
+
+
+def _listen(source: Source, listener: _Listener, progress: Progress | None) -> None:
+    """Read every row, for somebody who wants to know what each says."""
+    rows = 0
+    for line, found in read_lines(source.path, source.lines):
         if isinstance(found, RowError):
-            wrong = True
-            faults += told(path, line, found.faults)
-            if listener:
-                listener.refuse(line, found)
+            listener.refuse(line, found)
             continue
         rows += 1
-        unused.update(found.unused)
-        if listener:
-            listener.add(found)
+        listener.add(found)
         if progress and not rows % _TOLD_EVERY:
-            progress(path, rows)
-    if not rows and not wrong:
-        empty.append(path)
-    return rows, unused
+            progress(source.path, rows)
 
 
 def _sha256(path: Path) -> str:
@@ -204,8 +235,8 @@ def _kept(sha256: str) -> Path:
 
 
 def _remember(file: CheckedFile) -> None:
-    path = _kept(file.sha256)
-    if (file.facts and file.facts.faults) or (path.exists() and _recall(file.sha256)):
+    path = _kept(file.key)
+    if (file.facts and file.facts.faults) or (path.exists() and _recall(file.key)):
         return
     files.make_folder(path.parent)
     found = {"rules": rules_digest(), "rows": file.rows, "unused": dict(file.unused)}

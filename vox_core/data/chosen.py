@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.policy.report import Report
+from vox_core.data.readers import NO_FIELDS, FieldMap
 from vox_core.data.rules import rules_digest
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class Chosen:
 
 
 def choose_rows(
-    train: Sequence[Path], valid: Sequence[Path], policy: DataPolicy, tell: Tell | None = None
+    train: Sequence[Path],
+    valid: Sequence[Path],
+    policy: DataPolicy,
+    tell: Tell | None = None,
+    fields: FieldMap = NO_FIELDS,
 ) -> Chosen:
     """Look at the files, and choose among their rows.
 
@@ -61,7 +66,7 @@ def choose_rows(
         ConfigError: C009, datasketch is not installed.
     """
     if policy == DataPolicy() and not valid:
-        return Chosen(check_files(train), [])
+        return Chosen(check_files(train, fields), [])
 
     def read(path: Path, rows: int) -> None:
         if tell:
@@ -72,7 +77,7 @@ def choose_rows(
         from vox_core.data.policy import near
 
         near.version()  # before anything is read
-    checked = check_files([*train, *valid], facts=True, skip=skip, progress=read)
+    checked = check_files([*train, *valid], fields, facts=True, skip=skip, progress=read)
     return _choose(checked[: len(train)], checked[len(train) :], policy, tell)
 
 

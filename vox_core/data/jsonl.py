@@ -4,6 +4,9 @@ A file is read in binary, one bounded line at a time, so that a line of any leng
 `MAX_LINE_BYTES` of memory. The decoder is strict where `json` is lenient: a repeated key, `NaN` and
 `Infinity` are faults, because other readers of the same file would see something else.
 
+A file of another format becomes JSONL first (`readers/`): line N of it is row N, and a row that
+could not be read has its faults in place of an object (`unread`).
+
 What an object means is `rows.py`'s business.
 """
 
@@ -18,6 +21,8 @@ from vox_core.bounded_json import repeated
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
+_UNREAD = b"\x15"
+"""NAK, which begins no JSON."""
 
 
 class RowError(Exception):
@@ -56,24 +61,48 @@ def other_format(path: Path) -> str | None:
     first = next((line for _, line in numbered_lines(path)), None) or b""
     start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
-        return f"it is a JSON array, expected one object a line: jq -c '.[]' {path} > rows.jsonl"
-    if start not in (b"{", b"") and first.count(b",") > 0 and b"{" not in first:
-        return "it looks like CSV, expected one JSON object a line"
+        return (
+            "it is a JSON array, expected one object a line: name it .json, and it is read as one"
+        )
+    if start not in (b"{", b"", _UNREAD) and first.count(b",") > 0 and b"{" not in first:
+        return "it looks like CSV, expected one JSON object a line: name it .csv, and it is read"
     return None
 
 
-def parse_object(line: bytes | None) -> dict[str, object]:
+def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
     """The JSON object that `line` holds; None stands for a line that was too long to read.
+
+    Args:
+        unit: what the bytes are in their file, for the words of a fault: a line, or a row.
 
     Raises:
         RowError: it holds none.
     """
     if line is None:
-        raise RowError(f"found a line of more than {MAX_LINE_BYTES:,} bytes, expected less")
-    value = _parse(_decode(line))
+        raise too_long(unit)
+    if line[:1] == _UNREAD:
+        raise RowError(*_faults_of(line))
+    value = parse_value(_decode(line, unit).rstrip("\r\n"), unit)
     if not isinstance(value, dict):
         raise RowError(f"found {json_type(value)}, expected a JSON object")
     return value
+
+
+def too_long(unit: str) -> RowError:
+    """What is said of a line that nobody reads."""
+    return RowError(f"found a {unit} of more than {MAX_LINE_BYTES:,} bytes, expected less")
+
+
+def unread(fault: RowError) -> bytes:
+    """A line that stands for a row which could not be read: `parse_object` raises its faults."""
+    return _UNREAD + json.dumps(fault.faults).encode()
+
+
+def _faults_of(line: bytes) -> list[str]:
+    try:
+        return [str(text) for text in json.loads(line[1:])]
+    except ValueError:
+        return ["found a control character (0x15) at the start of the line, expected JSON"]
 
 
 def json_type(value: object) -> str:
@@ -82,31 +111,41 @@ def json_type(value: object) -> str:
     return "null" if value is None else names.get(type(value), "a number")
 
 
-def _decode(line: bytes) -> str:
+def _decode(line: bytes, unit: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RowError(
-            f"found invalid UTF-8 at byte {error.start} of the line (0x{line[error.start]:02x}), "
+            f"found invalid UTF-8 at byte {error.start} of the {unit} (0x{line[error.start]:02x}), "
             "expected UTF-8"
         ) from None
 
 
-def _parse(text: str) -> object:
+def parse_value(text: str, unit: str = "line") -> object:
+    """The JSON value that `text` holds.
+
+    Raises:
+        RowError: it holds none, or one that other readers would see otherwise.
+    """
     try:
         value: object = json.loads(
-            text.rstrip("\r\n"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
-        raise RowError(
-            f"found invalid JSON at column {error.colno} ({error.msg}), "
-            "expected one JSON object on one line"
-        ) from None
+        raise RowError(_invalid(error, unit)) from None
     except RecursionError:
         raise RowError("found JSON nested too deeply, expected a flat row") from None
     except ValueError as error:  # an integer of thousands of digits
         raise RowError(f"found a number that cannot be read ({error})") from None
     return value
+
+
+def _invalid(error: json.JSONDecodeError, unit: str) -> str:
+    if unit == "line":
+        expected = "expected one JSON object on one line"
+        return f"found invalid JSON at column {error.colno} ({error.msg}), {expected}"
+    place = f"line {error.lineno}, column {error.colno} of the {unit}"
+    return f"found invalid JSON at {place} ({error.msg}), expected a JSON object"
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

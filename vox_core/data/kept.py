@@ -83,7 +83,7 @@ def open_dataset(
             os.utime(cache_root() / FOLDER / name / store.ENTRY)
         return found
     if workers is None:
-        workers = parts.workers_for(sum(file.state[0] for file in checked))
+        workers = parts.workers_for(sum(file.lines.stat().st_size for file in checked))
     make = _Making(checked, model, load, seq_len, progress, workers, block_bytes)
     try:
         return _in_cache(name, make, sources)
@@ -138,8 +138,8 @@ class _Making:
         scratch = folder / "scratch"
         scratch.mkdir()
         with store.Writer(folder) as writer, parts.quick_collections():
-            masks = [file.chosen for file in self._checked]
-            blocks = cut(sources, self._block_bytes, masks)
+            lines, masks = zip(*((file.lines, file.chosen) for file in self._checked), strict=True)
+            blocks = cut(sources, self._block_bytes, masks, lines)
             for part in parts.make_parts(encoder, blocks, self._model, scratch, self._workers):
                 faults += part.faults
                 writer.add(part)

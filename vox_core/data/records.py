@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
+from vox_core.data.jsonl import RowError, numbered_lines, other_format
 from vox_core.data.messages import Message
-from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row, parse_row
+from vox_core.data.quick import read_row
+from vox_core.data.readers import NO_FIELDS, FieldMap, is_hub, open_source, place_of
+from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row
+from vox_core.data.split import find_split, require_files
 from vox_core.errors import DataError
 
 __all__ = ["Message", "Record", "find_split", "load_records"]
-
-TRAIN_NAME = "train.jsonl"
-VALID_NAME = "valid.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Record:
         kind: chat, completion (then `messages` are a user's and an assistant's), text, or
             preference (then `messages` end with the chosen answer).
         source: the file.
-        line: from 1.
+        line: from 1; of a file that is no JSONL, the row.
         messages: the conversation; None for text.
         text: the text; None for chat and completion.
         unused: names of the row's fields that mean nothing to vox.
-        rejected, tools, attributes: as `Row` has them.
+        rejected, tools, attributes, form: as `Row` has them.
     """
 
     kind: Kind
@@ -48,39 +48,29 @@ class Record:
     rejected: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     attributes: Attributes = NO_ATTRIBUTES
+    form: str = ""
 
     @property
     def place(self) -> str:
-        return f"{self.source}, line {self.line}"
+        return place_of(self.source, self.line)
 
 
-def find_split(paths: Sequence[Path], valid: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """The files to train on and those to validate on.
-
-    A file is trained on. A folder stands for its `train.jsonl`, and for its `valid.jsonl` where
-    there is one. `valid` takes the place of every folder's own validation file.
-
-    Raises:
-        DataError: D001, a folder has no `train.jsonl`, or a file is not there.
-    """
-    train = [path / TRAIN_NAME if path.is_dir() else path for path in paths]
-    found = (path / VALID_NAME for path in paths)
-    validation = [valid] if valid else [path for path in found if path.is_file()]
-    _require_files([*train, *validation])
-    return train, validation
-
-
-def load_records(paths: Sequence[Path]) -> list[Record]:
+def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Record]:
     """Every row of every file, in order.
 
+    Args:
+        fields: `[data.fields]`.
+
     Raises:
-        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
+        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
+            D010 to D012, a file cannot be read without a library, or a data set not be had.
     """
     records: list[Record] = []
     with refuse(paths) as (faults, empty):
         for path in paths:
             before = len(records) + len(faults)
-            records += read_records(path, faults)
+            source = open_source(path, fields)
+            records += read_records(path, faults, source.lines)
             if len(records) + len(faults) == before:
                 empty.append(path)
     return records
@@ -93,7 +83,7 @@ def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[str], list[Path]]]:
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
     """
-    _require_files(paths)
+    require_files([path for path in paths if not is_hub(path)])
     faults: list[str] = []
     empty: list[Path] = []
     yield faults, empty
@@ -103,40 +93,43 @@ def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[str], list[Path]]]:
         raise _malformed(paths, faults)
 
 
-def read_records(path: Path, faults: list[str]) -> Iterator[Record]:
+def read_records(path: Path, faults: list[str], lines: Path | None = None) -> Iterator[Record]:
     """Each row of one file that is well formed; the faults of the others go to `faults`.
+
+    Args:
+        lines: its rows as JSONL, if it is no such file itself.
 
     Raises:
         DataError: D001, it cannot be read.
     """
-    for line, found in read_lines(path):
+    for line, found in read_lines(path, lines):
         if isinstance(found, RowError):
             faults += told(path, line, found.faults)
         else:
             yield found
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Record | RowError]]:
-    """Each row of one file with the number of its line: what it says, or what is wrong with it. A
-    file in another format has one fault, in line 0.
+def read_lines(path: Path, lines: Path | None = None) -> Iterator[tuple[int, Record | RowError]]:
+    """Each row of one file with its number: what it says, or what is wrong with it. A file in
+    another format than its name says has one fault, in line 0.
 
     Raises:
         DataError: D001, it cannot be read.
     """
     with readable(path):
-        if other := other_format(path):
+        if other := other_format(lines or path):
             yield 0, RowError(other)
             return
-        for number, line in numbered_lines(path):
+        for number, line in numbered_lines(lines or path):
             try:
-                yield number, record_of(parse_row(parse_object(line)), path, number)
+                yield number, record_of(read_row(line), path, number)
             except RowError as fault:
                 yield number, fault
 
 
-def told(path: Path, line: int, faults: Iterable[str]) -> Iterator[str]:
+def told(path: Path, number: int, faults: Iterable[str]) -> Iterator[str]:
     """Faults with their place."""
-    place = f"{path}, line {line}" if line else f"{path}"
+    place = place_of(path, number)
     return (f"{place}: {text}" for text in faults)
 
 
@@ -153,20 +146,17 @@ def record_of(row: Row, path: Path, line: int) -> Record:
     """A row with the place where it stands."""
     text, messages = (row.text, None) if row.kind == "text" else (None, row.messages)
     return Record(
-        row.kind, path, line, messages, text, row.unused, row.rejected, row.tools, row.attributes
+        row.kind,
+        path,
+        line,
+        messages,
+        text,
+        row.unused,
+        row.rejected,
+        row.tools,
+        row.attributes,
+        row.form,
     )
-
-
-def _require_files(paths: Sequence[Path]) -> None:
-    if missing := [path for path in paths if not path.is_file()]:
-        raise DataError(
-            "D001",
-            "a data file is missing",
-            where=", ".join(map(str, missing)),
-            found="a folder" if missing[0].is_dir() else "nothing there",
-            expected=f"a JSONL file, or a folder with {TRAIN_NAME} and, if wanted, {VALID_NAME}",
-            remedy="correct the path given with --data or --valid",
-        )
 
 
 def _empty(paths: Sequence[Path]) -> DataError:
@@ -175,7 +165,7 @@ def _empty(paths: Sequence[Path]) -> DataError:
         "a data file is empty",
         where=", ".join(map(str, paths)),
         found="no row",
-        expected="one JSON object a line",
+        expected="rows",
         remedy="write rows to it, or leave it out of --data and --valid",
     )
 

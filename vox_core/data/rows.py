@@ -1,57 +1,51 @@
-"""What a JSON object of a data file means: a conversation, a prompt with its completion, or a text.
+"""What a JSON object of a data file means: which form its row has, and what that says.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
-    {"prompt": "…", "completion": "…"}      also instruction (+ input) with output or response
-    {"text": "…"}
+    {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}     ShareGPT
+    {"prompt": "…", "completion": "…"} {"prompt": "…", "response": "…", "rating": 4.5, "category":
+    "…"}                        pairs {"instruction": "…", "input": "…", "output": "…"}
+    Alpaca {"text": "…"} {"prompt": "…", "chosen": "…", "rejected": "…"}
+    preference
 
-A row has exactly one of these forms. Other fields are not used, and their names are kept so that
-somebody can be told; one that looks like a misspelt field of vox's is a fault. What
-a conversation is made of is `messages.py`'s business.
+A row has exactly one of these forms. fields.py has the names and their aliases, sharegpt.py,
+preference.py and attributes.py what their names say, messages.py what a conversation is made of.
+Other fields are not used, and their names are kept so that somebody can be told; one that looks
+like a misspelt field of vox's is a fault. All faults of a row are told together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from vox_core.data.jsonl import RowError, json_type
-from vox_core.data.messages import Message, conversation, refuse_surrogates, refuse_unsupported
+from vox_core.data.attributes import NO_ATTRIBUTES, Attributes, attributes_of
+from vox_core.data.fields import (
+    ANSWERS,
+    CHATS,
+    PAIR,
+    PROMPTS,
+    SHAREGPT,
+    TEXTS,
+    TOOLS,
+    Fields,
+    misspelt,
+    refuse_unknown,
+    text_of,
+)
+from vox_core.data.jsonl import RowError
+from vox_core.data.messages import Message, conversation, refuse_unsupported
+from vox_core.data.preference import prompt_of, read_preference
+from vox_core.data.sharegpt import is_sharegpt, read_sharegpt, renamed
 from vox_core.data.tools import tool_schemas
 
+__all__ = ["NO_ATTRIBUTES", "Attributes", "Kind", "Row", "parse_row"]
+
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
+Tools: TypeAlias = tuple[Mapping[str, Any], ...]
 
-PROMPTS = ("prompt", "instruction")
-COMPLETIONS = ("completion", "output", "response")
-FIELDS = ("messages", *PROMPTS, *COMPLETIONS, "text")
-
-_TOOLS = ("tools", "functions")
 _UNSUPPORTED_IN_ROW = ("documents",)
-_ELSEWHERE_CALLED = {
-    "conversation": "messages",
-    "conversations": "messages",
-    "question": "prompt",
-    "query": "prompt",
-    "answer": "completion",
-    "content": "text",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """What a row says of itself, for those who choose among rows."""
-
-    rating: float | None = None
-    category: str | None = None
-    difficulty: float | str | None = None
-    lane: str | None = None
-    response_mode: str | None = None
-    task_family: str | None = None
-    tags: tuple[str, ...] = ()
-
-
-NO_ATTRIBUTES = Attributes()
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +56,10 @@ class Row:
         messages: for chat and completion (a user's and an assistant's); of a preference, those up
             to and with the chosen answer.
         text: for text.
-        rejected: of a preference, the messages that stand in place of the chosen ones.
+        rejected: of a preference, all messages up to and with the rejected answer.
         tools: JSON schemas of the functions that the assistant may call.
         unused: names of fields that mean nothing to vox.
+        form: what the row's form is called, such as "Alpaca".
     """
 
     kind: Kind
@@ -72,101 +67,135 @@ class Row:
     text: str = ""
     unused: tuple[str, ...] = ()
     rejected: tuple[Message, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: Tools = ()
     attributes: Attributes = NO_ATTRIBUTES
+    form: str = ""
 
 
-def parse_row(fields: dict[str, object]) -> Row:
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the fields of one form say."""
+
+    kind: Kind
+    form: str
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    rejected: tuple[Message, ...] = ()
+
+
+def parse_row(values: dict[str, object]) -> Row:
     """Read a row.
 
     Raises:
         RowError: with everything that is wrong with it.
     """
-    if fields.keys() == {"messages"}:  # the usual case, which none of the rest can object to
-        return Row("chat", conversation(fields["messages"]))
-    form = _form(fields)
-    refuse_unsupported(fields, _UNSUPPORTED_IN_ROW)
-    unused = _unused(fields)
-    if form == "text":
-        refuse_unsupported(fields, _TOOLS)
-        return Row("text", text=_string("text", fields["text"]), unused=unused)
-    tools = tuple(tool for name in _TOOLS for tool in tool_schemas(fields.get(name), name))
-    if form == "completion":
-        return Row("completion", _completion(fields), unused=unused, tools=tools)
-    return Row("chat", conversation(fields["messages"]), unused=unused, tools=tools)
+    if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
+        return Row("chat", conversation(values["messages"]), form="messages")
+    fields, faults = Fields(values), list[str]()
+    read = _form(fields)
+    said = _try(lambda: read(fields), faults)
+    attributes = _try(lambda: attributes_of(values), faults)
+    tools = _try(lambda: _tools(fields, said), faults)
+    _try(lambda: refuse_unsupported(values, _UNSUPPORTED_IN_ROW), faults)
+    unused = fields.unused()
+    faults += (hint for name in unused if (hint := misspelt(name)))
+    if faults:
+        raise RowError(*faults)
+    assert said is not None and attributes is not None and tools is not None
+    return Row(
+        said.kind, said.messages, said.text, unused, said.rejected, tools, attributes, said.form
+    )
 
 
-def _unused(fields: dict[str, object]) -> tuple[str, ...]:
-    """Fields that mean nothing to vox. `input` belongs to `instruction`."""
-    used = {*FIELDS, "input"} if "instruction" in fields else set(FIELDS)
-    known = (*used, *_TOOLS, "provenance")
-    unused = tuple(name for name in fields if name not in known)
-    if near := [hint for name in unused if (hint := _misspelt(name))]:
-        raise RowError("; ".join(near))
-    return unused
+def _try(read: Callable[[], _T], faults: list[str]) -> _T | None:
+    try:
+        return read()
+    except RowError as fault:
+        faults += fault.faults
+        return None
 
 
-def _misspelt(name: str) -> str | None:
-    nearest = get_close_matches(name, FIELDS, n=1, cutoff=0.85)
-    return f'found the field "{name}": is it meant as "{nearest[0]}"?' if nearest else None
+def _form(fields: Fields) -> Callable[[Fields], _Said]:
+    """Who reads the row.
+
+    Raises:
+        RowError: its fields are of no form, or of several.
+    """
+    if fields.has(("chosen",)):  # which may have the whole conversation beside it
+        return _preference
+    there = _forms(fields.has)
+    there = there or _forms(lambda names: not fields.values.keys().isdisjoint(names))
+    if not there and fields.has(PAIR):
+        return _preference
+    if not there:
+        refuse_unknown(list(fields.values))
+    if len(there) > 1:
+        named = [n for names in there for n in names if n in fields.values]
+        names = [n for n in named if fields.values[n] is not None] or named
+        raise RowError(
+            f"found fields of several forms ({', '.join(names)}), expected those of one; "
+            f'to leave one out: [data.fields] {names[-1]} = ""'
+        )
+    return _READERS[next(iter(there))]
 
 
-def _form(fields: dict[str, object]) -> Kind:
-    found: dict[Kind, list[str]] = {
-        "chat": [name for name in ("messages",) if name in fields],
-        "completion": [name for name in (*PROMPTS, *COMPLETIONS) if name in fields],
-        "text": [name for name in ("text",) if name in fields],
-    }
-    forms = [form for form, names in found.items() if names]
-    if not forms:
-        _refuse_unknown(list(fields))
-    if len(forms) > 1:
-        names = ", ".join(name for form in forms for name in found[form])
-        raise RowError(f"found fields of several forms ({names}), expected those of one")
-    return forms[0]
+def _forms(has: Callable[[tuple[str, ...]], bool]) -> list[tuple[str, ...]]:
+    return [names for names in _READERS if has(names)]
 
 
-def _refuse_unknown(names: Sequence[str]) -> NoReturn:
-    if not names:
-        raise RowError(f"found an object without fields, expected one of {', '.join(FIELDS)}")
-    hints = [hint for name in names if (hint := _hint(name))]
-    nearest = f" ({'; '.join(hints)})" if hints else ""
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    raise RowError(f"found the fields {shown}, expected one of {', '.join(FIELDS)}{nearest}")
+def _chat(fields: Fields) -> _Said:
+    name = fields.first(CHATS)
+    assert name is not None
+    value = fields.values[name]
+    length = len(value) if isinstance(value, list) else 0
+    return _Said("chat", "messages", renamed(value, [(name, length, False)]))
 
 
-def _hint(name: str) -> str | None:
-    nearest = _ELSEWHERE_CALLED.get(name) or next(iter(get_close_matches(name, FIELDS, n=1)), None)
-    return f'is "{name}" meant as "{nearest}"?' if nearest else None
+def _sharegpt(fields: Fields) -> _Said:
+    form = "ShareGPT" if is_sharegpt(fields.values["conversations"]) else "messages"
+    return _Said("chat", form, read_sharegpt(fields))
 
 
-# --- prompt and completion ------------------------------------------------------------------------
+def _completion(fields: Fields) -> _Said:
+    faults = list[str]()
+    asked = _try(lambda: prompt_of(fields), faults)
+    answered = _try(lambda: _answer(fields), faults)
+    if asked is None or answered is None:
+        raise RowError(*faults)
+    messages = (Message("user", asked[1]), Message("assistant", answered[1]))
+    return _Said("completion", form_of_completion(asked[0], answered[0]), messages)
 
 
-def _completion(fields: dict[str, object]) -> tuple[Message, Message]:
-    prompt_name = _only_one(fields, PROMPTS)
-    completion_name = _only_one(fields, COMPLETIONS)
-    prompt = _string(prompt_name, fields[prompt_name])
-    if prompt_name == "instruction" and (extra := fields.get("input")) not in (None, ""):
-        prompt = f"{prompt}\n\n{_string('input', extra)}"
-    completion = _string(completion_name, fields[completion_name])
-    return Message("user", prompt), Message("assistant", completion)
+def _answer(fields: Fields) -> tuple[str, str]:
+    name = fields.one(ANSWERS)
+    return name, text_of(name, fields.values[name])
 
 
-def _only_one(fields: dict[str, object], names: Sequence[str]) -> str:
-    found = [name for name in names if name in fields]
-    if len(found) != 1:
-        near = "; ".join(hint for name in fields if name not in FIELDS and (hint := _hint(name)))
-        found_text = " and ".join(found) or "none"
-        expected = f"expected one{f' ({near})' if near else ''}"
-        raise RowError(f"found {found_text} of {', '.join(names)}, {expected}")
-    return found[0]
+def form_of_completion(prompt: str, answer: str) -> str:
+    """What a form is called, by the names of its two fields."""
+    if answer == "completion":
+        return "prompt/completion"
+    return "Alpaca" if (prompt, answer) == ("instruction", "output") else "pairs"
 
 
-def _string(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise RowError(f'found {json_type(value)} as "{name}", expected a string')
-    refuse_surrogates(name, value)
-    if not value.strip():
-        raise RowError(f'found "{name}" empty, expected text')
-    return value
+def _text(fields: Fields) -> _Said:
+    return _Said("text", "text", text=text_of("text", fields.take("text")))
+
+
+def _preference(fields: Fields) -> _Said:
+    chosen, rejected = read_preference(fields)
+    return _Said("preference", "preference", chosen, rejected=rejected)
+
+
+_READERS: dict[tuple[str, ...], Callable[[Fields], _Said]] = {
+    CHATS: _chat,
+    SHAREGPT: _sharegpt,
+    (*PROMPTS, *ANSWERS): _completion,
+    TEXTS: _text,
+}
+
+
+def _tools(fields: Fields, said: _Said | None) -> Tools:
+    if said is not None and said.kind == "text":
+        return ()
+    return tuple(tool for name in TOOLS for tool in tool_schemas(fields.take(name), name))

@@ -50,7 +50,7 @@ def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
             expected="a share of the rows, or a file of them",
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
-    return choose_rows(train, valid, settings.policy(), tell)
+    return choose_rows(train, valid, settings.policy(), tell, settings.fields)
 
 
 def write_skipped(path: Path, report: Report | None) -> None:

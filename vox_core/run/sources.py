@@ -37,7 +37,7 @@ Sources = Mapping[str, Sequence[SourceFile]]
 
 def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
     """Data files, as they were when they were looked at."""
-    return [SourceFile(f.path.resolve(), f.sha256, f.state[:2]) for f in checked]
+    return [SourceFile(f.on_disk.resolve(), f.sha256, f.state[:2]) for f in checked]
 
 
 def model_files(folder: Path, weights: Iterable[str]) -> dict[str, list[SourceFile]]:

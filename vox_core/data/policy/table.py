@@ -69,7 +69,7 @@ class Table:
             DataError: D001, a file has changed.
         """
         for file in self.masked(used_N):
-            for block in cut([file.path], masks=[file.chosen]):
+            for block in cut([file.path], masks=[file.chosen], lines=[file.lines]):
                 yield from map(text_of, block.records())
             file.require_unchanged()
 

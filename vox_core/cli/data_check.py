@@ -1,0 +1,90 @@
+"""`vox data check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.cli.data_options import data_options
+from vox_core.cli.lazy import Command
+from vox_core.cli.options import given, json_option, settings_from
+from vox_core.cli.output import print_json, printable
+from vox_core.cli.progress import display
+from vox_core.config import TrainSettings
+
+if TYPE_CHECKING:
+    from vox_core.run.data.check import CheckReport, FileReport
+
+FAULTY = 2
+
+
+@click.command(
+    "check",
+    cls=Command,
+    params=[
+        click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path)),
+        *data_options(),
+        json_option(),
+    ],
+    epilog="Example: vox data check train.jsonl",
+)
+@click.pass_context
+def check(
+    ctx: click.Context,
+    /,
+    files: tuple[Path, ...],
+    config_file: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Everything that is wrong with data files, and what is in them.
+
+    FILES stand in place of --data. Needs no model; with --model its chat template is tried on every
+    row, as train would. Exit code 2 if anything is wrong.
+    """
+    settings = settings_from(TrainSettings, config_file, flags)
+    from vox_core.run.data.check import check as look_at
+
+    with display() as shown:
+        report = look_at(
+            settings, paths=files, with_model="model" in given(flags), progress=shown.transfer
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    if report.faults or report.notes:
+        ctx.exit(FAULTY)
+
+
+def _show(report: CheckReport) -> None:
+    for file in report.files:
+        click.echo(printable(_file(file)))
+        if file.unused:
+            names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
+            click.echo(printable(f"  not used: {names}"))
+    if report.template:
+        click.echo(printable(f"chat template of {report.template}: tried on every row"))
+    for note in report.notes:
+        click.echo(printable(f"- {note}"))
+    if not report.faults:
+        return
+    click.echo(f"\n{report.faults:,} fault{_s(report.faults)}, by kind:")
+    for kind, count in report.kinds.items():
+        click.echo(printable(f"{count:>9,}  {kind}"))
+    click.echo(f"\nthe first {len(report.first)}:" if len(report.first) > 1 else "\nthe first:")
+    for fault in report.first:
+        click.echo(printable(f"- {fault}"))
+
+
+def _file(file: FileReport) -> str:
+    forms = ", ".join(f"{rows:,} {form}" for form, rows in file.forms.items()) or "no rows"
+    wrong = f"; {file.faulty:,} row{_s(file.faulty)} with faults" if file.faulty else ""
+    side = "" if file.side == "train" else f" ({file.side})"
+    return f"{file.path}{side}: {forms}{wrong}"
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"

@@ -1,0 +1,78 @@
+"""A look at every row of a file: how many there are, of which forms, and what is wrong with the
+rest.
+
+Only counts are kept. The usual row is not even made (`quick.py`), so that a look takes about as
+long as `json.loads` of each line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
+from vox_core.data.quick import usual_row
+from vox_core.data.rows import parse_row
+
+Refuse = Callable[[int, str], None]
+"""Called with the number of a line and one thing that is wrong with it; 0 for the whole file."""
+Progress = Callable[[int, int], None]
+"""Called with bytes read and all bytes."""
+_TELL_EVERY = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is in a file.
+
+    Args:
+        rows: that are well formed.
+        forms: name of a form -> rows that have it.
+        unused: field that means nothing to vox -> rows that have it.
+        faulty: rows that are not well formed.
+    """
+
+    rows: int
+    forms: Mapping[str, int]
+    unused: Mapping[str, int]
+    faulty: int = 0
+
+
+def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
+    """Look at every line of a JSONL file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if other := other_format(path):
+        refuse(0, other)
+        return Seen(0, {}, {}, 1)
+    kinds, faulty, done = Counter[tuple[str, tuple[str, ...]]](), 0, 0
+    size = path.stat().st_size
+    for count, (number, line) in enumerate(numbered_lines(path)):
+        done += len(line or b"")
+        if line is not None and (usual := usual_row(line)):
+            kinds[usual[1].form, usual[1].unused] += 1
+        else:
+            try:
+                row = parse_row(parse_object(line))
+                kinds[row.form, row.unused] += 1
+            except RowError as fault:
+                faulty += 1
+                for text in fault.faults:
+                    refuse(number, text)
+        if progress and not count % _TELL_EVERY:
+            progress(min(done, size), size)
+    if progress:
+        progress(size, size)
+    return _seen(kinds, faulty)
+
+
+def _seen(kinds: Counter[tuple[str, tuple[str, ...]]], faulty: int) -> Seen:
+    forms, unused = Counter[str](), Counter[str]()
+    for (form, names), rows in kinds.items():
+        forms[form] += rows
+        unused.update(dict.fromkeys(names, rows))
+    return Seen(kinds.total(), dict(forms.most_common()), dict(unused), faulty)

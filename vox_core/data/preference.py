@@ -1,0 +1,124 @@
+"""Preference pairs: an answer that was chosen, and one that was rejected.
+
+    {"prompt": "…", "chosen": "…", "rejected": "…"}
+    {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
+
+Lists may be whole conversations, which begin alike, or the answers alone, with the prompt (a text
+or a list of messages) in a field of its own. Both end with an answer, and differ. What comes of a
+row is the whole conversation up to the chosen answer, and the whole one up to the rejected one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from vox_core.data.fields import PAIR, PROMPTS, Fields, text_of
+from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.messages import Message
+from vox_core.data.sharegpt import as_messages, is_sharegpt, renamed
+
+Turns: TypeAlias = tuple[Message, ...]
+
+
+def read_preference(fields: Fields) -> tuple[Turns, Turns]:
+    """The conversation with the chosen answer, and the one with the rejected answer.
+
+    Raises:
+        RowError: with everything that is wrong with them.
+    """
+    values = {name: fields.take(name) for name in PAIR}
+    missing = [name for name in PAIR if values[name] is None]
+    if missing:
+        other = next(name for name in PAIR if name not in missing[:1])
+        raise RowError(f'found "{other}" without "{missing[0]}", expected both')
+    both = [values[name] for name in PAIR]
+    if all(isinstance(value, str) for value in both):
+        chosen, rejected = _of_texts(fields, values)
+    elif all(isinstance(value, list) for value in both):
+        chosen, rejected = _of_lists(fields, values)
+    else:
+        shown = " and ".join(f'{json_type(values[name])} as "{name}"' for name in PAIR)
+        raise RowError(f"found {shown}, expected two strings or two lists of messages")
+    if chosen == rejected:
+        raise RowError('found the same as "chosen" and as "rejected", expected two answers')
+    return chosen, rejected
+
+
+def prompt_of(fields: Fields) -> tuple[str, str]:
+    """The name of the prompt, and the prompt with the input that an instruction may have.
+
+    Raises:
+        RowError: there is none, or it is no text.
+    """
+    name = fields.one(PROMPTS)
+    prompt = text_of(name, fields.values[name])
+    if name == "instruction" and (extra := fields.take("input")) not in (None, ""):
+        prompt = f"{prompt}\n\n{text_of('input', extra)}"
+    return name, prompt
+
+
+def _of_texts(fields: Fields, values: dict[str, object]) -> tuple[Turns, Turns]:
+    _, prompt = prompt_of(fields)
+    asked = Message("user", prompt)
+    chosen, rejected = (Message("assistant", text_of(name, values[name])) for name in PAIR)
+    return (asked, chosen), (asked, rejected)
+
+
+def _of_lists(fields: Fields, values: dict[str, object]) -> tuple[Turns, Turns]:
+    name, before = _before(fields, values)
+    found, faults = [], list[str]()
+    for field in PAIR:
+        try:
+            found.append(_conversation(field, values[field], name, before))
+        except RowError as fault:
+            faults += fault.faults
+    if faults:
+        raise RowError(*faults)
+    chosen, rejected = found
+    if chosen[0] != rejected[0]:
+        raise RowError('found "chosen" and "rejected" that begin differently, expected one prompt')
+    return chosen, rejected
+
+
+def _before(fields: Fields, values: dict[str, object]) -> tuple[str, list[object]]:
+    """The messages of a prompt in a field of its own; a text that the lists repeat counts once."""
+    name = next((each for each in PROMPTS if fields.values.get(each) is not None), "")
+    prompt = fields.values.get(name)
+    if isinstance(prompt, list):
+        fields.first(PROMPTS)
+        return name, prompt
+    lists = [value for value in values.values() if isinstance(value, list)]
+    if not name or any(_asks(value) for value in lists):
+        if any(prompt in _said(value) for value in lists):
+            fields.used.add(name)
+        return name, []
+    return name, [{"role": "user", "content": prompt_of(fields)[1]}]
+
+
+def _conversation(field: str, value: object, name: str, before: list[object]) -> Turns:
+    sharegpt = is_sharegpt(value)
+    said = as_messages(value, field)
+    assert isinstance(said, list)
+    parts = [(field, len(said), sharegpt)]
+    messages = renamed([*before, *said], [(name, len(before), False), *parts] if before else parts)
+    if messages[-1].role != "assistant":
+        raise RowError(
+            f'found a "{field}" that ends with the {messages[-1].role}, expected the assistant'
+        )
+    return messages
+
+
+def _asks(value: list[object]) -> bool:
+    """Whether a list has more than answers in it."""
+    return any(
+        isinstance(turn, dict)
+        and (
+            turn.get("role") in ("user", "system")
+            or turn.get("from") in ("human", "user", "system")
+        )
+        for turn in value
+    )
+
+
+def _said(value: list[object]) -> list[object]:
+    return [turn.get("content", turn.get("value")) for turn in value if isinstance(turn, dict)]

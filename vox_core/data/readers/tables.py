@@ -1,0 +1,125 @@
+"""Rows of CSV and TSV: the first row names the columns, and every other has as many cells.
+
+Cells are texts; an empty one is not there. What a text cannot be is read out of it: messages, tools
+and tags from JSON, a rating from a number. A row with more or fewer cells than there are columns is
+a fault: what follows a comma that should have been quoted would stand in the wrong column.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_value
+from vox_core.data.readers.opened import Stream
+
+_JSON_STARTS = ("[", "{")
+_NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
+_NUMBERS = ("rating", "difficulty")
+
+
+def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | RowError]:
+    """Each row below the names, as texts, or what is wrong with it.
+
+    Raises:
+        RowError: from here on nothing can be read.
+    """
+    limit = csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        lines = _Lines(stream)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        names = _names(reader, delimiter)
+        while True:
+            try:
+                if cells := next(reader):
+                    yield _row(names, cells, lines.number)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield RowError(f"found a row that is no CSV ({error}; line {lines.number})")
+            except _BadLine as error:
+                yield RowError(*error.faults)
+    finally:
+        csv.field_size_limit(limit)
+
+
+def with_values(values: dict[str, object]) -> dict[str, object]:
+    """The texts of a row as what they stand for.
+
+    Raises:
+        RowError: one that should be JSON is none.
+    """
+    return {name: _value(name, value) for name, value in values.items()}
+
+
+def _value(name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if name in _NOT_TEXTS and value.lstrip().startswith(_JSON_STARTS):
+        try:
+            return parse_value(value, "cell")
+        except RowError as fault:
+            raise RowError(*(f'in the column "{name}" {text}' for text in fault.faults)) from None
+    if name in _NUMBERS:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _names(reader: Iterator[list[str]], delimiter: str) -> list[str]:
+    """The names of the columns.
+
+    Raises:
+        RowError: they are no such names.
+    """
+    try:
+        names = next(reader, [])
+    except csv.Error as error:
+        raise RowError(f"found a first row that is no CSV ({error})") from None
+    if len(names) == 1 and names[0].count(";" if delimiter == "," else ",") > 0:
+        raise RowError(
+            f'found one column "{names[0]}", expected columns with "{delimiter}" between'
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RowError(f'found the column "{twice}" more than once, expected it once')
+    return [name or f"column {number}" for number, name in enumerate(names, start=1)]
+
+
+def _row(names: list[str], cells: list[str], line: int) -> dict[str, object] | RowError:
+    if len(cells) != len(names):
+        return RowError(
+            f"found {len(cells)} cell{'s' if len(cells) > 1 else ''}, expected {len(names)} "
+            f"({', '.join(names)}; line {line})"
+        )
+    return {name: cell for name, cell in zip(names, cells, strict=True) if cell}
+
+
+class _BadLine(RowError):
+    """A line that cannot be given to csv."""
+
+
+class _Lines:
+    """Lines as text; one that is none is raised, and the next one can still be had."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._lines, self.number = stream.lines(), 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number += 1
+        if isinstance(line, RowError):
+            raise _BadLine(*line.faults)
+        if self.number == 1:
+            if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise RowError("found UTF-16, expected UTF-8")
+            line = line.removeprefix(BOM)
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found = f"0x{line[error.start]:02x}, byte {error.start} of line {self.number}"
+            raise _BadLine(f"found invalid UTF-8 ({found}), expected UTF-8") from None
