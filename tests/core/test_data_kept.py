@@ -367,9 +367,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
 ) -> None:
     """Whoever meets the error: with a worker that is another thread's, most of the time."""
 
-    def failing(
-        paths: Sequence[Path], size: int, masks: Sequence[Mask | None]
-    ) -> Iterator[Block]:
+    def failing(paths: Sequence[Path], size: int, masks: Sequence[Mask | None]) -> Iterator[Block]:
         blocks = cut(paths, size, masks)
         yield from islice(blocks, 4)
         with readable(data):
