@@ -475,7 +475,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
             line for line in leaks if line == 3
         ]
         warning = next(found.report.warnings(), "")
-        assert (f"{len(leaks)} held-out rows are trained on, too" in warning) == bool(leaks)
+        assert (f"{len(leaks)} held-out row" in warning) == bool(leaks)
         assert lines_of(found.valid) == [("v.jsonl", n) for n in range(1, 5)], "it is left as it is"
 
 

@@ -141,10 +141,10 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
             f"{data['rows']} rows, {data['documents']} documents, {data['tokens']:,} tokens, "
             f"{data['trained_tokens']:,} trained; longest {data['longest']}",
         )
-        for what in ("truncated", "dropped"):
-            if data[what]:
+        for what in ("left_out", "truncated", "dropped"):
+            if data.get(what):
                 told = ", ".join(f"{count} {reason}" for reason, count in data[what].items())
-                yield f"  {what}", told
+                yield f"  {what.replace('_', ' ')}", told
 
 
 def _steps(report: PlanReport) -> str:
