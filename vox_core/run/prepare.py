@@ -24,7 +24,7 @@ from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
-from vox_core.data.policy.report import Report
+from vox_core.data.policy.report import Report, Side
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
@@ -66,6 +66,10 @@ class Prepared:
     audits: Mapping[str, Audit] = field(default_factory=dict)
     tuned: Answer | None = None
     rows: Report | None = None
+
+    def left_out(self, side: Side) -> dict[str, int]:
+        """Reason -> rows that the policy of the data left out."""
+        return self.rows.left_out(side) if self.rows else {}
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
@@ -237,8 +241,8 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
     """`preflight.json`: what was found before the run, and how the backend was chosen."""
     return {
         "selection": prepared.selection.to_json(),
-        "data": account(prepared.train),
-        "valid": account(prepared.valid) if prepared.valid else None,
+        "data": account(prepared.train, prepared.left_out("train")),
+        "valid": account(prepared.valid, prepared.left_out("valid")) if prepared.valid else None,
         "rows": prepared.rows.to_json() if prepared.rows else None,
         "audit": {what: found.to_json() for what, found in prepared.audits.items()},
     }
@@ -248,10 +252,15 @@ def _longest(*datasets: Dataset | None) -> int:
     return max(data.longest for data in datasets if data)
 
 
-def account(dataset: Dataset) -> dict[str, Any]:
-    """What became of the rows."""
+def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """What became of the rows.
+
+    Args:
+        left_out: reason -> rows that the policy of the data left out; none of the others below.
+    """
     return {
         "rows": dataset.rows,
+        "left_out": dict(left_out),
         "documents": len(dataset.documents),
         "tokens": dataset.tokens,
         "trained_tokens": dataset.trained_tokens,

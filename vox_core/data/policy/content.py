@@ -1,7 +1,10 @@
 """What a row says, as a digest: who says what, in which order, and nothing of how it is written.
 
 Two rows have the same digest if the same is said, be it as messages or as a prompt with its
-completion, with whatever attributes. `whole` counts in what is trained of it as well.
+completion, with whatever attributes. The second digest counts in what is trained of it as well.
+
+What is hashed is the role and the length before each content, so that no two conversations are
+written alike; what else a message or a row has follows as JSON with sorted keys.
 """
 
 from __future__ import annotations
@@ -9,25 +12,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 from vox_core.data.messages import Message
 from vox_core.data.records import Record
 
 SIZE = 16
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=dict).encode
+"""Bytes of a digest."""
 
 
 def digests(record: Record) -> tuple[bytes, bytes]:
     """Of what is said; and of that with the weights of the messages."""
-    said: list[Any] = [record.text, _said(record.messages or ())]
+    messages = record.messages or ()
+    said = _said(messages) if record.text is None else f"text {len(record.text)} {record.text}"
     if record.rejected or record.tools:
-        said += [_said(record.rejected), list(record.tools)]
+        said = f"{said}rejected {_said(record.rejected)}tools {_json(record.tools)}"
     digest = _digest(said)
-    weights = [message.weight for message in record.messages or ()]
-    if not any(weight is not None for weight in weights):
+    if all(message.weight is None for message in messages):
         return digest, digest
-    return digest, _digest([digest.hex(), weights])
+    return digest, _digest(f"{digest.hex()} {[message.weight for message in messages]}")
 
 
 def chars(record: Record) -> int:
@@ -44,11 +46,18 @@ def text_of(record: Record) -> str:
     return "\n".join([message.content for message in record.messages or ()])
 
 
-def _said(messages: Sequence[Message]) -> list[Any]:
-    return [
-        (m.role, m.content) if m.extra is None else (m.role, m.content, m.extra) for m in messages
-    ]
+def _said(messages: Sequence[Message]) -> str:
+    return "".join(
+        [
+            f"{m.role} {len(m.content)} {m.content}{_json(m.extra) if m.extra else ''}"
+            for m in messages
+        ]
+    )
 
 
-def _digest(value: list[Any]) -> bytes:
-    return blake2b(_encode(value).encode(), digest_size=SIZE).digest()
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=dict)
+
+
+def _digest(said: str) -> bytes:
+    return blake2b(said.encode("utf-8", "surrogatepass"), digest_size=SIZE).digest()

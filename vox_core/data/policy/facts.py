@@ -20,6 +20,7 @@ from vox_core.data.jsonl import RowError
 from vox_core.data.policy import shelf
 from vox_core.data.policy.content import chars, digests
 from vox_core.data.records import Record
+from vox_core.data.rows import NO_ATTRIBUTES
 from vox_core.data.rules import rules_digest
 
 if TYPE_CHECKING:
@@ -88,8 +89,14 @@ class Collector:
         self._whole += whole
         self._line.append(record.line)
         self._chars.append(chars(record))
-        self._unused.update(record.unused)
+        if record.unused:
+            self._unused.update(record.unused)
         says = record.attributes
+        if says is NO_ATTRIBUTES:  # the usual case
+            self._rating.append(float("nan"))
+            for codes in self._codes.values():
+                codes.append(NONE)
+            return
         self._rating.append(float("nan") if says.rating is None else says.rating)
         self._code("category", says.category)
         self._code("lane", says.lane)

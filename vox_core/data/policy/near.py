@@ -41,7 +41,7 @@ _DEPTH = 8
 """Rows of a bucket that later ones are compared with."""
 _AT_A_TIME = 4096
 # Scripts without spaces between words: each sign is one.
-_WORD = re.compile(r"[^\W\u2e80-\U0010ffff]+|[\u2e80-\U0010ffff]")
+_WORD = re.compile(r"[^\W\u2e80-\U0010ffff]+|\w")
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint64)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 

@@ -32,11 +32,13 @@ MALFORMED_KINDS: dict[str, str] = {
     "repeated key": r"the key .* more than once",
     "half a character": r"half a surrogate pair",
     "no object": r"expected a JSON object",
-    "misspelt field": r"is it meant as",
+    "misspelt field": r"meant as \"",
     "unsupported": r"which vox does not support|of type text only",
     "empty": r"empty, expected|without fields",
     "roles": r"the role \"|_role|\.role, expected|no assistant message",
-    "unknown form": r"the fields .* expected one of|fields of several forms|^found .* of prompt",
+    "unknown form": (
+        r"the fields .* expected one of|fields of several forms|^found .* of (prompt|completion), "
+    ),
     "wrong type": r"^found (null|an? \w+) as ",
 }
 """Kind of fault -> how its text looks; the first that fits counts."""

@@ -174,7 +174,7 @@ class Report:
         yield from _some(
             [*map(str, self.duplicates)],
             sum(file.left_out.get(each, 0) for file in self.files for each in _DUPLICATES),
-            "duplicates are left out",
+            ("duplicate is left out", "duplicates are left out"),
         )
 
     def warnings(self) -> Iterator[str]:
@@ -184,12 +184,14 @@ class Report:
             bad.update(file.malformed)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in bad.most_common())
         rows = [*map(str, self.malformed)]
-        yield from _some(rows, bad.total(), f"malformed rows are skipped ({kinds})")
-        yield from _some([*map(str, self.leaks)], self.leaked, "held-out rows are trained on, too")
+        what = f"malformed row is skipped ({kinds})", f"malformed rows are skipped ({kinds})"
+        yield from _some(rows, bad.total(), what)
+        what = "held-out row is trained on, too", "held-out rows are trained on, too"
+        yield from _some([*map(str, self.leaks)], self.leaked, what)
 
 
-def _some(rows: Sequence[str], count: int, what: str) -> Iterator[str]:
-    """A line that names the first few."""
+def _some(rows: Sequence[str], count: int, what: tuple[str, str]) -> Iterator[str]:
+    """A line that names the first few; `what` of one, and of several."""
     if count:
         more = f"; and {count - SHOWN:,} more" if count > SHOWN else ""
-        yield f"{count:,} {what}: {'; '.join(rows[:SHOWN])}{more}"
+        yield f"{count:,} {what[count > 1]}: {'; '.join(rows[:SHOWN])}{more}"

@@ -33,7 +33,7 @@ def read(kind: str, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
 
     path = _path(cache_root() / kind, name)
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {each: found[each] for each in found.files}
         about = json.loads(arrays.pop(_ABOUT).tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -107,8 +107,8 @@ def _report(
         ),
         dtype=made.dtype,
         quant=made.contract.quant,
-        data=_data(prepared.train) if there else None,
-        valid=_data(prepared.valid) if prepared.valid else None,
+        data=_data(prepared.train, prepared.left_out("train")) if there else None,
+        valid=_data(prepared.valid, prepared.left_out("valid")) if prepared.valid else None,
         assumed=None if there else _assumed(prepared.train),
         steps=steps,
         adapter=_adapter(prepared),
@@ -129,8 +129,8 @@ def _report(
     )
 
 
-def _data(dataset: Dataset) -> dict[str, Any]:
-    return {**account(dataset), "longest": dataset.longest}
+def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
+    return {**account(dataset, left_out), "longest": dataset.longest}
 
 
 def _assumed(dataset: Dataset) -> dict[str, int]:
@@ -193,8 +193,10 @@ def _writes(ready: Ready) -> tuple[str, ...]:
     tokenizer = [name for name in TOKENIZER_FILES if (ready.prepared.model.path / name).is_file()]
     kept = f"{folder.CHECKPOINTS}/step-N (the newest {ready.settings.keep})"
     adapter = ("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST)
+    rows = ready.prepared.rows
+    skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
     return (
-        *(folder.PLAN, folder.PREFLIGHT, folder.TELEMETRY, kept),
+        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, kept),
         *adapter,
         *tokenizer,
         folder.CARD,
