@@ -48,6 +48,7 @@ CODES: dict[str, str] = {
     "D007": "a conversation is longer than the model can read",
     "D030": "the sources have not got the rows that a mixture asks for",
     "D031": "no row says how difficult it is, and the order asks for it",
+    "D032": "a source has a weight and would never be trained",
     "M001": "the model reference names nothing that vox can find",
     "M002": "the model folder is not one that vox can use",
     "M003": "a safetensors file is corrupt or truncated",

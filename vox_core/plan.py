@@ -27,6 +27,8 @@ from vox_core.contract import (
     ModelIdentity,
     ModuleShape,
     OptimizerSpec,
+    OrderSpec,
+    Packing,
     Quant,
 )
 from vox_core.data.order import steps_for
@@ -164,6 +166,7 @@ def make_contract(
         total_steps=settings.max_steps
         or steps_for(documents, settings.batch_size, settings.epochs),
         seed=settings.seed,
+        order=train.ordering.spec() if train.ordering else OrderSpec(),
     )
 
 
@@ -175,6 +178,7 @@ def make_plan(
     config: Mapping[str, Any],
     stored: Collection[str] = (),
     longest: int = 0,
+    packing: Packing = "rows",
 ) -> ExecutionPlan:
     """How the chosen backend will carry out the contract.
 
@@ -183,6 +187,7 @@ def make_plan(
         config: the base's `config.json`.
         stored: names of the tensors that the files hold quantised.
         longest: tokens of the longest document, training and validation.
+        packing: what of a micro-batch is bounded.
 
     Raises:
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
@@ -222,6 +227,7 @@ def make_plan(
         saved=saved,
         gradient_checkpointing=settings.gradient_checkpointing,
         longest=longest,
+        packing=packing,
     )
 
 

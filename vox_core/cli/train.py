@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
-    "Data": ("data", "valid", "seq_len"),
+    "Data": ("data", "source", "valid", "seq_len", "curriculum"),
     "Adapter": ("method", "rank", "alpha", "dropout", "targets", "modules_to_save"),
     "Optimisation": (
         "epochs",

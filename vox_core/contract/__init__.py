@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract.batch import (
     Batch,
     Step,
+    padded_groups,
 )
 from vox_core.contract.events import (
     CheckpointWritten,
@@ -49,6 +50,7 @@ from vox_core.contract.jobs import (
 from vox_core.contract.spec import (
     API_VERSION,
     AdapterSpec,
+    Curriculum,
     DataIdentity,
     DType,
     ExecutionPlan,
@@ -58,6 +60,8 @@ from vox_core.contract.spec import (
     ModuleShape,
     Optimizer,
     OptimizerSpec,
+    OrderSpec,
+    Packing,
     Quant,
     Schedule,
 )
@@ -78,6 +82,7 @@ __all__ = [
     "Batch",
     "Check",
     "CheckpointWritten",
+    "Curriculum",
     "DType",
     "DataIdentity",
     "Event",
@@ -96,6 +101,8 @@ __all__ = [
     "Notice",
     "Optimizer",
     "OptimizerSpec",
+    "OrderSpec",
+    "Packing",
     "Quant",
     "Resumed",
     "RunContext",
@@ -111,4 +118,5 @@ __all__ = [
     "TrainState",
     "Validation",
     "World",
+    "padded_groups",
 ]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from vox_core.data.documents import Documents
 from vox_core.data.encode import Document, Encoded, Encoder
+from vox_core.data.ordering import Ordering
 from vox_core.data.records import Record
 from vox_core.errors import DataError
 
@@ -39,6 +40,7 @@ class Dataset:
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
         notes: what somebody should be told of how it was made.
+        ordering: of training; None for permutations of all documents.
     """
 
     documents: Documents
@@ -46,9 +48,17 @@ class Dataset:
     dropped: Mapping[str, int]
     truncated: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    ordering: Ordering | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "documents", Documents.of(self.documents))
+
+    def ordered(self, ordering: Ordering, notes: tuple[str, ...] = ()) -> Dataset:
+        """The same in another order; what was looked up is not computed again."""
+        made = replace(self, ordering=ordering, notes=(*self.notes, *notes))
+        for name in {"digest", "trained_tokens"} & self.__dict__.keys():
+            made.__dict__[name] = self.__dict__[name]
+        return made
 
     @property
     def tokens(self) -> int:

@@ -366,13 +366,14 @@ class _Run:
         )
 
     def _job(self, start: TrainState) -> TrainJob:
-        valid, budget = self._prepared.valid, self._prepared.plan.micro_batch_tokens
+        valid, made = self._prepared.valid, self._prepared.plan
+        cut = (made.micro_batch_tokens, made.packing)
         return TrainJob(
-            plan=self._prepared.plan,
+            plan=made,
             model=self._prepared.model.path,
             steps=self._steps(start.step + 1),
             start=start,
-            validation=validation_batches(valid, budget) if valid else (),
+            validation=validation_batches(valid, *cut) if valid else (),
         )
 
     def _steps(self, first: int) -> Iterator[Step]:
@@ -387,6 +388,7 @@ class _Run:
                 batch_size=contract.batch_size,
                 micro_batch_tokens=self._prepared.plan.micro_batch_tokens,
                 seed=contract.seed,
+                packing=self._prepared.plan.packing,
             )
             due = number == total or (every and not number % every)
             yield Step(
