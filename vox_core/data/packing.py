@@ -29,8 +29,8 @@ def grouped(lengths: Sequence[int], micro_batch_tokens: int, packing: Packing) -
         return padded_groups(lengths, micro_batch_tokens)
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     alike = _neighbours(lengths, longest_first, micro_batch_tokens)
-    fewest = -(-sum(lengths) // micro_batch_tokens)
-    if len(alike) <= max(fewest, 1):
+    fewest = -(-sum(min(n, micro_batch_tokens) for n in lengths) // micro_batch_tokens)
+    if len(alike) <= fewest:
         return alike
     best = _best_fit(lengths, longest_first, micro_batch_tokens)
     return best if len(best) < len(alike) else alike
