@@ -130,8 +130,8 @@ def test_the_order_never_changes() -> None:
 
 @pytest.mark.parametrize(
     ("said", "number"),
-    [("easy", 1), ("Beginner ", 1), ("medium", 2), ("intermediate", 2), ("HARD", 3), ("advanced", 3),
-     ("expert", 4), (2.5, 2.5), (-1, -1), ("7", 7), (0, 0)],
+    [("easy", 1), ("Beginner ", 1), ("medium", 2), ("intermediate", 2), ("HARD", 3),
+     ("advanced", 3), ("expert", 4), (2.5, 2.5), (-1, -1), ("7", 7), (0, 0)],
 )  # fmt: skip
 def test_what_a_row_says_of_its_difficulty(said: float | str, number: float) -> None:
     assert level(said) == number

@@ -182,7 +182,8 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""
-        return {"digest": self.contract.digest, **json.loads(json.dumps(asdict(self)))}
+        plan = {**json.loads(json.dumps(asdict(self))), "contract": self.contract.to_json()}
+        return {"digest": self.contract.digest, **plan}
 
     @property
     def trainable_parameters(self) -> int:
