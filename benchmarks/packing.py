@@ -4,9 +4,9 @@
 
 Lengths are those of `training/documents.py` (`chat`, `mixed`) and of conversations made of texts of
 `vox quickstart`, 4 characters taken as a token. Counted are the micro-batches of 200 steps. With
-`--steps N` the cpu backend also takes N steps of `mixed` documents each way in one process, one way
-after the other on the same documents; printed is the ratio of each pair of steps, its median, and
-how far apart the losses are.
+`--steps N` the cpu backend takes N steps each way instead, in one process, one way after the other
+on the same documents; printed is the ratio of each pair of steps, its median, and how far apart the
+losses are.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def counts() -> None:
                 print(json.dumps({**told, "ratio": round(packs / rows, 3)}), flush=True)
 
 
-def times(model: str, steps: int, dtype: str, per_step: int, budget: int) -> None:
+def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget: int) -> None:
     """Steps of both ways in turn."""
     from vox_core.config import TrainSettings, validate
     from vox_core.contract import TrainState
@@ -65,7 +65,7 @@ def times(model: str, steps: int, dtype: str, per_step: int, budget: int) -> Non
     from vox_core.run.tuning.measure import Track
 
     folder = Path(tempfile.mkdtemp())
-    some = make_steps("mixed", 40_000, steps, per_step)
+    some = make_steps(data, 40_000, steps, per_step)
     (folder / "train.jsonl").write_text('{"text": "a row that says something"}\n')
     given = {"model": model, "data": folder, "dtype": dtype, "backend": "cpu", "tune": "ignore"}
     given |= {"micro_batch_tokens": budget, "allow_cpu": True, "schedule": "constant"}
@@ -98,6 +98,7 @@ def times(model: str, steps: int, dtype: str, per_step: int, budget: int) -> Non
         json.dumps(
             {
                 "model": model,
+                "data": data,
                 "dtype": dtype,
                 "documents": per_step,
                 "tokens at once": budget,
@@ -115,12 +116,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--data", choices=["chat", "mixed"], default="mixed")
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2048)
     asked = parser.parse_args()
-    counts()
     if asked.steps:
-        times(asked.model, asked.steps, asked.dtype, asked.documents, asked.tokens)
+        times(asked.data, asked.model, asked.steps, asked.dtype, asked.documents, asked.tokens)
+    else:
+        counts()
 
 
 if __name__ == "__main__":
