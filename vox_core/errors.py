@@ -56,6 +56,7 @@ CODES: dict[str, str] = {
     "D023": "the policy of the data leaves no row, or holds none out",
     "D030": "the sources have not got the rows that a mixture asks for",
     "D031": "no row says how difficult it is, and the order asks for it",
+    "D032": "a source has a weight and would never be trained",
     "D050": "the masks of the data are wrong",
     "D051": "the row to be shown is not there",
     "D060": "there is nothing to extract rows from",

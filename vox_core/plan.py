@@ -27,6 +27,8 @@ from vox_core.contract import (
     ModelIdentity,
     ModuleShape,
     OptimizerSpec,
+    OrderSpec,
+    Packing,
     Quant,
 )
 from vox_core.data.order import steps_for
@@ -165,6 +167,7 @@ def make_contract(
         or steps_for(documents, settings.batch_size, settings.epochs),
         seed=settings.seed,
         policy=settings.policy(),
+        order=train.ordering.spec() if train.ordering else OrderSpec(),
     )
 
 
@@ -176,6 +179,7 @@ def make_plan(
     config: Mapping[str, Any],
     stored: Collection[str] = (),
     longest: int = 0,
+    packing: Packing = "rows",
 ) -> ExecutionPlan:
     """How the chosen backend will carry out the contract.
 
@@ -184,6 +188,7 @@ def make_plan(
         config: the base's `config.json`.
         stored: names of the tensors that the files hold quantised.
         longest: tokens of the longest document, training and validation.
+        packing: what of a micro-batch is bounded.
 
     Raises:
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
@@ -223,6 +228,7 @@ def make_plan(
         saved=saved,
         gradient_checkpointing=settings.gradient_checkpointing,
         longest=longest,
+        packing=packing,
     )
 
 

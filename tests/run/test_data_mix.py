@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from vox_core import files
 from vox_core.cli.data_mix import mix as command
+from vox_core.config.values import kebab
 from vox_core.errors import DataError, OutputError
 from vox_core.run.data import mix as service
 from vox_core.run.data.mix import MixReport, mix, report_path
@@ -41,9 +42,10 @@ def write(folder: Path, name: str, rows: int, **more: Any) -> Path:
 
 def recipe(folder: Path, *sources: dict[str, Any], **top: Any) -> Path:
     """`mix.toml` with these keys."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
+    lines = [f"{kebab(key)} = {json.dumps(value)}" for key, value in top.items()]
     for source in sources:
-        lines += ["[[source]]", *(f"{key} = {json.dumps(value)}" for key, value in source.items())]
+        lines.append("[[source]]")
+        lines += (f"{kebab(key)} = {json.dumps(value)}" for key, value in source.items())
     (folder / "mix.toml").write_text("\n".join(lines))
     return folder / "mix.toml"
 
@@ -153,8 +155,9 @@ def test_every_row_that_is_left_out_has_a_reason(folder: Path) -> None:
         file.write('{"text": "a 0"}\n{"text": 3}\n{"text": "x", "lane": "other"}\n')
         file.write('{"text": "rated", "lane": "one", "rating": 4}\n')
     out = folder / "out.jsonl"
-    made = recipe(folder, a(lane="one", lanes=["one"], min_rating=3), b(), malformed="skip", seed=1)
-    made.write_text(made.read_text().replace("min_rating", "min-rating"))
+    made = recipe(
+        folder, a(lane="one", lanes=["one"], min_rating=3), b(), malformed_rows="skip", seed=1
+    )
     report = mix(made, out)
     assert report.sources[0].left_out == {"faulty": 1, "other lane": 1, "low rating": 101}
     assert report.sources[0].taken == 1
@@ -167,7 +170,7 @@ def test_duplicates_are_dropped_across_sources_or_kept(folder: Path) -> None:
     out = folder / "out.jsonl"
     report = mix(recipe(folder, a(), b()), out)
     assert [(s.taken, s.left_out) for s in report.sources] == [(100, {}), (1, {"duplicate": 100})]
-    assert mix(recipe(folder, a(), b(), duplicates="keep"), out).rows == 201
+    assert mix(recipe(folder, a(), b(), dedup="none"), out).rows == 201
 
 
 def test_a_malformed_source_is_refused_with_every_fault(folder: Path) -> None:

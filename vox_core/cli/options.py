@@ -11,12 +11,20 @@ import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 
 from vox_core.cli.lazy import json_option as json_option
-from vox_core.config import CONFIG_FILE, Section, is_table, load_settings, read_toml, reading
+from vox_core.config import (
+    CONFIG_FILE,
+    DataSource,
+    Section,
+    is_table,
+    load_settings,
+    read_toml,
+    reading,
+)
 from vox_core.config.values import is_duration
 from vox_core.host import Origin
 
@@ -24,7 +32,13 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 TYPES = {Path: click.Path()}
-METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+METAVARS: dict[Any, str] = {
+    int: "INTEGER",
+    float: "NUMBER",
+    str: "TEXT",
+    Path: "PATH",
+    DataSource: "PATH=WEIGHT",
+}
 DURATION = "DURATION"
 
 S = TypeVar("S", bound=Section)
@@ -103,7 +117,8 @@ def value_type(field: FieldInfo) -> Any:
     kind = field.annotation
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(arm for arm in get_args(kind) if arm is not type(None))
-    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+    kind = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def default_text(field: FieldInfo) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
-    "Data": ("data", "valid", "seq_len"),
+    "Data": ("data", "source", "valid", "seq_len", "curriculum"),
     "Choosing rows": (
         "malformed_rows",
         "max_skipped",

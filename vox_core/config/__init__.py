@@ -9,7 +9,7 @@ values.py says what a value may be, data.py, train.py and sections.py list the s
 puts them together. Nothing here decides anything about models, data or backends.
 """
 
-from vox_core.config.data import DataSettings
+from vox_core.config.data import DataSettings, DataSource
 from vox_core.config.read import (
     CONFIG_FILE,
     load_settings,
@@ -41,6 +41,7 @@ __all__ = [
     "ChatSettings",
     "ConvertSettings",
     "DataSettings",
+    "DataSource",
     "GenerateSettings",
     "MergeSettings",
     "ModelUse",

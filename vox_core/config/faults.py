@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def told(kind: type[BaseModel], error: ValidationError) -> list[str]:
     """Every fault of a table of `kind`."""
-    return [_told(kind, detail) for detail in error.errors()]
+    return [told_of(kind, detail) for detail in error.errors()]
 
 
 def nearest(key: str, known: Iterator[str] | list[str]) -> str:
@@ -23,7 +23,8 @@ def nearest(key: str, known: Iterator[str] | list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _told(kind: type[BaseModel], detail: ErrorDetails) -> str:
+def told_of(kind: type[BaseModel], detail: ErrorDetails) -> str:
+    """One of them."""
     what = detail["msg"].removeprefix("Value error, ")
     what = f"{what[0].lower()}{what[1:]}"
     if not detail["loc"]:  # of the table as a whole
@@ -48,7 +49,7 @@ def _keys_at(kind: type[BaseModel], location: tuple[int | str, ...]) -> Iterator
     """The keys of the table at `location`."""
     for part in location:
         if isinstance(part, str):
-            field = next((f for f in kind.model_fields.values() if f.alias == part), None)
+            field = next((f for n, f in kind.model_fields.items() if part in (n, f.alias)), None)
             inner = _table_in(field.annotation) if field else None
             if inner is None:
                 return

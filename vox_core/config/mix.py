@@ -57,11 +57,11 @@ class MixRecipe(Section):
     rows: PositiveInt | None = Field(
         None, description="Rows of the mixture; without it as many as the weights allow."
     )
-    malformed: Literal["strict", "skip"] = Field(
+    malformed_rows: Literal["strict", "skip"] = Field(
         "strict", description="Refuse sources with malformed rows, or leave these rows out."
     )
-    duplicates: Literal["drop", "keep"] = Field(
-        "drop", description="Rows of the same bytes: the first is kept, or all are."
+    dedup: Literal["exact", "none"] = Field(
+        "exact", description="Of rows with the same bytes the first is kept, or all are."
     )
     source: tuple[MixSource, ...] = Field(description="The sources, one table each.")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
 from pydantic import ValidationError
 
 from vox_core import bounded_toml
+from vox_core.config.faults import seen_from, told_of
 from vox_core.config.sections import SECTIONS
 from vox_core.config.values import Section, homes, is_table, kebab
 from vox_core.errors import ConfigError
@@ -79,7 +80,18 @@ def load_settings(
         **{name: variable.name for name, variable in variables.items()},
         **dict.fromkeys(flags, "the command line"),
     }
-    return validate(kind, {**written, **values, **flags}, origins)
+    return validate(kind, _over(written, values, flags), origins)
+
+
+def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The later wins. What names the data one way takes the place of what named it another."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for one, other in (("data", "source"), ("source", "data")):
+            if one in layer:
+                merged.pop(other, None)
+        merged |= layer
+    return merged
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
@@ -119,7 +131,7 @@ def validate(
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        faults = [_fault(detail, origins or {}) for detail in error.errors()]
+        faults = [_fault(kind, detail, origins or {}) for detail in error.errors()]
     raise ConfigError(
         "C002",
         "a setting has a value of the wrong type or outside its range",
@@ -169,6 +181,9 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     fields = {key.replace("-", "_"): value for key, value in keys.items()}
     for name, value in fields.items():
         annotation = str(kind.model_fields[name].annotation)
+        if "DataSource" in annotation:
+            fields[name] = [_source_from(folder, one) for one in _listed(value)]
+            continue
         if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
             continue
         if isinstance(value, str):
@@ -181,6 +196,16 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
 def _path(folder: Path, value: str) -> Path:
     """A path as seen from the folder; a data set of the hub lies in none."""
     return Path(value) if value.startswith("hf:") else folder / value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _source_from(folder: Path, value: Any) -> Any:
+    if isinstance(value, str):
+        return str(folder / value)
+    return seen_from(folder, value) if isinstance(value, dict) else value
 
 
 class _Variable(NamedTuple):
@@ -212,7 +237,9 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
     return values
 
 
-def _fault(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+    if not detail["loc"] or detail["type"] == "extra_forbidden":
+        return told_of(kind, detail)
     key = ".".join(str(part) for part in detail["loc"])
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
     what = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"

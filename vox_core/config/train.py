@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vox_core.config.data import DataSettings
 from vox_core.config.values import (
@@ -111,3 +111,14 @@ class TrainSettings(DataSettings):
         (), description="What may differ from the run that is resumed. Repeatable."
     )
     allow_cpu: bool = Field(False, description="Train on the CPU though better hardware is there.")
+
+    @model_validator(mode="after")
+    def _data_of_sources(self) -> Self:
+        """The paths of the sources are the data."""
+        paths = tuple(source.path for source in self.source)
+        if paths and self.data not in ((), paths):
+            raise ValueError("data and source exclude each other: a source names data and a weight")
+        if paths:
+            self.__dict__["data"] = paths
+            self.model_fields_set.add("data")
+        return self

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract.batch import (
     Batch,
     Step,
+    padded_groups,
 )
 from vox_core.contract.events import (
     CheckpointWritten,
@@ -49,6 +50,7 @@ from vox_core.contract.jobs import (
 from vox_core.contract.spec import (
     API_VERSION,
     AdapterSpec,
+    Curriculum,
     DataIdentity,
     DataPolicy,
     Dedup,
@@ -61,6 +63,8 @@ from vox_core.contract.spec import (
     ModuleShape,
     Optimizer,
     OptimizerSpec,
+    OrderSpec,
+    Packing,
     Quant,
     Schedule,
     Unrated,
@@ -82,6 +86,7 @@ __all__ = [
     "Batch",
     "Check",
     "CheckpointWritten",
+    "Curriculum",
     "DType",
     "DataIdentity",
     "DataPolicy",
@@ -103,6 +108,8 @@ __all__ = [
     "Notice",
     "Optimizer",
     "OptimizerSpec",
+    "OrderSpec",
+    "Packing",
     "Quant",
     "Resumed",
     "RunContext",
@@ -119,4 +126,5 @@ __all__ = [
     "Unrated",
     "Validation",
     "World",
+    "padded_groups",
 ]

@@ -6,7 +6,7 @@ Shape legend: T tokens of a batch, D documents of a batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Step:
         lr: learning rate of this step, schedule applied.
         evaluate: run validation after this step.
         epoch: epochs finished after this step, as a fraction.
+        micro_batch_tokens: what its batches were cut by; 0: by the plan's.
     """
 
     number: int
@@ -60,3 +61,20 @@ class Step:
     lr: float
     evaluate: bool = False
     epoch: float = 0.0
+    micro_batch_tokens: int = 0
+
+
+def padded_groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Group documents, by index, so that each group fits when its documents are padded rows.
+
+    Longest first, neighbours in length together: a group of n whose longest document has L tokens
+    has n * L <= `tokens`, or n = 1. Every index occurs once; ties keep their order.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    groups: list[list[int]] = []
+    for index in longest_first:
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups

@@ -29,6 +29,8 @@ Optimizer: TypeAlias = Literal["adamw", "adamw-8bit"]
 MalformedRows: TypeAlias = Literal["strict", "skip"]
 Unrated: TypeAlias = Literal["keep", "drop"]
 Dedup: TypeAlias = Literal["none", "exact", "near"]
+Curriculum: TypeAlias = Literal["none", "difficulty"]
+Packing: TypeAlias = Literal["rows", "end-to-end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,20 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderSpec:
+    """The order of documents, where the seed alone does not decide it.
+
+    Args:
+        weights: shares of the sources in an epoch, in the order of the sources.
+        documents: SHA-256 of the source and the difficulty of each document, as far as they count.
+    """
+
+    curriculum: Curriculum = "none"
+    weights: tuple[float, ...] = ()
+    documents: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FineTuneContract:
     """Everything that decides what a run computes, and nothing else.
 
@@ -136,12 +152,16 @@ class FineTuneContract:
     total_steps: int
     seed: int
     policy: DataPolicy = DataPolicy()
+    order: OrderSpec = OrderSpec()
 
     def to_json(self) -> dict[str, Any]:
-        """The contract as JSON types, as it stands in `plan.json`."""
+        """The contract as JSON types, as it stands in `plan.json`; without what is not asked for,
+        so that a contract of before is still the same."""
         contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         if self.policy == DataPolicy():
             del contract["policy"]
+        if self.order == OrderSpec():
+            del contract["order"]
         return contract
 
     @property
@@ -177,6 +197,9 @@ class ExecutionPlan:
         longest: tokens of the longest document, training and validation; 0 if nobody has looked.
         tuning: values of the backend's own knobs, of those that its manifest names in `[tuning]`;
             a knob that is left out has its first value. They change time and memory, and no number.
+        packing: what `micro_batch_tokens` bounds: positions of a micro-batch in padded rows, or its
+            tokens end to end. A backend that pads, and is given the latter, cuts its micro-batches
+            anew (`padded_groups`).
     """
 
     contract: FineTuneContract
@@ -192,6 +215,7 @@ class ExecutionPlan:
     gradient_checkpointing: bool = False
     longest: int = 0
     tuning: Mapping[str, str] = field(default_factory=dict)
+    packing: Packing = "rows"
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the contract's digest."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoded, Encoder, Look
 from vox_core.data.observed import Observed, Observer
+from vox_core.data.ordering import Ordering
 from vox_core.data.records import Record
 from vox_core.errors import DataError
 
@@ -41,6 +42,7 @@ class Dataset:
             treated so (see encode.py); those dropped after it are among `dropped` only.
         notes: what somebody should be told of how it was made.
         observed: what was noticed of the rows.
+        ordering: of training; None for permutations of all documents.
     """
 
     documents: Documents
@@ -49,9 +51,17 @@ class Dataset:
     truncated: Mapping[str, int]
     notes: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
+    ordering: Ordering | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "documents", Documents.of(self.documents))
+
+    def ordered(self, ordering: Ordering, notes: tuple[str, ...] = ()) -> Dataset:
+        """The same in another order; what was looked up is not computed again."""
+        made = replace(self, ordering=ordering, notes=(*self.notes, *notes))
+        for name in {"digest", "trained_tokens"} & self.__dict__.keys():
+            made.__dict__[name] = self.__dict__[name]
+        return made
 
     @property
     def tokens(self) -> int:

@@ -38,6 +38,7 @@ class Columns:
         sources_D: int32, the number of the file it comes from.
         lines_D: int64, the line of that file.
         ends_D: int32, end-of-turn tokens that are trained.
+        difficulty_D: float32, NaN where the row does not say (`difficulty.py`).
     """
 
     tokens_T: NDArray[np.int32]
@@ -46,6 +47,7 @@ class Columns:
     sources_D: NDArray[np.int32]
     lines_D: NDArray[np.int64]
     ends_D: NDArray[np.int32]
+    difficulty_D: NDArray[np.float32]
 
     @classmethod
     def of(cls, documents: Sequence[Document], sources: dict[Path, int]) -> Columns:
@@ -60,6 +62,7 @@ class Columns:
             np.array(numbers, np.int32),
             np.array([d.line for d in documents], np.int64),
             np.array([d.ends for d in documents], np.int32),
+            np.array([d.difficulty for d in documents], np.float32),
         )
 
 
@@ -112,12 +115,27 @@ class Documents(Sequence[Document]):
             self._sources[int(columns.sources_D[at])],
             int(columns.lines_D[at]),
             int(columns.ends_D[at]),
+            float(columns.difficulty_D[at]),
         )
 
     @property
     def lengths_D(self) -> NDArray[np.int64]:
         """Tokens of each document; int64."""
         return self._columns.lengths_D
+
+    @property
+    def difficulty_D(self) -> NDArray[np.float32]:
+        """How difficult each document is; NaN where its row does not say."""
+        return self._columns.difficulty_D
+
+    @property
+    def files_D(self) -> NDArray[np.int32]:
+        """The number of each document's file, among `files`."""
+        return self._columns.sources_D
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self._sources
 
     @property
     def tokens(self) -> int:

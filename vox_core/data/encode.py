@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
+from vox_core.data.difficulty import UNKNOWN, level
 from vox_core.data.records import Record
 from vox_core.data.render import Rendered, Renderer, RenderError
 from vox_core.data.tokens import Tokens, tokenise
@@ -54,6 +55,7 @@ class Document:
             0, which nothing precedes.
         source, line: the row it comes from.
         ends: end-of-turn (or end-of-sequence) tokens that are trained.
+        difficulty: what its row says (`difficulty.py`); NaN for nothing.
     """
 
     tokens_T: Ids
@@ -61,6 +63,7 @@ class Document:
     source: Path
     line: int
     ends: int
+    difficulty: float = UNKNOWN
 
     def __len__(self) -> int:
         return len(self.tokens_T)
@@ -161,8 +164,9 @@ class Encoder:
     def _fit(self, record: Record, whole: _Tokens) -> Encoded:
         """Cut to `seq_len`, and drop what then trains nothing."""
         pieces, cut = self._pieces(record, whole)
+        place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
         documents = tuple(
-            Document(piece.tokens_T, piece.weights_T, record.source, record.line, len(piece.ends))
+            Document(piece.tokens_T, piece.weights_T, *place, len(piece.ends), difficulty)
             for piece in pieces
             if piece.weights_T.any()
         )

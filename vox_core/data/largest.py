@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vox_core.contract import Packing
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
-from vox_core.data.order import documents_of_step, micro_batches
+from vox_core.data.order import documents_in_step, micro_batches
 
 _STEPS_LOOKED_AT = 200
 """Steps whose micro-batches are made; the longest document is looked at in any case."""
@@ -34,16 +35,28 @@ class Largest(NamedTuple):
 
 
 def largest_micro_batch(
-    dataset: Dataset, *, steps: int, batch_size: int, micro_batch_tokens: int, seed: int
+    dataset: Dataset,
+    *,
+    steps: int,
+    batch_size: int,
+    micro_batch_tokens: int,
+    seed: int,
+    packing: Packing = "rows",
 ) -> Largest:
-    """Over the first 200 steps, and the longest document by itself."""
+    """Over the first 200 steps, and the longest document by itself.
+
+    `padded` is that of rows, whatever the packing: a backend that pads cuts what it is given anew.
+    """
     documents = dataset.documents
     found = [_largest([documents[documents.longest_at]])]
     for step in range(1, min(steps, _STEPS_LOOKED_AT) + 1):
-        indices = documents_of_step(len(documents), batch_size, seed, step)
+        indices = documents_in_step(dataset, batch_size, seed, step)
         chosen = [documents[index] for index in indices]
-        groups = micro_batches(chosen, micro_batch_tokens)
-        found += [_largest([chosen[index] for index in group]) for group in groups]
+        rows = micro_batches(chosen, micro_batch_tokens)
+        padded = max(len(group) * len(chosen[group[0]]) for group in rows)
+        groups = micro_batches(chosen, micro_batch_tokens, packing)
+        laid = [_largest([chosen[index] for index in group]) for group in groups]
+        found += [each._replace(padded=padded) for each in laid]
     return Largest(*(max(column) for column in zip(*found, strict=True)))
 
 

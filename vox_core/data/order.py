@@ -7,7 +7,8 @@ epoch is filled up from the next. With fewer rows than `batch_size` a step is on
 
 Permutations are the stable sort of Philox's raw output, keyed by (seed, epoch): numpy promises that
 the raw stream never changes, and promises nothing for `Generator.permutation`. Philox: Salmon et
-al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3". What may take the place of a permutation of
+all documents is in `ordering.py`, and how a step is cut into micro-batches in `packing.py`.
 
 Shape legend: T tokens of a batch, D documents of a batch, N rows.
 """
@@ -16,27 +17,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from vox_core.contract import Batch
+from vox_core.contract import Batch, Packing
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
+from vox_core.data.ordering import Ordering
+from vox_core.data.ordering import epoch_order as epoch_order
+from vox_core.data.packing import grouped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vox_core.contract import Ints
-
-
-@lru_cache(maxsize=2)  # steps ask for the same epoch over and over
-def epoch_order(rows: int, seed: int, epoch: int) -> Ints:
-    """The permutation of `rows` in an epoch (from 0); int64 (N,). `seed` is in [0, 2**64)."""
-    raw_N = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(rows)
-    return np.argsort(raw_N, kind="stable").astype(np.int64)
 
 
 def steps_for(rows: int, batch_size: int, epochs: float) -> int:
@@ -49,35 +45,37 @@ def epochs_after(rows: int, batch_size: int, step: int) -> float:
     return step * min(batch_size, rows) / rows
 
 
-def documents_of_step(rows: int, batch_size: int, seed: int, step: int) -> Ints:
-    """Indices of the documents of `step` (from 1); int64, min(batch_size, rows) of them."""
+def documents_of_step(
+    rows: int, batch_size: int, seed: int, step: int, ordering: Ordering | None = None
+) -> Ints:
+    """Indices of the documents of `step` (from 1); int64, min(batch_size, rows) of them.
+
+    Args:
+        ordering: of the data set; None for permutations of all documents.
+    """
+
+    def epoch(number: int) -> Ints:
+        return ordering.epoch(seed, number) if ordering else epoch_order(rows, seed, number)
+
     size = min(batch_size, rows)
     first = (step - 1) * size
-    epoch, offset = divmod(first, rows)
-    order = epoch_order(rows, seed, epoch)[offset : offset + size]
+    number, offset = divmod(first, rows)
+    order = epoch(number)[offset : offset + size]
     if missing := size - len(order):
-        order = np.concatenate([order, epoch_order(rows, seed, epoch + 1)[:missing]])
+        order = np.concatenate([order, epoch(number + 1)[:missing]])
     return order
 
 
-def micro_batches(documents: Sequence[Document], micro_batch_tokens: int) -> list[list[int]]:
-    """Group documents, by index, so that each group fits when padded.
-
-    Longest first, neighbours in length together: a group of n whose longest document has L tokens
-    has n * L <= `micro_batch_tokens`, or n = 1. Every index occurs once; ties keep their order.
-    """
-    return _groups([len(document) for document in documents], micro_batch_tokens)
+def documents_in_step(dataset: Dataset, batch_size: int, seed: int, step: int) -> Ints:
+    """The same of a data set, which knows how it is ordered."""
+    return documents_of_step(len(dataset.documents), batch_size, seed, step, dataset.ordering)
 
 
-def _groups(lengths: Sequence[int], micro_batch_tokens: int) -> list[list[int]]:
-    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    groups: list[list[int]] = []
-    for index in longest_first:
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= micro_batch_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
+def micro_batches(
+    documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
+) -> list[list[int]]:
+    """Group documents, by index: every index occurs once, the longest documents come first."""
+    return grouped([len(document) for document in documents], micro_batch_tokens, packing)
 
 
 def to_batch(documents: Sequence[Document]) -> Batch:
@@ -98,34 +96,44 @@ def to_batch(documents: Sequence[Document]) -> Batch:
 
 
 def make_step_batches(
-    dataset: Dataset, step: int, *, batch_size: int, micro_batch_tokens: int, seed: int
+    dataset: Dataset,
+    step: int,
+    *,
+    batch_size: int,
+    micro_batch_tokens: int,
+    seed: int,
+    packing: Packing = "rows",
 ) -> tuple[tuple[Batch, ...], float]:
     """The micro-batches of `step` (from 1), and the sum of weights over all of them.
 
-    `micro_batch_tokens` changes how the documents are grouped, never which they are.
+    `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
     """
-    chosen = documents_of_step(len(dataset.documents), batch_size, seed, step)
-    return cut([dataset.documents[index] for index in chosen], micro_batch_tokens)
+    chosen = documents_in_step(dataset, batch_size, seed, step)
+    return cut([dataset.documents[index] for index in chosen], micro_batch_tokens, packing)
 
 
-def cut(documents: Sequence[Document], micro_batch_tokens: int) -> tuple[tuple[Batch, ...], float]:
+def cut(
+    documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
+) -> tuple[tuple[Batch, ...], float]:
     """A step's documents as micro-batches, and the sum of weights over all of them."""
-    groups = micro_batches(documents, micro_batch_tokens)
+    groups = micro_batches(documents, micro_batch_tokens, packing)
     batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
 
 
-def validation_batches(dataset: Dataset, micro_batch_tokens: int) -> Sequence[Batch]:
+def validation_batches(
+    dataset: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
+) -> Sequence[Batch]:
     """Every document once; a batch is made when it is asked for."""
-    return _Batches(dataset.documents, micro_batch_tokens)
+    return _Batches(dataset.documents, micro_batch_tokens, packing)
 
 
 class _Batches(Sequence[Batch]):
     """Micro-batches of documents that may not fit into memory."""
 
-    def __init__(self, documents: Documents, micro_batch_tokens: int) -> None:
+    def __init__(self, documents: Documents, micro_batch_tokens: int, packing: Packing) -> None:
         self._documents = documents
-        self._groups = _groups(documents.lengths_D.tolist(), micro_batch_tokens)
+        self._groups = grouped(documents.lengths_D.tolist(), micro_batch_tokens, packing)
 
     def __len__(self) -> int:
         return len(self._groups)

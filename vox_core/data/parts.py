@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ _BYTES_FOR_ONE_MORE = 24_000_000
 """Of JSONL; some four seconds of work for a process, which takes two or three to start."""
 _MOST_WORKERS = 4
 """Each takes some 400 MB, and nobody has said how much there is."""
-_COLUMNS = ("tokens_T", "weights_T", "lengths_D", "sources_D", "lines_D", "ends_D")
+_COLUMNS = tuple(field.name for field in fields(Columns))
 
 
 def workers_for(size: int) -> int:

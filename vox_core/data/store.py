@@ -40,6 +40,7 @@ _ARRAYS = {
     "sources_D": "<i4",
     "lines_D": "<i8",
     "ends_D": "<i4",
+    "difficulty_D": "<f4",
 }
 
 
@@ -89,7 +90,7 @@ class Writer:
 
     def add(self, part: Part) -> None:
         columns = part.columns
-        for name in ("tokens_T", "weights_T", "sources_D", "lines_D", "ends_D"):
+        for name in _ARRAYS.keys() - {"starts_D1"}:
             self._write(name, getattr(columns, name))
         self._write("starts_D1", self._tokens + np.cumsum(columns.lengths_D, dtype=np.int64))
         self._tokens += len(columns.tokens_T)

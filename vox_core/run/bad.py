@@ -22,7 +22,7 @@ from typing import Any
 from vox_core import files
 from vox_core.contract import Notice, StepSkipped, TrainState
 from vox_core.data.dataset import Dataset
-from vox_core.data.order import documents_of_step
+from vox_core.data.order import documents_in_step
 from vox_core.errors import StorageError, TrainingError
 
 SHOWN = 3
@@ -86,7 +86,7 @@ class BadSteps:
 
     def _documents(self, step: int) -> list[dict[str, Any]]:
         documents = self._dataset.documents
-        chosen = documents_of_step(len(documents), self._batch_size, self._seed, step)
+        chosen = documents_in_step(self._dataset, self._batch_size, self._seed, step)
         found = ((int(index), documents[int(index)]) for index in chosen)
         return [{"document": n, "file": str(d.source), "line": d.line} for n, d in found]
 

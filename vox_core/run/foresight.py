@@ -135,6 +135,7 @@ def _largest(prepared: Prepared, budget: int) -> Largest:
         batch_size=contract.batch_size,
         micro_batch_tokens=budget,
         seed=contract.seed,
+        packing=prepared.plan.packing,
     )
 
 

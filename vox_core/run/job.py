@@ -22,14 +22,14 @@ def train_job(ready: Ready, start: TrainState, enough: Callable[[], bool]) -> Tr
     Args:
         enough: asked before the first step, whether there is to be none.
     """
-    prepared, budget = ready.prepared, ready.prepared.plan.micro_batch_tokens
-    valid = prepared.valid
+    prepared, plan, valid = ready.prepared, ready.prepared.plan, ready.prepared.valid
+    cut = (plan.micro_batch_tokens, plan.packing)
     return TrainJob(
-        plan=prepared.plan,
+        plan=plan,
         model=prepared.model.path,
         steps=_steps(ready, start.step + 1, enough),
         start=start,
-        validation=validation_batches(valid, budget) if valid else (),
+        validation=validation_batches(valid, *cut) if valid else (),
     )
 
 
@@ -82,6 +82,7 @@ def _steps(ready: Ready, first: int, enough: Callable[[], bool]) -> Iterator[Ste
             batch_size=contract.batch_size,
             micro_batch_tokens=plan.micro_batch_tokens,
             seed=contract.seed,
+            packing=plan.packing,
         )
         yield Step(
             number=number,

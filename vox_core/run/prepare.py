@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
-from vox_core.contract import ExecutionPlan, Notice, Quant
+from vox_core.contract import ExecutionPlan, Notice, Packing, Quant
 from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import CheckedFile, unused_fields
 from vox_core.data.chosen import Chosen
@@ -29,7 +29,9 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
+from vox_core.memory import read_architecture
 from vox_core.run.backend import choose_for
+from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
@@ -156,6 +158,7 @@ def prepare(
         if assumed
         else open_dataset(train_files, model.path, load, seq_len)
     )
+    train = in_order(train, settings)
     valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
     audits = {} if assumed else _audits(config, (train, train_files), (valid, valid_files))
     require_sound(audits)
@@ -169,6 +172,7 @@ def prepare(
         config,
         weights.quantised,
         longest=_longest(train, valid),
+        packing=_packing(backend, weights, config),
     )
     unused = unused_fields([*train_files, *valid_files])
     read_from: dict[str, list[SourceFile]] = {
@@ -246,6 +250,15 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
         "rows": prepared.rows.to_json() if prepared.rows else None,
         "audit": {what: found.to_json() for what, found in prepared.audits.items()},
     }
+
+
+def _packing(backend: Backend, weights: Weights, config: Mapping[str, Any]) -> Packing:
+    """End to end, unless the backend pads, as it does for a model that passes on a state."""
+    manifest = backend.found.manifest
+    pads = manifest is None or manifest.memory.padded_rows
+    if pads or read_architecture(weights.tensors, config, weights.quantised).state is not None:
+        return "rows"
+    return "end-to-end"
 
 
 def _longest(*datasets: Dataset | None) -> int:

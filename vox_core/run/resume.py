@@ -40,6 +40,10 @@ _SAID_WITH = {
     "model.tokenizer_digest": "--model: the tokenizer",
     "model.config_digest": "--model: config.json",
     "optimizer.name": "--optimizer",
+    "order": "--source or --curriculum",
+    "order.curriculum": "--curriculum",
+    "order.weights": "--source: the weights",
+    "order.documents": "--data: the sources or the difficulty of the documents",
 }
 # What may be changed on the way, as --allow-change says it -> the fields of the contract. The order
 # of the documents is a function of rows, seed and batch size, so those may not.
@@ -79,6 +83,8 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
         given[key] = (
             [str(p.resolve()) for p in kept] if isinstance(value, list) else str(kept.resolve())
         )
+    for source, kept in zip(given.get("source", ()), settings.source, strict=True):
+        source["path"] = str(kept.path.resolve())
     return given
 
 
@@ -109,6 +115,8 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
     kept = _kept(plan, plan["settings"])
     if "epochs" in given and "max_steps" not in given:
         kept.pop("max_steps", None)  # it would win
+    if "data" in given and "source" not in given:
+        kept.pop("source", None)
     return validate(TrainSettings, {**kept, **given}), plan
 
 
@@ -339,9 +347,11 @@ def _of_files(
 
 
 def tuned_as_before(made: ExecutionPlan, recorded: Mapping[str, Any]) -> ExecutionPlan:
-    """With the knobs of a run that goes on with the same backend."""
-    same = recorded["backend"] == made.backend
-    return replace(made, tuning=recorded.get("tuning", {})) if same else made
+    """With the knobs of a run that goes on with the same backend, and cut as it was."""
+    if recorded["backend"] != made.backend:
+        return made
+    tuning, packing = recorded.get("tuning", {}), recorded.get("packing", "rows")
+    return replace(made, tuning=tuning, packing=packing)
 
 
 def _flag(field: str) -> str:

@@ -20,6 +20,7 @@ from vox_core.contract import (
     FineTuneContract,
     ModelIdentity,
     Notice,
+    Packing,
     Step,
     StepDone,
     TrainJob,
@@ -85,10 +86,14 @@ def _documents(task: Task) -> list[list[Document]]:
 
 def _step(task: Task, index: int, step: list[Document]) -> Step:
     """Cut as `vox train` cuts it."""
-    groups = micro_batches(step, task.row_tokens)
+    groups = micro_batches(step, task.row_tokens, _packing(task))
     batches = tuple(to_batch([step[i] for i in group]) for group in groups)
     total = sum(float(batch.weights_T.sum()) for batch in batches)
     return Step(index + 1, batches, total, task.lrs[index])
+
+
+def _packing(task: Task) -> Packing:
+    return "rows" if task.trainer == "vox-mlx" else "end-to-end"
 
 
 def _plan(task: Task, selection: Selection, all_documents: list[Document]) -> ExecutionPlan:
@@ -119,4 +124,5 @@ def _plan(task: Task, selection: Selection, all_documents: list[Document]) -> Ex
         eval_every=0,
         save_every=0,
         longest=longest,
+        packing=_packing(task),
     )

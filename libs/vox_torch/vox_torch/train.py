@@ -28,6 +28,7 @@ from vox_core.contract import (
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
+from vox_torch.layout import cut_to_rows
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, halved
 from vox_torch.optimizer import MasterAdamW
@@ -68,6 +69,7 @@ class Trainer:
 
     def _prepare(self, device: str, dtype: ComputeDType) -> None:
         """Bring everything onto the device."""
+        from vox_torch.forward import Padded
         from vox_torch.swap import swap
         from vox_torch.trial import loss_of
 
@@ -79,6 +81,7 @@ class Trainer:
         swapped = swap(self._adapted.model, base.dtype, device)
         rows = wants_rows(job.plan.tuning)
         self._loss, fault = loss_of(self._adapted.model, device, rows=rows)
+        self._recut = job.plan.packing == "end-to-end" and isinstance(self._loss, Padded)
         if fault:
             self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))
         self._context.emit(fast_paths(reasons.values(), swapped))
@@ -103,7 +106,7 @@ class Trainer:
         self._adapted.model.eval()
         with torch.inference_mode():
             for batch in batches:
-                total += self._within_memory(losses, [batch])
+                total += self._within_memory(losses, self._cut([batch]))
                 weight += float(batch.weights_T.sum())
         return total / weight
 
@@ -137,15 +140,22 @@ class Trainer:
 
     def _finite_gradients(self, step: Step) -> tuple[float, float]:
         """Loss and gradient norm; the gradients are with the optimizer."""
+        batches = self._cut(step.batches, step.micro_batch_tokens)
         for scale in self._scales:
             gradients = partial(self._gradients, step, scale)
-            loss, norm = self._within_memory(gradients, step.batches)
+            loss, norm = self._within_memory(gradients, batches)
             if math.isfinite(loss) and math.isfinite(norm):
                 return loss, norm
             self._optimizer.forget()
             if not math.isfinite(loss):
                 break
         raise NotFinite(loss, norm)
+
+    def _cut(self, batches: Sequence[Batch], tokens: int = 0) -> Sequence[Batch]:
+        """Anew, where documents that were to lie end to end are padded."""
+        if not self._recut:
+            return batches
+        return cut_to_rows(batches, tokens or self._job.plan.micro_batch_tokens)
 
     def _within_memory(
         self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]

@@ -141,7 +141,7 @@ def mix(
             bytes=written.size,
             seed=asked.seed,
             sources=tuple(_of_sources(recipe, asked, read, pools, counts)),
-            faults=tuple(faults[:_FAULTS_KEPT]) if asked.malformed == "skip" else (),
+            faults=tuple(faults[:_FAULTS_KEPT]) if asked.malformed_rows == "skip" else (),
         )
         files.write_json(report_path(out), _as_json(report))
     return report
@@ -254,12 +254,12 @@ def _scanned(
     with refuse(paths) as (faults, empty):
         pools = []
         for source, path in zip(recipe.source, paths, strict=True):
-            pool = scan(path, _wanted(source), faults, marks=recipe.duplicates == "drop", tell=tell)
+            pool = scan(path, _wanted(source), faults, marks=recipe.dedup == "exact", tell=tell)
             if not pool.rows and not faults:
                 empty.append(path)
             pools.append(pool)
         left = list(faults)
-        if recipe.malformed == "skip" and all(pool.rows for pool in pools):
+        if recipe.malformed_rows == "skip" and all(pool.rows for pool in pools):
             faults.clear()
     return pools, left
 
@@ -272,7 +272,7 @@ def _wanted(source: MixSource) -> Wanted:
 
 def _reduced(recipe: MixRecipe, pools: Sequence[Pool]) -> list[Pool]:
     """What may be drawn from each source: every row once, and no more than its cap."""
-    if recipe.duplicates == "drop":
+    if recipe.dedup == "exact":
         first_N = first_of_each(np.concatenate([pool.marks_N2 for pool in pools]))
         ends = np.cumsum([len(pool) for pool in pools])[:-1]
         parts = np.split(first_N, ends)

@@ -6,7 +6,7 @@ here is what would be refused there, in the same words. Memory is predicted (`vo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vox_core.data.order import documents_of_step, epochs_after
+from vox_core.data.order import documents_in_step, epochs_after
 from vox_core.run.job import is_validated
 from vox_core.run.planning.report import Work
 from vox_core.run.prepare import Prepared
@@ -15,7 +15,7 @@ def work_of(prepared: Prepared) -> Work:
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
-        chosen = documents_of_step(rows, size, contract.seed, step)
+        chosen = documents_in_step(prepared.train, size, contract.seed, step)
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())

@@ -99,6 +99,7 @@ def question(prepared: Prepared, settings: TrainSettings) -> str:
         "shape": sorted(_shape(prepared).items()),
         "trained": _trained(plan),
         "tokens at once": given,
+        "packing": plan.packing,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -27,7 +27,7 @@ from vox_core.contract import (
     TrainState,
 )
 from vox_core.data.encode import Document
-from vox_core.data.order import cut, documents_of_step, steps_for
+from vox_core.data.order import cut, documents_in_step, steps_for
 from vox_core.errors import TrainingError
 from vox_core.run.context import Context
 from vox_core.run.prepare import Prepared
@@ -137,8 +137,8 @@ class Track:
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
-            batches, weight = cut(self._documents, budget)
-            yield Step(number, batches, total_weight=weight, lr=0.0)
+            batches, weight = cut(self._documents, budget, self._prepared.plan.packing)
+            yield Step(number, batches, weight, lr=0.0, micro_batch_tokens=budget)
 
 
 def go_over(
@@ -213,9 +213,8 @@ def _first_documents(prepared: Prepared) -> list[Document]:
     chosen: list[Document] = []
     tokens = 0
     for step in range(1, steps_for(len(documents), contract.batch_size, 1) + 1):
-        for index in documents_of_step(
-            len(documents), contract.batch_size, contract.seed, step
-        ).tolist():
+        indices = documents_in_step(prepared.train, contract.batch_size, contract.seed, step)
+        for index in indices.tolist():
             document = documents[index]
             if chosen and tokens + len(document) > TOKENS:
                 return chosen
