@@ -131,18 +131,16 @@ class Renderer:
         if record.tools and not takes.tools:
             raise RenderError("the chat template does not write the row's tools")
         for index, message in enumerate(chat):
-            extra = message.extra or {}
+            extra, what = message.extra or {}, f"messages[{index}]"
             if "tool_calls" in extra and not takes.calls:
-                raise RenderError(
-                    f"the chat template does not write the calls of messages[{index}]"
-                )
+                raise RenderError(f"the chat template does not write the calls of {what}")
+            if "tool_calls" in extra and message.content.strip() and not takes.words:
+                raise RenderError(f"the chat template does not write what {what} says beside calls")
             if message.role == "tool" and not takes.answers:
-                raise RenderError(f"the chat template does not write the tool's messages[{index}]")
+                raise RenderError(f"the chat template does not write {what} of a tool")
             if "reasoning_content" in extra and not takes.reasoning:
-                what = f"the reasoning of messages[{index}]"
-                raise RenderError(
-                    f"the chat template does not write {what}; is it part of content?"
-                )
+                said = f"the reasoning of {what}, unless in its content"
+                raise RenderError(f"the chat template does not write {said}")
 
     def _marked(self, record: Record, chat: Chat) -> Rendered:
         """Spans as the template's own generation markers give them.

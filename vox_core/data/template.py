@@ -96,9 +96,10 @@ class ChatTemplate:
 
 def _characters(chat: Chat, tools: Tools) -> int:
     """Of all that a template is given."""
-    given = sum(
-        len(message["content"]) if len(message) == 2 else characters(message) for message in chat
-    )
+    given = 0
+    for message in chat:
+        said = message.get("content") if len(message) == 2 else None
+        given += len(said) if type(said) is str else characters(message)
     return given + characters(tools) if tools else given
 
 
