@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
             *_ASKED,
             _said("Yes, it is 21 degrees."),
             _user("And in Bonn?"),
-            _calls("Bonn", content="I look."),
+            _calls("Bonn"),
             _returned("no data"),
             _said("I cannot tell."),
         ],
@@ -108,6 +109,25 @@ CASES: dict[str, dict[str, Any]] = {
             _returned("19", 1),
             _said("Köln."),
         ],
+    },
+    "words beside a call": {
+        "tools": [_WEATHER],
+        "messages": [
+            _user("Is it warm in Köln?"),
+            _calls("Köln", content="I look."),
+            _returned("21"),
+            _said("Yes."),
+        ],
+    },
+    "a call without tools": {"messages": [*_ASKED, _said("Yes, it is 21 degrees.")]},
+    "two calls without tools": {
+        "messages": [
+            _user("Köln or Bonn?"),
+            _calls("Köln", "Bonn"),
+            _returned("21"),
+            _returned("19", 1),
+            _said("Köln."),
+        ]
     },
     "reasoning": {
         "messages": [
@@ -141,8 +161,6 @@ def given(case: str, family: str) -> tuple[list[dict[str, Any]], list[dict[str, 
     """The messages and tools for `apply_chat_template`."""
     row = copy.deepcopy(CASES[case])
     if FAMILIES[family].text_arguments:
-        import json
-
         for message in row["messages"]:
             for call in message.get("tool_calls", ()):
                 written = json.dumps(call["function"]["arguments"], ensure_ascii=False)

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (DeepSeek's special tokens have other bars)
 """The chat templates of the golden files, each with a tokenizer that has its special tokens.
 
 The tokenizers are trained on the spot (SmolLM2's is the real one): what they make of ordinary text
@@ -10,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from tests.core.tiny_tokenizer import Family, make_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "templates"
@@ -28,7 +31,8 @@ class Golden:
     Args:
         end: what closes an assistant's turn.
         around: what else the template writes into a turn, before the words or after them.
-        text_arguments: it wants the arguments of calls as JSON text.
+        text_arguments: it wants the arguments of calls as JSON text, and null as the content beside
+            them, which `apply_chat_template` does not pass on.
     """
 
     specials: tuple[str, ...]

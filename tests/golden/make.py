@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from itertools import groupby
 
 from tests.golden.cases import CASES, record
@@ -20,15 +21,20 @@ from vox_core.data.serving import serving_difference
 SEQ_LEN = 100_000
 
 
+@cache
+def encoder_of(name: str) -> Encoder:
+    return Encoder(tokenizer(name), SEQ_LEN)
+
+
 def readable(name: str) -> str:
     """Every case of a template, as text."""
-    encoder = Encoder(tokenizer(name), SEQ_LEN)
+    encoder = encoder_of(name)
     return "\n".join(f"=== {case}\n{_case(encoder, record(case))}\n" for case in CASES)
 
 
 def tokens(name: str) -> str:
     """Tokens of every case that the template takes, and runs of [weight, tokens], as JSON."""
-    encoder = Encoder(tokenizer(name), SEQ_LEN)
+    encoder = encoder_of(name)
     found = {}
     for case in CASES:
         try:

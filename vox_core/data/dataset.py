@@ -191,6 +191,15 @@ def _untrained(what: str, expected: str) -> DataError:
 
 def _all_dropped(dataset: Dataset) -> DataError:
     reasons = ", ".join(f"{count} with {reason}" for reason, count in dataset.dropped.items())
+    if set(dataset.dropped) == {"preference pair"}:
+        return DataError(
+            "D006",
+            "every row was dropped",
+            where="the data",
+            found=f"{dataset.dropped['preference pair']} preference pairs and nothing else",
+            expected="conversations, prompts with completions, or texts",
+            remedy='train on the answers that were chosen: write them as rows of "messages"',
+        )
     return DataError(
         "D006",
         "every row was dropped",

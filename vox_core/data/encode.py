@@ -155,11 +155,12 @@ class Encoder:
             return _Tokens.of(ids_T, weights_T, [end - first for end in ends])
         before = self._prefix
         after = self._suffix if ids_T[-1:].tolist() != self._suffix[-1:] else []
+        closing = text.spans[-1].weight if text.spans else 0
         weights_T = np.concatenate(
-            [np.zeros(len(before)), weights_T, np.ones(len(after))], dtype=np.float32
+            [np.zeros(len(before)), weights_T, np.full(len(after), closing)], dtype=np.float32
         )
         tokens_T = np.array([*before, *ids_T.tolist(), *after], np.int32)
-        return _Tokens.of(tokens_T, weights_T, [len(tokens_T)] if self._suffix else [])
+        return _Tokens.of(tokens_T, weights_T, [len(tokens_T)] if self._suffix and closing else [])
 
     def _fit(self, record: Record, whole: _Tokens) -> Encoded:
         """Cut to `seq_len`, and drop what then trains nothing."""

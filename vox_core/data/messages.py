@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vox_core.data.jsonl import RowError, json_type
 from vox_core.data.tools import call_of_old, tool_calls
@@ -154,13 +154,14 @@ def _weight(item: dict[str, object], role: Role, place: str) -> float | None:
         raise RowError(f"found {json_type(train)} as {place}.train, expected true or false")
     if weight is None:
         return None if train is None else float(train)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-        found = weight if isinstance(weight, int | float) else json_type(weight)
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not 0 <= cast(float, weight) <= 1:
+        found = str(weight) if number else json_type(weight)
         raise RowError(f"found {found} as {place}.weight, expected a number from 0 to 1")
+    weight = cast(float, weight)
     if train is not None and train != (weight > 0):
-        raise RowError(
-            f"found {place}.train {train} with the weight {weight}, expected them to agree"
-        )
+        found = f"{place}.train {str(train).lower()} with the weight {weight}"
+        raise RowError(f"found {found}, expected them to agree")
     if weight > 0 and role != "assistant" and not train:
         raise RowError(
             f"found the weight {weight} in {place} of the {role}, expected 0, or "

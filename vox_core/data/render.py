@@ -48,7 +48,6 @@ __all__ = ["NO_TEMPLATE", "RenderError", "Rendered", "Renderer", "Span", "weight
 
 NO_TEMPLATE = "the row is a conversation, and the model has no chat template"
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FIXED_DATE = {
     "%d": "26", "%b": "Jul", "%B": "July", "%m": "07", "%Y": "2024", "%y": "24", "%A": "Friday",
     "%a": "Fri", "%H": "00", "%M": "00", "%S": "00",
@@ -94,11 +93,12 @@ class Renderer:
         assert record.messages is not None
         if self.template is not None:
             return self._conversation(record)
-        if record.kind == "chat":
+        if record.kind == "chat" or record.tools:
             raise RenderError(NO_TEMPLATE)
-        prompt, completion = (message.content for message in record.messages)
-        text = prompt + completion
-        return Rendered(text, (Span(len(prompt), len(text), False),), templated=False)
+        prompt, completion = record.messages
+        text = prompt.content + completion.content
+        span = Span(len(prompt.content), len(text), False, weight_of(completion))
+        return Rendered(text, (span,) if span.weight else (), templated=False)
 
     def end_of_turn_names(self) -> list[str]:
         """The tokens that end a turn, as text."""
@@ -114,7 +114,9 @@ class Renderer:
         chat = cast("tuple[Message, ...]", record.messages)
         if record.tools or any(one.extra or one.role == "tool" for one in chat):
             self._require_written(record, chat)
-        if _GENERATION.search(self._source(record)):
+        with self._template_faults():
+            marked = self._compiled(record).marked
+        if marked:
             return self._marked(record, chat)
         text = self._write(record, chat)
         turns = self._turns(record, text)
@@ -131,18 +133,16 @@ class Renderer:
         if record.tools and not takes.tools:
             raise RenderError("the chat template does not write the row's tools")
         for index, message in enumerate(chat):
-            extra = message.extra or {}
+            extra, what = message.extra or {}, f"messages[{index}]"
             if "tool_calls" in extra and not takes.calls:
-                raise RenderError(
-                    f"the chat template does not write the calls of messages[{index}]"
-                )
+                raise RenderError(f"the chat template does not write the calls of {what}")
+            if "tool_calls" in extra and message.content.strip() and not takes.words:
+                raise RenderError(f"the chat template does not write what {what} says beside calls")
             if message.role == "tool" and not takes.answers:
-                raise RenderError(f"the chat template does not write the tool's messages[{index}]")
+                raise RenderError(f"the chat template does not write {what} of a tool")
             if "reasoning_content" in extra and not takes.reasoning:
-                what = f"the reasoning of messages[{index}]"
-                raise RenderError(
-                    f"the chat template does not write {what}; is it part of content?"
-                )
+                said = f"the reasoning of {what}, unless in its content"
+                raise RenderError(f"the chat template does not write {said}")
 
     def _marked(self, record: Record, chat: Chat) -> Rendered:
         """Spans as the template's own generation markers give them.

@@ -12,11 +12,15 @@ differs from a server by design.
 
 from __future__ import annotations
 
+import re
+
 from vox_core.data.records import Record
 from vox_core.data.render import Renderer, weight_of
 from vox_core.data.turns import common
 
 _SHOWN = 40
+_WORD = re.compile(r"[<\[]?[^\s<\[]*$")
+"""The last word or special token of a text, begun or empty."""
 
 
 def serving_difference(renderer: Renderer, record: Record) -> str | None:
@@ -47,6 +51,6 @@ def _difference(prompt: str | None, text: str, turn: int) -> str | None:
         return f"a server could not ask for messages[{turn}]: the template refuses those before it"
     if text.startswith(prompt):
         return None
-    at = common(prompt, text)
+    at = _WORD.search(text[: common(prompt, text)]).start()  # type: ignore[union-attr]
     sent, trained = (repr(one[at : at + _SHOWN]) for one in (prompt, text))
     return f"before messages[{turn}] a server sends {sent} where the model is trained on {trained}"

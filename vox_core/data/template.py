@@ -7,6 +7,7 @@ The environment is the one that transformers renders in, with its filters, its g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 MAX_SOURCE = 1 << 18
 """Ten times the longest template of a known model, in characters."""
@@ -39,12 +42,16 @@ class ChatTemplate:
         source: the template.
         names: further variables, such as the special tokens.
 
+    Attributes:
+        marked: it says itself what the model generates, with `{% generation %}`.
+
     Raises:
         TemplateFault: it cannot be compiled.
     """
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
         self._names = dict(names)
+        self.marked = _GENERATION.search(source) is not None
         with _faults():
             if len(source) > MAX_SOURCE:
                 raise ValueError(f"the template has more than {MAX_SOURCE:,} characters")
@@ -96,9 +103,10 @@ class ChatTemplate:
 
 def _characters(chat: Chat, tools: Tools) -> int:
     """Of all that a template is given."""
-    given = sum(
-        len(message["content"]) if len(message) == 2 else characters(message) for message in chat
-    )
+    given = 0
+    for message in chat:
+        said = message.get("content") if len(message) == 2 else None
+        given += len(said) if type(said) is str else characters(message)
     return given + characters(tools) if tools else given
 
 
