@@ -6,7 +6,9 @@ from its beginning are taken. What has a private name is left out, unless asked 
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -121,6 +123,7 @@ class _Maker:
             shown = _examples_among(blocks(found.text))
         if not any(each.is_code for each in shown):
             return
+        shown = [_as_python(each) for each in shown]
         if answer := self._fitting(shown, with_code=True):
             yield self._row("example", answer, same=answer, short=True)
 
@@ -183,6 +186,19 @@ def _leads(block: Block) -> bool:
     if block.is_code:
         return False
     return bool(_LEADS_TO_CODE.search(block.text) or _HEADING.fullmatch(block.text))
+
+
+def _as_python(block: Block) -> Block:
+    """Code of no language is Python's in an example, if Python can read it."""
+    if block.language != "":
+        return block
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(block.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return block
+    return replace(block, language="python")
 
 
 def _is_example(several: Sequence[Block], index: int) -> bool:
