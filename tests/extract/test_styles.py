@@ -191,7 +191,8 @@ def test_each_docstring_has_its_own_style(doc: str, style: str) -> None:
 
 
 def test_what_comes_after_the_fields_is_not_the_last_fields(tmp_path: Path) -> None:
-    source = 'def f(a):\n    """Does it well.\n\n    :param a: the first thing there is\n\n    The end.\n    """\n'
+    doc = "Does it well.\n\n    :param a: the first thing there is\n\n    The end.\n    "
+    source = f'def f(a):\n    """{doc}"""\n'
     rows = rows_in(made(tmp_path, {"x.py": source}))
     assert [row.answer for row in rows if row.kind in ("describe", "parameter")] == [
         "Does it well.\n\nThe end.",
@@ -211,8 +212,8 @@ def test_what_comes_after_the_fields_is_not_the_last_fields(tmp_path: Path) -> N
             "Deprecated since version 3.",
         ),
         (
-            "def f(a):\n    '''Does it.\n\n    Parameters\n    ----------\n    a : int\n        No.\n"
-            "\n        .. deprecated:: 3\n    '''",
+            "def f(a):\n    '''Does it.\n\n    Parameters\n    ----------\n    a : int\n"
+            "        No.\n\n        .. deprecated:: 3\n    '''",
             None,  # of the parameter, and not of f
         ),
     ],

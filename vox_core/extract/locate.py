@@ -17,8 +17,9 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -127,10 +128,19 @@ def _standard(names: Iterable[str]) -> Library:
 
 def _of_installed(name: str) -> Library | None:
     """What is both, such as attrs, is the distribution, with all that it brings."""
-    owners = metadata.packages_distributions().get(name, ())
-    if name in owners:
+    if name in _owners(name):
         return _of_distribution(name)
     return _of_import(name) or _of_distribution(name)
+
+
+def _owners(name: str) -> Sequence[str]:
+    """The distributions that bring an import package."""
+    return _packages().get(name, ())
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()  # reads what every distribution has installed
 
 
 def _of_import(name: str) -> Library | None:
@@ -147,8 +157,8 @@ def _of_import(name: str) -> Library | None:
     origin = [spec.origin] if spec.origin and not places else []
     roots = [Path(each).parent for each in [*places, *origin] if Path(each).exists()]
     files = [file for root in roots for file in _top_level(root, name)]
-    owners = sorted(set(metadata.packages_distributions().get(name, ())))
-    described = _described(owners[0]) if owners else None
+    owner = min(_owners(name), default=None)
+    described = _described(owner) if owner else None
     if described is None:
         described = _of_folder(roots[0] / name, name) if roots else Project(name, None, None)
     return _library(described, files)

@@ -124,7 +124,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[Block]:
                 yield block
                 continue
             literal = True
-            yield Block(block.text[:-2].rstrip() if block.text.endswith(" ::") else block.text[:-1])
+            words = block.text[:-2]
+            yield Block(f"{words}:" if words and words == words.rstrip() else words.rstrip())
 
 
 def _next(lines: Sequence[str], index: int, depth: int) -> tuple[list[Block], int]:
