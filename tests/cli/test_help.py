@@ -21,6 +21,8 @@ PATHS = [
     "quickstart",
     "plan",
     "train",
+    "data extract python",
+    "data extract markdown",
     "merge",
     "convert",
     "chat",
@@ -60,7 +62,9 @@ def leaves(group: click.Group, prefix: str = "") -> list[str]:
     ctx = click.Context(group)
     for name in group.list_commands(ctx):
         child = group.get_command(ctx, name)
-        found += leaves(child, f"{name} ") if isinstance(child, click.Group) else [prefix + name]
+        found += (
+            leaves(child, f"{prefix}{name} ") if isinstance(child, click.Group) else [prefix + name]
+        )
     return found
 
 
