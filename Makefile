@@ -16,7 +16,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)
 # Twice quiet: errors only. The constraints go with every call, so that pip never takes another torch.
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# What is imported is compiled then: a fifth of what is installed is, and pip would compile all of it.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile \
+	-c constraints.txt
 
 # Every test process keeps to one thread, and there are as many processes as cores, up to four:
 # the tests' models are tiny, and more threads than cores would only get in each other's way.
@@ -25,7 +27,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long crash fuzz lint bench clean
+.PHONY: help demo test test-long crash fuzz style lint bench clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
@@ -40,10 +42,11 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/vox quickstart
 
-test: lint $(BLAS)
+# mypy is one of the tests (tests/architecture/test_types.py), so that it runs beside the others.
+test: style $(BLAS)
 	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
-test-long: lint $(BLAS)
+test-long: style $(BLAS)
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
 # Some seconds a kill. With strace on the machine, every system call of a checkpoint in turn, too.
@@ -58,9 +61,11 @@ CASES ?= 20000
 fuzz: $(VENV)/.installed-dev
 	VOX_FUZZ=$(CASES) $(PYTEST) --dist load --timeout 3600 tests/fuzz
 
-lint: $(VENV)/.installed-dev
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 # The peers are installed beside vox: what is compared are trainers, on the same torch.

@@ -260,7 +260,14 @@ def training(tmp_path: Path) -> list[object]:
     return ["train", *(each for key, value in given.items() for each in (f"--{key}", value))]
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        pytest.param("stdout", marks=pytest.mark.long),
+        pytest.param("stderr", marks=pytest.mark.long),
+        "both",
+    ],
+)
 def test_a_run_outlives_whoever_reads_its_output(
     stream: str, training: list[object], tmp_path: Path, vox
 ) -> None:

@@ -27,9 +27,11 @@ BY_UV = pytest.param(
 )
 TORCH = {"name": "torch", "version": "2.13.0", "files": {"torch/__init__.py": "GOOD = 1\n"}}
 EVIL = {"torch/__init__.py": "EVIL = 1\n"}
+# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
+BY_PIP = pytest.param("pip", marks=pytest.mark.long)
 
 
-@pytest.fixture(scope="module", params=["pip", BY_UV])
+@pytest.fixture(scope="module", params=[BY_PIP, BY_UV])
 def environment(request, tmp_path_factory) -> World:
     return World(tmp_path_factory.mktemp(request.param), request.param)
 

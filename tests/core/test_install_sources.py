@@ -21,9 +21,11 @@ from vox_core.host.resolve import Change, pinned
 BY_UV = pytest.param(
     "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
 )
+# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
+BY_PIP = pytest.param("pip", marks=pytest.mark.long)
 
 
-@pytest.fixture(scope="module", params=["pip", BY_UV])
+@pytest.fixture(scope="module", params=[BY_PIP, BY_UV])
 def environment(request, tmp_path_factory) -> World:
     return World(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -67,6 +67,9 @@ KINDS = {
     "duplicate id": Kind(_twice, "broken", "defined more than once"),
 }
 
+TRAINED_BESIDE = ("segfault", "hang", "bad manifest")
+"""A training in a process of its own imports torch; the others are in the long form."""
+
 
 class Place:
     """A virtual environment with a broken plugin, and vox in it."""
@@ -170,7 +173,17 @@ def test_explain(place: Place) -> None:
     assert all(verdict["reason"] for verdict in told["verdicts"])
 
 
-def test_train_with_another_backend(place: Place, model: Path, data: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        each if each in TRAINED_BESIDE else pytest.param(each, marks=pytest.mark.long)
+        for each in KINDS
+    ],
+)
+def test_train_with_another_backend(
+    places: Callable[[str], Place], model: Path, data: Path, kind: str
+) -> None:
+    place = places(kind)
     flags = {"model": model, "data": data, "out": "run", "backend": "cpu", "max-steps": 1}
     given = [part for flag, value in flags.items() for part in (f"--{flag}", value)]
     report = place.json("train", *given, limit_s=TRAINING_LIMIT_S)

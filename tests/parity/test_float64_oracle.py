@@ -104,7 +104,7 @@ def test_it_merges_and_answers(vox: Callable[..., str], runs: dict[str, Path]) -
     assert vox("generate", run, *asked) == vox("generate", str(merged), *asked)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # as any package does: test_scaffold.py
 @pytest.mark.timeout(900)
 def test_it_passes_the_conformance_suite(environment: Environment) -> None:
     done = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=str(EXAMPLE))

@@ -21,7 +21,7 @@ from vox_core.run import telemetry
 from vox_core.run.load import open_model
 from vox_core.run.train import train
 
-STEPS, HALF = 20, 10
+STEPS, MOVED = 20, 15
 OTHER = {"cpu": "mlx", "mlx": "cpu"}
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ def runs(folder: Path) -> dict[str, Path]:
     """Backend -> its run of twenty steps."""
     model = models.resolve("smollm2-135m").path
     given = {"model": str(model), "data": [folder / "train.jsonl"], "dtype": "fp32", "rank": 8}
-    numbers = {"max_steps": STEPS, "batch_size": 2, "lr": 1e-3, "warmup": 0.1, "save_every": HALF}
+    numbers = {"max_steps": STEPS, "batch_size": 2, "lr": 1e-3, "warmup": 0.1, "save_every": MOVED}
     return {
         backend: train(
             validate(
@@ -60,13 +60,13 @@ def losses(run: Path) -> list[float]:
 
 
 def cut(run: Path, to: Path) -> Path:
-    """A copy of the run as it was after half of its steps."""
+    """A copy of the run as it was after most of its steps."""
     shutil.copytree(run, to)
     shutil.rmtree(to / "checkpoints" / f"step-{STEPS}")
     (to / "vox_adapter.json").unlink()
     # A checkpoint is announced at one of the steps after its own.
     told = telemetry.read(run / "telemetry.jsonl")
-    kept = [json.dumps(line) + "\n" for line in told if line.get("step", 0) <= HALF]
+    kept = [json.dumps(line) + "\n" for line in told if line.get("step", 0) <= MOVED]
     (to / "telemetry.jsonl").write_text("".join(kept))
     return to
 
@@ -92,7 +92,7 @@ def test_a_run_goes_on_elsewhere(runs, folder, begun):
     worked = json.loads((run / "vox_adapter.json").read_text())["backends"]
     assert [(each["backend"], each["first_step"]) for each in worked] == [
         (begun, 1),
-        (OTHER[begun], HALF + 1),
+        (OTHER[begun], MOVED + 1),
     ]
     assert any(f"going on with {OTHER[begun]}" in n["message"] for n in lines(run, "notice"))
 

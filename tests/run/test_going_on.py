@@ -357,7 +357,7 @@ def test_there_is_no_limit_unless_one_is_asked_for():
     assert not TimeLimit(60, 0, now=lambda: 59)()
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_sigterm_from_outside(made, whole, times):
     """Through the command itself: exit 130, with the words that say how to go on."""
     asked = made(**{**SMALL, "max_steps": 60}, save_every=50)

@@ -31,9 +31,10 @@ from vox_core.host.rollback import restored_on_failure
 BY_UV = pytest.param(
     "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
 )
+BY_PIP = pytest.param("pip", marks=pytest.mark.long)  # which takes twice as long
 
 
-@pytest.fixture(scope="module", params=["pip", BY_UV])
+@pytest.fixture(scope="module", params=[BY_PIP, BY_UV])
 def environment(request: pytest.FixtureRequest, tmp_path_factory: Any) -> World:
     return World(tmp_path_factory.mktemp(request.param), request.param)
 
