@@ -64,7 +64,7 @@ def test_rows_of_a_document(tmp_path: Path) -> None:
         (
             "section",
             6,
-            "What is The tool?",
+            "Tell me about The tool.",
             "It does what it does to a [thing](https://x.org).\n\n| a | b |\n|---|---|\n| 1 | 2 |",
         ),
         (

@@ -68,7 +68,7 @@ def _rows(
         made = list(
             rows_of(definition, name, source, docstrings, max_characters=sieve.max_characters)
         )
-    except (RecursionError, ValueError) as error:  # a docstring beyond what griffe can take
+    except RecursionError as error:  # directives within directives
         faults.unread.append(f"{file.relative}, line {definition.line}: {error}")
         return
     yield from sieve.keep(iter(made))

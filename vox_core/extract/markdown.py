@@ -34,7 +34,7 @@ _SECTION = (
     "Explain {topic} ({title}).",
     "What should I know about {topic} in {title}?",
 )
-_TOP = ("What is {title}?", "What is “{title}” about?", "Give an overview of {title}.")
+_TOP = ("Tell me about {title}.", "What is “{title}” about?", "Give an overview of {title}.")
 _CODE = (
     "Show code for this ({title}): {text}",
     "Show the code ({title}): {text}",

@@ -49,7 +49,7 @@ def rows_of(
     """Every row of one definition, whose public name is `name`.
 
     Raises:
-        RecursionError, ValueError: the docstring is one that cannot be read.
+        RecursionError: the docstring is nested too deeply.
     """
     found = docstrings.read(name.rpartition(".")[2], definition.doc)
     if found.signature and definition.kind in _CALLED:
