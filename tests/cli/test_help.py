@@ -21,6 +21,8 @@ PATHS = [
     "quickstart",
     "plan",
     "train",
+    "data extract python",
+    "data extract markdown",
     "merge",
     "convert",
     "chat",
@@ -59,8 +61,8 @@ def leaves(group: click.Group, prefix: str = "") -> list[str]:
     found = []
     ctx = click.Context(group)
     for name in group.list_commands(ctx):
-        child = group.get_command(ctx, name)
-        found += leaves(child, f"{name} ") if isinstance(child, click.Group) else [prefix + name]
+        child, path = group.get_command(ctx, name), f"{prefix}{name}"
+        found += leaves(child, f"{path} ") if isinstance(child, click.Group) else [path]
     return found
 
 

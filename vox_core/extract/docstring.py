@@ -38,6 +38,8 @@ _GOOGLE = re.compile(
 _REST_HEADING = re.compile(r"^\S[^\n]{0,80}\n([-=~^])\1{2,}[ \t]*$", re.M)
 
 
+# What it raises on texts that nobody writes on purpose; their words are taken as they are.
+_FAULTS_OF_GRIFFE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _REMARKS = ("note", "warning", "important", "tip", "caution")
 
 
@@ -81,7 +83,11 @@ class Docstrings:
         found = Documented(signature)
         style = style_of(rest)
         words: list[str] = []
-        for section in self._sections(style, rest):
+        try:
+            sections = self._sections(style, rest)
+        except _FAULTS_OF_GRIFFE:
+            sections = self._sections("words", rest)
+        for section in sections:
             if taken := self._take(section, found):
                 words.append(taken)
         found.text = "\n\n".join(words)

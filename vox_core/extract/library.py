@@ -44,9 +44,14 @@ def python_rows(
         for definition in sorted(module.definitions, key=lambda each: (each.line, each.name)):
             name = names.of(definition.module, definition.name)
             if is_private(name) and not private:
-                sieve.left_out["private"] += bool(definition.doc)
+                sieve.left_out["private"] += bool(definition.doc) and not _is_of_class(name)
                 continue
             yield from _rows(library, file, definition, name, docstrings, sieve, faults)
+
+
+def _is_of_class(name: str) -> bool:
+    """What these say is said of their class."""
+    return name.endswith((".__init__", ".__new__"))
 
 
 def _rows(
@@ -63,7 +68,7 @@ def _rows(
         made = list(
             rows_of(definition, name, source, docstrings, max_characters=sieve.max_characters)
         )
-    except (RecursionError, ValueError) as error:  # a docstring beyond what griffe can take
+    except RecursionError as error:  # directives within directives
         faults.unread.append(f"{file.relative}, line {definition.line}: {error}")
         return
     yield from sieve.keep(iter(made))

@@ -17,8 +17,9 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -127,10 +128,19 @@ def _standard(names: Iterable[str]) -> Library:
 
 def _of_installed(name: str) -> Library | None:
     """What is both, such as attrs, is the distribution, with all that it brings."""
-    owners = metadata.packages_distributions().get(name, ())
-    if name in owners:
+    if name in _owners(name):
         return _of_distribution(name)
     return _of_import(name) or _of_distribution(name)
+
+
+def _owners(name: str) -> Sequence[str]:
+    """The distributions that bring an import package."""
+    return _packages().get(name, ())
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()  # reads what every distribution has installed
 
 
 def _of_import(name: str) -> Library | None:
@@ -147,8 +157,8 @@ def _of_import(name: str) -> Library | None:
     origin = [spec.origin] if spec.origin and not places else []
     roots = [Path(each).parent for each in [*places, *origin] if Path(each).exists()]
     files = [file for root in roots for file in _top_level(root, name)]
-    owners = sorted(set(metadata.packages_distributions().get(name, ())))
-    described = _described(owners[0]) if owners else None
+    owner = min(_owners(name), default=None)
+    described = _described(owner) if owner else None
     if described is None:
         described = _of_folder(roots[0] / name, name) if roots else Project(name, None, None)
     return _library(described, files)
@@ -222,7 +232,7 @@ def _library(described: Project, files: Iterable[SourceFile]) -> Library:
 def _top_level(root: Path, name: str) -> Iterator[SourceFile]:
     """The files of the package or module `name` in a folder of such."""
     if (root / name).is_dir():
-        yield from _below(root / name, root)
+        yield from _below(root / name, root, installed=True)
         return
     for suffix in _SUFFIXES:
         if (path := root / f"{name}{suffix}").is_file():
@@ -230,15 +240,21 @@ def _top_level(root: Path, name: str) -> Iterator[SourceFile]:
             return
 
 
-def _below(folder: Path, root: Path) -> Iterator[SourceFile]:
-    """The sources below a folder; a module's name begins at the topmost package it is in."""
+def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[SourceFile]:
+    """The sources below a folder, which is in `root`.
+
+    Args:
+        installed: a module's name is its whole path, for `root` is on Python's own; else it begins
+            at the topmost package that the module is in.
+    """
     for where, folders, names in os.walk(folder):
         here = Path(where)
         folders[:] = sorted(each for each in folders if is_read(here / each))
         for name in sorted(names):
             path = here / name
             if path.suffix in _SUFFIXES and not _is_test(name) and not _has_source(path, names):
-                yield SourceFile(path, path.relative_to(root).as_posix(), _module(path, root))
+                module = _dotted(path.relative_to(root)) if installed else _module(path, root)
+                yield SourceFile(path, path.relative_to(root).as_posix(), module)
 
 
 def _has_source(path: Path, names: list[str]) -> bool:
@@ -257,11 +273,14 @@ def _is_test(name: str) -> bool:
 
 
 def _module(path: Path, root: Path) -> str:
-    parts = [] if path.stem == "__init__" else [path.stem]
-    folder = path.parent
-    while folder != root and ((folder / "__init__.py").is_file() or folder.parent == root):
-        if not (folder / "__init__.py").is_file() and not (folder / "__init__.pyi").is_file():
-            break
-        parts.append(folder.name)
-        folder = folder.parent
-    return ".".join(reversed(parts)) or path.parent.name
+    top = path.parent
+    while top != root and (top / "__init__.py").is_file():
+        top = top.parent
+    if top == path.parent == root and path.stem == "__init__":
+        top = path.parent.parent
+    return _dotted(path.relative_to(top))
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)

@@ -34,13 +34,14 @@ _SECTION = (
     "Explain {topic} ({title}).",
     "What should I know about {topic} in {title}?",
 )
-_TOP = ("What is {title}?", "What is “{title}” about?", "Give an overview of {title}.")
+_TOP = ("Tell me about {title}.", "What is “{title}” about?", "Give an overview of {title}.")
 _CODE = (
     "Show code for this ({title}): {text}",
     "Show the code ({title}): {text}",
     "What does the code look like ({title})? {text}",
 )
 _CODE_OF = ("Show code for {topic} ({title}).", "Give the code for {topic} ({title}).")
+_CODE_OF_TOP = ("Show code for “{title}”.", "Give the code for “{title}”.")
 
 
 @dataclass
@@ -233,9 +234,9 @@ def _rows(
             context = " > ".join(section.path)
             question = choose(_CODE, *section.path, text).format(title=context, text=text)
         else:
-            topic_or_title = topic if below else f"“{title}”"
+            templates = _CODE_OF if below else _CODE_OF_TOP
             key = (*section.path, str(index))
-            question = choose(_CODE_OF, *key).format(title=title, topic=topic_or_title)
+            question = choose(templates, *key).format(title=title, topic=topic)
         yield _row("code", question, part.text, section, part.line, library, file)
 
 

@@ -124,7 +124,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[Block]:
                 yield block
                 continue
             literal = True
-            yield Block(block.text[:-2].rstrip() if block.text.endswith(" ::") else block.text[:-1])
+            words = block.text[:-2]
+            yield Block(f"{words}:" if words and words == words.rstrip() else words.rstrip())
 
 
 def _next(lines: Sequence[str], index: int, depth: int) -> tuple[list[Block], int]:
@@ -240,7 +241,11 @@ def _hanging(lines: Sequence[str]) -> list[str]:
 
 # --- within a line --------------------------------------------------------------------------------
 
-_ROLE = re.compile(r":(?:[\w.+-]{1,30}:)?([\w+-]{1,30}):`([^`\n]{1,300})`")
+# With the first colon missing it is a role all the same, if it is one of those known.
+_ROLE = re.compile(
+    r"(?::(?:[\w.+-]{1,30}:)?([\w+-]{1,30})|\b(?:obj|class|func|meth)):`([^`\n]{1,300})`"
+)
+_AUTODOC = re.compile(r"\[`~?([^`\n]{1,200})`\](?![(\[])")  # of Hugging Face's documentation
 _LITERAL = re.compile(r"``(.{1,400}?)``(?!`)", re.S)
 _LINK = re.compile(r"`([^`<]{1,200}?)\s*<([^`>]{1,300})>`__?")
 _REFERENCE = re.compile(r"`([^`]{1,200})`__?(?!\w)")
@@ -257,7 +262,7 @@ def inline(text: str) -> str:
     text = _LITERAL.sub(_literal, text)
     text = _LINK.sub(r"\1 (\2)", text)
     text = _REFERENCE.sub(r"\1", text)
-    text = _FOOTNOTE.sub("", text)
+    text = _AUTODOC.sub(r"`\1`", _FOOTNOTE.sub("", text))
     return re.sub(r"\\([*_`|])", r"\1", text).replace("\\ ", "")
 
 
@@ -267,7 +272,7 @@ def _literal(match: re.Match[str]) -> str:
 
 
 def _role(match: re.Match[str]) -> str:
-    role, content = match[1].lower(), match[2].strip()
+    role, content = (match[1] or "").lower(), match[2].strip()
     if target := _TARGET.match(content):
         content = target[1]
     elif content.startswith("~"):

@@ -6,7 +6,9 @@ from its beginning are taken. What has a private name is left out, unless asked 
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +21,7 @@ from vox_core.extract.source import Definition, Kind
 FAMILY = "python-docs"
 
 _LEADS_TO_CODE = re.compile(r"(:|\be\.g\.,?|\bexamples?[.:]?)$", re.I)
+_HEADING = re.compile(r"(?i)\W{0,4}((code )?examples?( usage)?|usage( example)?s?)\W{0,4}")
 _NAME = re.compile(r"\*{0,2}[A-Za-z_][\w.]{0,100}( \(\w{1,10}\))?")
 # What `add_newdoc` documents is called, if its docstring begins with a signature.
 _CALLED: dict[Kind, Kind] = {"object": "function", "attribute": "method"}
@@ -46,7 +49,7 @@ def rows_of(
     """Every row of one definition, whose public name is `name`.
 
     Raises:
-        RecursionError, ValueError: the docstring is one that cannot be read.
+        RecursionError: the docstring is nested too deeply.
     """
     found = docstrings.read(name.rpartition(".")[2], definition.doc)
     if found.signature and definition.kind in _CALLED:
@@ -120,6 +123,7 @@ class _Maker:
             shown = _examples_among(blocks(found.text))
         if not any(each.is_code for each in shown):
             return
+        shown = [_as_python(each) for each in shown]
         if answer := self._fitting(shown, with_code=True):
             yield self._row("example", answer, same=answer, short=True)
 
@@ -179,27 +183,49 @@ def _exception(item: Item) -> Item:
 
 
 def _leads(block: Block) -> bool:
-    return not block.is_code and bool(_LEADS_TO_CODE.search(block.text))
+    if block.is_code:
+        return False
+    return bool(_LEADS_TO_CODE.search(block.text) or _HEADING.fullmatch(block.text))
 
 
-def _is_session(block: Block) -> bool:
-    return block.is_code and block.text.startswith(">>> ")
+def _as_python(block: Block) -> Block:
+    """Code of no language is Python's in an example, if Python can read it."""
+    if block.language != "":
+        return block
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(block.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return block
+    return replace(block, language="python")
+
+
+def _is_example(several: Sequence[Block], index: int) -> bool:
+    """A session of the interpreter, or code below a line that says "Example"."""
+    if not 0 <= index < len(several) or not several[index].is_code:
+        return False
+    if several[index].text.startswith(">>> "):
+        return True
+    before = several[index - 1] if index else None
+    return bool(before and not before.is_code and _HEADING.fullmatch(before.text))
 
 
 def _without_examples(several: Sequence[Block]) -> Iterator[Block]:
-    """Without sessions of the interpreter and the lines that announce them."""
+    """Without examples and the lines that announce them."""
     for index, block in enumerate(several):
-        announces = index + 1 < len(several) and _is_session(several[index + 1]) and _leads(block)
-        if not _is_session(block) and not announces:
+        announces = _is_example(several, index + 1) and _leads(block)
+        if not announces and not _is_example(several, index):
             yield block
 
 
 def _examples_among(several: Sequence[Block]) -> list[Block]:
-    """Sessions of the interpreter, each with the paragraph before it."""
+    """Examples, each with the paragraph that announces it, unless that is a mere heading."""
     shown: list[Block] = []
     for index, block in enumerate(several):
-        if _is_session(block):
-            if index and not several[index - 1].is_code and _leads(several[index - 1]):
-                shown.append(several[index - 1])
+        if _is_example(several, index):
+            before = several[index - 1] if index else block
+            if _leads(before) and not _HEADING.fullmatch(before.text):
+                shown.append(before)
             shown.append(block)
     return shown

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LANE = "extracted"
-MIN_CHARACTERS = 20
+MIN_CHARACTERS = 12
 MIN_WORDS = 3
 MAX_CHARACTERS = 2000
 

@@ -101,7 +101,8 @@ def parse(source: bytes, module: str, *, is_package: bool = False, stub: bool = 
             tree = ast.parse(source)
             _read(tree, found, stub)
     except SyntaxError as error:
-        raise Unparsable(f"line {error.lineno}: {error.msg}") from None
+        place = f"line {error.lineno}: " if error.lineno else ""
+        raise Unparsable(f"{place}{error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
         raise Unparsable(str(error) or "it is nested too deeply") from None
     return found
