@@ -3,8 +3,8 @@
     python benchmarks/stats.py [--rows 1000000] [--rounds 3] [--form messages]
 
 Each measurement is a process of its own, start included; rounds are interleaved, and the ratio is
-taken round by round, of processor time (user and system), because other processes may be busy on the
-machine; of real time too. Memory is the most that the process had.
+taken round by round, of processor time (user and system), because other processes may be busy on
+the machine; of real time too. Memory is the most that the process had.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WORDS = "the answer is a number and the question is a word how are you well thank".split()
+TEXT = "the answer is a number and the question is a word how are you well thank"
+WORDS = TEXT.split()
 BASE = """
 import json, subprocess, sys
 subprocess.run(["wc", "-l", sys.argv[1]], stdout=subprocess.DEVNULL, check=True)

@@ -21,6 +21,8 @@ PATHS = [
     "quickstart",
     "plan",
     "train",
+    "data stats",
+    "data preview",
     "merge",
     "convert",
     "chat",

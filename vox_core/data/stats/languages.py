@@ -52,13 +52,24 @@ def _letters(text: str) -> int:
 
 def _by_language() -> tuple[str, Callable[[str], str] | None]:
     try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        identifier = _identifier()
     except ImportError:
         return "", None
-    identifier: Any = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
 
     def name_of(text: str) -> str:
         name, probability = identifier.classify(text)
         return str(name) if probability >= LEAST_PROBABLE else UNCLEAR
 
     return "languages", name_of
+
+
+def _identifier() -> Any:
+    from py3langid import langid
+
+    return _load(langid)
+
+
+@cache
+def _load(langid: Any) -> Any:
+    """It takes most of a second."""
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

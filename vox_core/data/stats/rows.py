@@ -154,7 +154,8 @@ def _count_block(counts: Counts, data: bytes, first: int) -> None:
             if line.strip():
                 _count_slowly(counts, line, number)
         return
-    scan, shapes, attributes = make_scanner(json.JSONDecoder()), counts.shapes, Counter[Any]()
+    make: Any = make_scanner
+    scan, shapes, attributes = make(json.JSONDecoder()), counts.shapes, Counter[Any]()
     for number, text in enumerate(lines, start=first):
         try:
             fields, end = scan(text, 0)
@@ -179,7 +180,7 @@ def _count_usual(counts: Counts, kind: Kind, fields: dict[str, Any], line: int) 
         messages = fields["messages"]
         roles = tuple([message["role"] for message in messages])
         texts = [message["content"] for message in messages]
-        if roles not in counts.roles or sum(map(len, messages)) != 2 * len(roles):
+        if not roles or roles not in counts.roles or sum(map(len, messages)) != 2 * len(roles):
             return False
     elif kind == "text":
         roles, texts = (), [fields["text"]]
