@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import models
+from vox_core.errors import ConfigError
 from vox_core.models import LocalModel
 
 ROWS = [
@@ -66,10 +67,13 @@ def test_with_a_model_tokens_and_truncation_are_told(vox, data: Path) -> None:
 
 
 def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "vox_core.run.data.stats.stats", lambda *_, **rest: asked.append(rest) or 1 / 0
-    )
+    asked: list[dict[str, object]] = []
+
+    def stop(*_: object, **rest: object) -> None:
+        asked.append(rest)
+        raise ConfigError("C004", "enough", remedy="none")
+
+    monkeypatch.setattr("vox_core.run.data.stats.stats", stop)
     Path("vox.toml").write_text('[train]\nmodel = "m"\n')
     vox("data", "stats", "--data", data)
     Path("vox.toml").write_text("")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ ROWS: list[dict[str, Any]] = [
     {
         "messages": [
             {"role": "system", "content": ""},
-            {"role": "user", "content": [{"type": "text", "text": "in"}, {"type": "text", "text": "parts"}]},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("in", "parts")]},
             {"role": "assistant", "content": "b"},
         ]
     },
@@ -128,7 +130,7 @@ def test_the_sample_is_spread_over_all_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *({"text": str(n)} for n in range(5 * SAMPLE)))
     taken = [int(text) for text in count([path]).sample]
     assert SAMPLE <= len(taken) < 2 * SAMPLE
-    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {4}
+    assert {b - a for a, b in pairwise(taken)} == {4}
     assert taken[-1] > 5 * SAMPLE - 5
 
 
@@ -185,6 +187,6 @@ def test_languages_are_told() -> None:
 
 
 def test_without_the_library_scripts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "py3langid.langid", None)
+    monkeypatch.setitem(sys.modules, "py3langid", None)
     by, found = language_mix(["This is a sentence.", "Это предложение здесь."])
     assert (by, found) == ("scripts", {"latin": 1, "cyrillic": 1})
