@@ -3,6 +3,7 @@
 #   make demo    the whole way: train, compare, merge a small model
 #   make test    lint, types, every test; what CI runs
 #   make test-long    longer forms of some tests
+#   make browser the page of vox data preview, in a Chromium that is on the path
 #   make crash   kill -9 over runs of a tiny model, N=50 times, and at every call to the disk
 #   make fuzz    what reads files, on CASES=20000 made-up ones each
 #   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
@@ -27,12 +28,13 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no
 PYTEST := OMP_NUM_THREADS=1 VOX_MLX_BLAS=$(BLAS) TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long crash fuzz style lint bench clean
+.PHONY: help demo test test-long browser crash fuzz style lint bench clean
 
 help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
 	@echo "make test-long    longer forms of some tests"
+	@echo "make browser the page of vox data preview, in a Chromium that is on the path"
 	@echo "make crash   kill runs of a tiny model N=50 times, and at every call to the disk"
 	@echo "make fuzz    what reads files, on CASES=20000 made-up ones each"
 	@echo "make lint    lint and types only"
@@ -48,6 +50,9 @@ test: style $(BLAS)
 
 test-long: style $(BLAS)
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+browser: $(VENV)/.installed-dev
+	$(PYTEST) -n 0 -m '' tests/browser
 
 # Some seconds a kill. With strace on the machine, every system call of a checkpoint in turn, too.
 N ?= 50

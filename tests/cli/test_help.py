@@ -23,6 +23,8 @@ PATHS = [
     "train",
     "data extract python",
     "data extract markdown",
+    "data stats",
+    "data preview",
     "merge",
     "convert",
     "chat",

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 NAMED = 5
 """Rows that are named of each kind."""
-SERVED_OF_A_CHUNK = 4
+SERVED_OF_A_CHUNK = 8
 """Rows of some hundred that are rendered as they would be asked, too."""
 MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -174,8 +175,8 @@ class Observer(Tally):
                 self._of(record, "no-end")
             if row.cut == "mid-turn":
                 self._of(record, "cut-in-answer")
-        for record in records[:: max(1, len(records) // SERVED_OF_A_CHUNK)]:
-            self._serve(record)
+        for at in _sample(len(records)):
+            self._serve(records[at])
 
     def columns(self, columns: Columns) -> None:
         """Their tokens, all together."""
@@ -227,6 +228,14 @@ _DROPPED = {
     "nothing to train": "nothing-trained",
     "nothing to train within seq_len": "cut-before-answer",
 }
+
+
+def _sample(rows: int) -> list[int]:
+    """Some of so many rows: one of each of equal stretches, at another place in each, since rows
+    may alternate."""
+    wanted = min(rows, SERVED_OF_A_CHUNK)
+    bounds = [rows * n // wanted for n in range(wanted + 1)] if wanted else []
+    return [a + 5 * n % (b - a) for n, (a, b) in enumerate(pairwise(bounds))]
 
 
 def _trained(rendered: Rendered, at: int) -> bool:

@@ -72,12 +72,11 @@ def page(
     return _PAGE.format(
         made_by=MADE_BY,
         policy=_policy(style, script),
-        title=html.escape(title),
+        title=_text(title),
         style=style,
         script=script,
         facts="".join(
-            f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>"
-            for label, text in facts.items()
+            f"<dt>{_text(label)}</dt><dd>{_text(text)}</dd>" for label, text in facts.items()
         ),
         findings=_list(findings),
         data=_json(rows),
@@ -108,8 +107,13 @@ def _digest(text: str) -> str:
 def _list(findings: Sequence[Finding]) -> str:
     if not findings:
         return "<p>none</p>"
-    items = (f"<li><b>{each.level}</b> {html.escape(str(each))}</li>" for each in findings)
+    items = (f"<li><b>{each.level}</b> {_text(str(each))}</li>" for each in findings)
     return f'<ul class="findings">{"".join(items)}</ul>'
+
+
+def _text(text: str) -> str:
+    """As text in markup; half a surrogate, which has no encoding, written out."""
+    return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _json(rows: Sequence[SeenRow]) -> str:

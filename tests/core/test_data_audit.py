@@ -1,0 +1,223 @@
+"""The audit of masks: a data file for each finding, and nothing found of sound data."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.tiny_tokenizer import (
+    FAMILIES,
+    GENERATION,
+    make_tokenizer,
+    tiny_tokenizer,
+)
+from vox_core.data import kept, parts
+from vox_core.data.audit.findings import FINDINGS
+from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
+from vox_core.data.checked import check_files
+from vox_core.data.dataset import build_dataset
+from vox_core.data.observed import Observed
+from vox_core.data.records import load_records
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import DataError
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "looking-at-data.md"
+
+SOUND = ("how?", "so")
+# Everything that is said lies between the markers, whoever says it.
+ALL_MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% generation %}{{ message['content'] }}{{ '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+SYSTEM_MARKED = ALL_MARKED.replace(
+    "{% generation %}", "{% if message.role != 'user' %}{% generation %}"
+).replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
+# An answer of "secret" is left out of what is marked.
+NOT_SECRET = GENERATION.replace(
+    "{% if message['role'] == 'assistant' %}",
+    "{% if message['role'] == 'assistant' and message['content'] != 'secret' %}",
+)
+
+
+def chat(*turns: str, system: str | None = None) -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(turns)
+    said = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return {"messages": [*first, *said]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of which the second has the finding."""
+
+    bad: dict[str, Any]
+    family: str = "chatml"
+    template: str | None = None
+    vocabulary: int | None = None
+    seq_len: int = 256
+
+
+CASES = {
+    "outside-vocabulary": Case(chat("日本 äöü", "x"), vocabulary=360),
+    "system-trained": Case(chat(*SOUND, system="Be brief."), "generation", SYSTEM_MARKED),
+    "prompt-trained": Case(chat("a question", "a word"), "generation", ALL_MARKED),
+    "no-end": Case(chat("a", "b", "c"), "last_closed"),
+    "cut-in-answer": Case(chat("how?", "a number " * 400)),
+    "cut-before-answer": Case(chat("a number " * 400, "so")),
+    "nothing-trained": Case(chat("how?", "secret"), "generation", NOT_SECRET),
+    "rendered-text": Case({"text": "<|im_start|>user\nhow?<|im_end|>\n"}),
+    "double-bos": Case({"text": "<s>the answer"}, "base_with_bos"),
+    "serving-differs": Case(chat("a", "b", "c", "d"), "qwen3_open"),
+    "few-trained": Case(chat("a number " * 400, "so"), seq_len=9999),
+    "no-template": Case({"text": "the word"}, "base"),
+    "no-markers": Case(chat(*SOUND)),
+}
+OF_THE_WHOLE = {"few-trained", "no-template", "no-markers"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+
+
+@cache
+def tokenizer(family: str, template: str | None) -> Any:
+    if template is None:
+        return tiny_tokenizer(family)
+    return make_tokenizer(replace(FAMILIES[family], template=template))
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def sound_row(case: Case) -> dict[str, Any]:
+    if case.family.startswith("base"):
+        return {"prompt": "how?", "completion": "so"}
+    return chat("ok", "secret one") if case.template == NOT_SECRET else chat(*SOUND)
+
+
+def opened(data: Path, case: Case, tmp_path: Path, **options: Any) -> Any:
+    model = tmp_path / "model"
+    tokenizer(case.family, case.template).save_pretrained(model)
+    checked = check_files([data])
+    return kept.open_dataset(checked, model, lambda: load_tokenizer(model), case.seq_len, **options)
+
+
+def audited(data: Path, case: Case, tmp_path: Path) -> Audit:
+    return audit(opened(data, case, tmp_path), [data], case.vocabulary)
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_each_finding_is_found_where_it_stands(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    rows = [case.bad] if name in OF_THE_WHOLE else [sound_row(case), case.bad]
+    data = write(tmp_path / "rows.jsonl", *rows)
+    found = {each.id: each for each in audited(data, case, tmp_path).findings}
+    finding = found[name]
+    assert (finding.level, finding.remedy) == (FINDINGS[name].level, FINDINGS[name].remedy)
+    if name in OF_THE_WHOLE:
+        assert (finding.rows, finding.places) == (None, ())
+    elif name in ("system-trained", "prompt-trained", "serving-differs"):
+        assert f"{data}:2" in finding.places
+    else:
+        assert (finding.rows, finding.places) == (1, (f"{data}:2",))
+    assert str(finding).endswith(f"[{name}]")
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_nothing_else_is_found_of_a_sound_row(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    if case.template in (ALL_MARKED,):
+        pytest.skip("under this template no row is sound")
+    data = write(tmp_path / "rows.jsonl", sound_row(case))
+    found = {each.id for each in audited(data, case, tmp_path).findings}
+    assert found <= {"no-template", "no-markers"}
+
+
+def test_errors_stop_and_name_every_one(tmp_path: Path) -> None:
+    case = replace(CASES["system-trained"], vocabulary=300)
+    data = write(tmp_path / "rows.jsonl", chat("日本", "x", system="Be brief."))
+    with pytest.raises(DataError, match="masks of the data are wrong") as caught:
+        require_sound({"training": audited(data, case, tmp_path)})
+    assert caught.value.code == "VOX-D050"
+    ids = [fault.rpartition("[")[2] for fault in caught.value.faults]
+    assert ids == ["outside-vocabulary]", "system-trained]"]
+    assert f"{data}:1" in str(caught.value)
+
+
+def test_warnings_do_not_stop(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", chat(*SOUND), CASES["cut-in-answer"].bad)
+    found = audited(data, CASES["cut-in-answer"], tmp_path)
+    require_sound({"training": found})
+    assert (found.rows, found.ended) == (2, 1)
+    told = found.to_json()
+    assert (told["rows_with_trained_end"], told["rows_without_trained_end"]) == (1, 1)
+    assert 0 < told["trained_share"] < 1
+
+
+def test_what_the_assistant_quotes_is_no_prompt(tmp_path: Path) -> None:
+    """The system prompt stands in the answer too, or only there: the template leaves it out."""
+    template = GENERATION.replace("in messages %}", "in messages if message.role != 'system' %}")
+    assert template != GENERATION
+    for chosen in (None, template):
+        case = Case(chat("how?", "Be brief."), "generation", chosen)
+        data = write(tmp_path / "rows.jsonl", chat("how?", "Be brief.", system="Be brief."))
+        assert not audited(data, case, tmp_path).of_level("error")
+
+
+def test_counts_are_of_all_rows_and_the_first_few_are_named(tmp_path: Path) -> None:
+    case = CASES["cut-in-answer"]
+    data = write(tmp_path / "rows.jsonl", *([chat(*SOUND), case.bad] * 7))
+    (finding,) = (each for each in audited(data, case, tmp_path).findings if each.rows)
+    assert (finding.rows, len(finding.places)) == (7, 5)
+    assert ", …)" in str(finding)
+
+
+def test_the_cache_and_other_processes_tell_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(CASES["serving-differs"], seq_len=48)
+    rows = [chat(*SOUND), case.bad, chat("how?", "a number " * 400), {"text": "a <|im_end|> b"}]
+    data = write(tmp_path / "rows.jsonl", *rows * 20)
+    first = opened(data, case, tmp_path, block_bytes=999, workers=1).observed
+    with monkeypatch.context() as guarded:
+        guarded.setattr(parts, "make_part", None)
+        assert opened(data, case, tmp_path).observed == first
+    in_memory = build_dataset(load_records([data]), tokenizer(case.family, None), 48).observed
+    sampled = {"served": 0, "noted": {}, "details": {}}
+    assert replace(first, **sampled) == replace(in_memory, **sampled)
+    seen = {name: noted.total for name, noted in first.noted.items()}
+    assert seen["rendered-text"] == in_memory.noted["rendered-text"].total == 20
+    assert Observed.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+def test_lengths_are_those_of_whole_rows(tmp_path: Path) -> None:
+    rows = [chat(*SOUND), chat("how?", "a number " * 400), {"text": "a number " * 400}]
+    data = write(tmp_path / "rows.jsonl", *rows)
+    long, cut = (
+        opened(data, replace(CASES["no-markers"], seq_len=n), tmp_path) for n in (9999, 32)
+    )
+    assert dict(long.observed.lengths) == dict(cut.observed.lengths)
+    assert sorted(long.observed.lengths) == sorted({len(d) for d in long.documents})
+
+
+def test_the_vocabulary_is_the_models() -> None:
+    assert vocabulary_of({"vocab_size": 7}) == 7
+    assert vocabulary_of({"text_config": {"vocab_size": 7}}) == 7
+    assert vocabulary_of({"vocab_size": "7"}) is None
+
+
+def test_the_published_table_is_this_one() -> None:
+    lines = PAGE.read_text().splitlines()
+    published = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| `")]
+    table = [[f"`{id}`", k.level, k.what, k.means, k.remedy] for id, k in FINDINGS.items()]
+    assert published == table

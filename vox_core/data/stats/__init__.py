@@ -1,0 +1,1 @@
+"""What there is in data files: counts, lengths, duplicates, languages."""
