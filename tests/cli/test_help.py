@@ -113,7 +113,8 @@ def test_version(vox) -> None:
 
 def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
     placed = [name for names in SECTIONS.values() for name in names]
-    assert sorted(placed) == sorted([*TrainSettings.model_fields, "config_file", "as_json"])
+    others = ["config_file", "plan_file", "as_json"]
+    assert sorted(placed) == sorted([*TrainSettings.model_fields, *others])
     shown = vox("train", "--help").out
     headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [*SECTIONS, "Options"]
