@@ -118,7 +118,7 @@ def test_version(vox) -> None:
 def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
     placed = [name for names in SECTIONS.values() for name in names]
     flags = [name for name, field in TrainSettings.model_fields.items() if not is_table(field)]
-    assert sorted(placed) == sorted([*flags, "config_file", "as_json"])
+    assert sorted(placed) == sorted([*flags, "config_file", "plan_file", "as_json"])
     shown = vox("train", "--help").out
     headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [*SECTIONS, "Options"]

@@ -39,7 +39,14 @@ REPORT = PlanReport(
     valid=None,
     assumed=None,
     steps=planning.StepPlan(
-        2, 8, 8000, 512, False, 2048, {"laid": 1200, "padded": 1200, "trained": 9, "longest": 1200}
+        2,
+        8,
+        8000,
+        512,
+        False,
+        2048,
+        {"laid": 1200, "padded": 1200, "trained": 9, "longest": 1200},
+        planning.Work(1.75, 16, 16000, 7100),
     ),
     adapter=planning.AdapterPlan("lora", 16, 14, 12345),
     speed=None,
@@ -47,9 +54,15 @@ REPORT = PlanReport(
     options=OPTIONS,
     suggested=(planning.Suggestion(4 * GB, OPTIONS[0]),),
     disk=planning.DiskPlan(500_000, 9 * GB, Path("disk")),
+    merge=planning.MergePlan(
+        planning.MemoryPlan(GB, {"runtime": GB}, 8 * GB, 4 * GB, True),
+        planning.DiskPlan(2 * GB, 9 * GB, Path("disk")),
+    ),
     run=Path("runs/m"),
     writes=("plan.json", "README.md"),
     warnings=(),
+    found={},
+    settings={"rank": 16},
 )
 
 
@@ -81,13 +94,16 @@ def test_a_plan_is_shown(vox, service) -> None:
         "numbers      bf16, quantisation none",
         "data         10 rows, 9 documents, 9,000 tokens, 4,000 trained; longest 1200",
         "  dropped    1 nothing to train",
-        "steps        2, of 8 conversations, about 8,000 tokens; at most 1,200 tokens at once",
+        "steps        2, of 8 conversations; in all 16 documents (1.75 epochs), 16,000 tokens, "
+        "7,100 trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
-        "speed        not measured here; --tune refresh measures it, and what is fastest",
+        "speed        not measured here; --measure takes some steps, --tune refresh tries others",
         "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
         "  runtime    1.0 GB",
         "  weights    2.0 GB",
         "disk         up to 0 MB of 9.0 GB free in disk",
+        "to merge it  about 1.0 GB of 4.0 GB free, 8.0 GB in all; disk up to 2.0 GB of 9.0 GB free "
+        "in disk",
         "would write  runs/m: plan.json, README.md",
         "",
         "what fits in 4.0 GB, with a tenth to spare:",
@@ -113,12 +129,45 @@ def test_what_was_measured_is_shown(vox, service) -> None:
     )
     service.report = replace(REPORT, speed=speed)
     lines = vox("plan").out.splitlines()
-    assert lines[7:12] == [
-        "speed         200 tokens/s, about 1:20 for all steps",
+    assert lines[7:13] == [
+        "speed         200 tokens/s, as it was tuned",
+        "time          about 1:20: steps 1:20",
         "  with        1024 tokens at once, threads half; 1.10 times as fast as the defaults",
         "  thrown out  layout padded: loss 2, expected 1",
         "  fast        14 adapters, 5 norms",
         "  not fast    2 adapters with DoRA",
+    ]
+    measured = replace(speed, how="measured", steps=5, loading=4.0, validating=6.0, chosen="")
+    service.report = replace(REPORT, speed=measured)
+    assert vox("plan", "--measure").out.splitlines()[7:9] == [
+        "speed         200 tokens/s, 5 steps measured now",
+        "time          about 1:30: steps 1:20, loading 0:04, validations 0:06",
+    ]
+    assert [call["measured"] for call in service.calls] == [False, True]
+
+
+def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
+    """An account may have more in it than this command knows of."""
+    data = {
+        **REPORT.data,
+        "per_file": {
+            "a.jsonl": {"rows_in": 9, "why": {"no_rating": 2}},
+            "my_b.jsonl": {"rows_in": 1},
+        },
+        "side": "by content",
+        "nothing": [],
+    }
+    audit = [{"code": "W3", "rows": [1, 2], "what": "two BOS"}, "and more"]
+    service.report = replace(REPORT, data=data, found={"mask_audit": audit})
+    lines = vox("plan").out.splitlines()
+    assert [" ".join(line.split()) for line in lines[4:11]] == [
+        "dropped 1 nothing to train",
+        "per file a.jsonl: rows in 9",
+        "a.jsonl: why: 2 no rating",
+        "my_b.jsonl: 1 rows in",
+        "side by content",
+        "mask audit code W3; rows 1, 2; what two BOS",
+        "and more",
     ]
 
 
@@ -137,8 +186,13 @@ def test_as_json_it_is_one_object(vox, service) -> None:
         "micro_batch_tokens": 512,
         "peak": 3 * GB,
     }
-    assert told["suggested"] == [{"memory": 4 * GB, "option": told["options"][0]}]
+    assert told["suggested"] == [
+        {"memory": 4 * GB, "option": told["options"][0], "measured": False}
+    ]
     assert (told["run"], told["model"]["licence"]) == ("runs/m", "MIT")
+    assert (told["format"], told["settings"], told["exact"]) == ("vox-plan/1", {"rank": 16}, None)
+    vox("plan")
+    assert [call["to_be_run"] for call in service.calls] == [True, False]
 
 
 def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
@@ -149,7 +203,7 @@ def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
     assert (call["backend_origin"], call["memory"]) == ("vox.toml", [])
     placed = [name for names in SECTIONS.values() for name in names]
     flags = [name for name, field in TrainSettings.model_fields.items() if not is_table(field)]
-    assert sorted(placed) == sorted([*flags, "config_file", "as_json", "memory"])
+    assert sorted(placed) == sorted([*flags, "config_file", "as_json", "memory", "measure"])
 
 
 @pytest.mark.parametrize(
@@ -183,7 +237,7 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
         suggested=(planning.Suggestion(2 * GB, None),),
         data=None,
         assumed={"documents": 8, "tokens": 2048},
-        steps=replace(REPORT.steps, total=None),
+        steps=replace(REPORT.steps, total=None, work=None),
         model=replace(REPORT.model, fetched=True),
         warnings=("3 rows dropped",),
     )
@@ -191,8 +245,10 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
     assert "about 3.0 GB of 2.0 GB free, 8.0 GB in all: more than there is" in done.out
     assert "2.0 GB: too little; the least is 2.0 GB" in done.out
     assert "none given; assumed: 8 documents of 2048 tokens a step" in done.out
-    assert "as many as the data gives, of 8" in done.out
+    assert "as many as the data gives, of 8 conversations, about 8,000 tokens" in done.out
     assert "fetched just now, as train would" in done.out
     assert done.err == "warning: 3 rows dropped\n"
+    service.report = replace(REPORT, suggested=(planning.Suggestion(4 * GB, OPTIONS[0], True),))
+    assert "--micro-batch-tokens 512   (3.0 GB), measured to be the fastest here" in vox("plan").out
     service.report = replace(REPORT, suggested=(), memory=replace(short, free=None, total=None))
     assert "--memory SIZE suggests settings" in vox("plan").out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.cli.plugin_install import _line
+from vox_core.cli.plugin_install import _line, _next
 from vox_core.host.environment import Environment
 from vox_core.host.install import InstallPlan
 from vox_core.host.resolve import Change
@@ -15,6 +15,14 @@ from vox_core.host.resolve import Change
 HERE = Environment(
     Path("python"), Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), True, None
 )
+OBSERVER = """
+id = "{id}"
+name = "{id}"
+version = "0.1.0"
+api = "{api}"
+licence = "MIT"
+extension-points = ["Observer"]
+"""
 NEW = Change("vox-ml-cpu", None, "0.1.0", "file:///src", direct=True)
 NEWER = Change("dep", "1.0", "2.0", "https://x/dep.whl", False, "0123456789abcdef" * 4, 2_500_000)
 
@@ -50,6 +58,20 @@ def test_the_plan_is_shown_before_it_is_carried_out(vox, applied) -> None:
     ]
     assert done.err == "  a line of the installer's\n"
     assert (done.code, len(applied)) == (0, 1)
+
+
+def test_what_to_do_next(site) -> None:
+    """An observer is no backend."""
+    site.add("watcher", manifest=OBSERVER)
+
+    def after(action: str, *names: str) -> str:
+        changes = tuple(Change(name, None, "1.0", "", direct=True) for name in names)
+        return _next(InstallPlan(action, HERE, changes))  # type: ignore[arg-type]
+
+    assert after("install", "vox-x-watcher") == "vox train, which watcher will watch"
+    assert after("install", "vox-x-watcher", "vox-x-mine") == "vox backend list"
+    assert after("install", "vox-x-mine", "numpy") == "vox backend list"
+    assert after("remove", "vox-x-watcher") == "vox plugin list"
 
 
 @pytest.mark.parametrize(

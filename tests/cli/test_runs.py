@@ -16,7 +16,7 @@ import pytest
 
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
 from vox_core.cli.spark import sparkline
-from vox_core.contract import Notice, RunEnd
+from vox_core.contract import Notice, RunEnd, Validation
 from vox_core.testing.tiny import make_model
 
 STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nmore"
@@ -77,6 +77,19 @@ def test_show(vox, tmp_path: Path) -> None:
     told = json.loads(vox("runs", "show", "r", "--json").out)
     assert told["losses"] == [[1, 4.0], [2, 3.0], [3, 2.0], [4, 1.0]]
     assert told["held_out"] == [[0, 5.0], [4, 1.5]]
+
+
+def test_show_says_which_adapter_it_is_and_that_the_run_stopped_early(vox, tmp_path: Path) -> None:
+    events = [start(9), step(1, 4.0), Validation(1, 1.0), step(2, 3.0), Validation(2, 2.0)]
+    run = make_run(tmp_path / "r", [*events, RunEnd(2, "done", 2.0)])
+    (run / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 2}))
+    told = [line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines()]
+    assert ["status", "done, stopped early"] in told
+    assert ["best", "1.0000 after step 1; this adapter"] in told
+    assert "1.0000" in vox("runs", "list", "r").out
+    (run / "vox_adapter.json").write_text(json.dumps({"step": 2, "last_step": 2}))
+    told = [line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines()]
+    assert ["best", "1.0000 after step 1; the adapter is a later step's"] in told
 
 
 def test_show_says_how_to_go_on_with_one_that_died(vox, tmp_path: Path) -> None:
@@ -199,6 +212,17 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     assert watching.returncode == 0
     assert "done after step 4" in err
     assert out.splitlines()[1].split() == ["status", "done"]
+
+
+def test_watch_shows_held_out_losses_of_a_run_that_is_done(tmp_path: Path) -> None:
+    many = [event for n in range(1, 41) for event in (step(n, 4.0), Validation(n, 2.0))]
+    make_run(tmp_path / "r", [start(40), Validation(0, 5.0), *many, RunEnd(40, "done", 2.0)])
+    watching = vox_in(tmp_path, "runs", "watch", "r", stdout=-1, stderr=-1)
+    _, err = watching.communicate(timeout=60)
+    lines = err.splitlines()
+    assert lines[-3].startswith("step 40/40")
+    assert lines[-2:] == ["held-out loss 2.0000 after step 40", "done after step 40, in 0:02"]
+    assert sum(line.startswith("held-out loss") for line in lines) == 20, "the newest"
 
 
 def test_watch_is_ended_by_ctrl_c_and_the_run_is_not(tmp_path: Path) -> None:

@@ -451,9 +451,10 @@ def test_what_was_measured_of_steps_that_are_taken_again_counts_no_more(made):
 
 
 def test_other_settings_of_a_resume_are_those_of_the_next(made):
-    asked = made(**WORSE, patience=1)
-    first = train(asked)
+    asked, told = made(**WORSE, patience=1), []
+    first = train(asked, observe=told.append)
     assert not first.stopped and first.steps < 40
+    assert any("in 1 validation;" in event.message for event in told if isinstance(event, Notice))
     given = {"resume": asked.out, "patience": 0}
     train(validate(TrainSettings, given), observe=stop_after(first.steps + 1))
     report = resumed(asked.out, stop_after(first.steps + 3))

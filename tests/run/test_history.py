@@ -116,6 +116,28 @@ def summed(**given: object) -> Summary:
     return summary
 
 
+def test_the_adapter_that_is_there_is_judged(tmp_path: Path) -> None:
+    """Of a run that wrote its best step's (`--load-best-at-end`), and one that stopped early."""
+    events = [start(9), Validation(0, 5.0), step(1, 4.0), Validation(1, 1.0), step(2, 3.0)]
+    events += [Validation(2, 2.0), RunEnd(2, "done", 2.0)]
+    run = make_run(tmp_path / "r", events)
+    told = summary_of(run)
+    assert (told.early, told.adapter_step, told.best, told.judged) == (True, None, (1, 1.0), (2, 2))
+    (run / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 2}))
+    told = summary_of(run)
+    assert (told.adapter_step, told.chosen, told.judged) == (1, True, (1, 1.0))
+    other = make_run(tmp_path / "o", whole(held_out=1.5))
+    assert (summary_of(other).early, summary_of(other).chosen) == (False, False)
+    found = compare(run, other).verdict
+    assert (found.better, found.a, found.b, found.steps) == (str(run), 1.0, 1.5, (1, 4))
+    for broken in ("{", "[]", '{"step": "x"}', '{"step": true}', "{}"):
+        (run / "vox_adapter.json").write_text(broken)
+        assert summary_of(run).adapter_step is None
+    with worked_in(at_work := make_run(tmp_path / "w", [start(9), step(1, 4.0)])):
+        (at_work / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 1}))
+        assert summary_of(at_work).adapter_step is None, "what an earlier stop left"
+
+
 VERDICTS = {
     "held out, at the last common step": (
         {"held_out": [(0, 9.0), (10, 2.0), (20, 1.0)]},

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vox_core.config import TrainSettings, validate
-from vox_core.contract import Event, Notice
-from vox_core.errors import InputError, PluginError
+from vox_core import plan as core_plan
+from vox_core.cli.output import print_json
+from vox_core.config import MergeSettings, TrainSettings, validate
+from vox_core.contract import Event, Notice, StepDone, Validation
+from vox_core.errors import ConfigError, InputError, PlanError, PluginError
 from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
+from vox_core.run import merge as merging
+from vox_core.run.merge import merge
+from vox_core.run.planned import read_plan
 from vox_core.run.planning import plan
 from vox_core.run.prepare import prepare
 from vox_core.run.train import train
+from vox_core.run.tuning import answers
+from vox_core.run.tuning.answers import Answer
 from vox_core.weights import WeightFolder
 
 GB = 10**9
@@ -172,3 +180,189 @@ def test_the_warning_names_settings_that_fit(tiny, settings, free):
 def test_every_family_has_layers_that_keep_something(family, tiny, settings):
     found = plan(settings(tiny(family), data=[]))
     assert found.memory.parts["activations"] > 0
+
+
+WORK = {
+    "a part of an epoch": {"max_steps": 2, "batch_size": 2},
+    "steps across epochs": {"max_steps": 0, "epochs": 2.5, "batch_size": 4},
+    "a step is an epoch": {"max_steps": 3, "batch_size": 64},
+    "cut rows": {"max_steps": 4, "seq_len": 64},
+}
+
+
+@pytest.mark.parametrize("case", WORK)
+def test_steps_tokens_and_validations_are_exact(case, tiny, settings, data):
+    asked = settings(tiny("llama"), valid=data / "valid.jsonl", eval_every=2, **WORK[case])
+    found, told = plan(asked).steps, []
+    train(asked, observe=told.append)
+    steps = [event for event in told if isinstance(event, StepDone)]
+    assert found.total == len(steps)
+    assert found.work.tokens == sum(step.tokens for step in steps)
+    assert found.work.trained_tokens == sum(step.trained_tokens for step in steps)
+    assert found.validations == sum(isinstance(event, Validation) for event in told)
+
+
+@pytest.fixture
+def kept(tmp_path, capsys):
+    """`kept(settings)`: the plan in a file, as `vox plan --json > plan.json` leaves it."""
+
+    def keep(asked: TrainSettings) -> Path:
+        print_json(plan(asked, to_be_run=True))
+        (tmp_path / "plan.json").write_text(capsys.readouterr().out)
+        return tmp_path / "plan.json"
+
+    return keep
+
+
+def run_plan(path: Path, **flags: object):
+    """What the command does."""
+    planned = read_plan(path, flags)
+    return train(planned.settings, backend_origin="--plan", planned=planned)
+
+
+def test_a_plan_is_run_as_it_was_made(tiny, settings, kept, tmp_path, monkeypatch):
+    """Its digest is in the run; what was measured since, and other sources, are not looked at."""
+    asked = settings(tiny("llama"), out=None, backend=None, rank=3)
+    path = kept(asked)
+    made = json.loads(path.read_text())
+    (tmp_path / "vox.toml").write_text("[train]\nrank = 9\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOX_TRAIN_SEED", "1")
+    monkeypatch.setattr(answers, "recall", lambda _: Answer(7, {"threads": "half"}, 2.0, 1.0))
+    report = run_plan(path, out=tmp_path / "planned", rank=3, backend="cpu", dtype="fp32")
+    told = json.loads((report.run / "plan.json").read_text())
+    assert told["planned"] == made["digest"]
+    assert (told["contract"], told["digest"]) == (
+        made["exact"]["contract"],
+        made["exact"]["contract_digest"],
+    )
+    assert (told["micro_batch_tokens"], told["tuning"]) == (2048, {})
+    assert told["settings"]["backend"] is None, "where it goes on, another may"
+    assert told["sources"] == made["exact"]["sources"]
+    assert {"weights", "tokenizer", "config", "data", "valid"} == {*made["exact"]["sources"]}
+
+
+def test_a_plan_is_gone_on_with(tiny, settings, kept, tmp_path):
+    """The same command begins, finds that it has finished, and keeps the plan's digest."""
+    path = kept(settings(tiny("llama"), out=None, max_steps=2))
+    given = {"out": tmp_path / "planned", "resume": "auto"}
+    assert run_plan(path, **given).steps == 2
+    (tmp_path / "planned" / "vox_adapter.json").unlink()
+    report = run_plan(path, **given, max_time="1h")
+    made = json.loads((report.run / "plan.json").read_text())
+    assert (report.steps, made["planned"]) == (2, json.loads(path.read_text())["digest"])
+    with pytest.raises(PlanError) as caught:
+        read_plan(path, {"resume": report.run})
+    assert caught.value.code == "VOX-P012"
+
+
+def test_another_run_than_the_one_planned_is_refused(tiny, settings, kept, data, monkeypatch):
+    """Every difference is named."""
+    path = kept(settings(tiny("llama"), valid=data / "valid.jsonl"))
+    text = (data / "train.jsonl").read_text()
+    (data / "train.jsonl").write_text(text.replace("merge", "MERGE"))
+    make = core_plan.make_plan
+    monkeypatch.setattr(
+        core_plan,
+        "make_plan",
+        lambda *given, **more: replace(make(*given, **more), backend_version="9.9"),
+    )
+    with pytest.raises(PlanError) as caught:
+        run_plan(path)
+    assert caught.value.code == "VOX-P011"
+    told = "\n".join(caught.value.faults)
+    assert "train.jsonl has changed since the plan was made" in told
+    assert "--data: the rows" in told and "planned" in told and "when it began" not in told
+    assert "9.9' now" in told
+    assert "valid.jsonl" not in told
+    assert not read_plan(path, {}).settings.out.exists()
+
+
+def test_flags_that_contradict_the_plan_are_refused(tiny, settings, kept):
+    path = kept(settings(tiny("llama"), rank=3))
+    with pytest.raises(PlanError) as caught:
+        read_plan(path, {"rank": 4, "lr": "1e-2", "seq_len": 64, "backend": "mlx"})
+    assert caught.value.code == "VOX-P012"
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "--backend mlx",
+        "--rank 4",
+        "--seq-len 64",
+    ]
+    with pytest.raises(ConfigError, match="command line"):
+        read_plan(path, {"rank": "many"})
+
+
+def test_what_is_no_plan_to_run_is_refused(tiny, settings, kept, tmp_path):
+    path = kept(settings(tiny("llama")))
+    good = json.loads(path.read_text())
+    wrong = {
+        "edited": {**good, "exact": {**good["exact"], "dtype": "bf16"}},
+        "not hashed": {**good, "exact": None},
+        "of another time": {**good, "format": "vox-plan/9"},
+        "without what is read": {**good, "exact": {}},
+        "a list": [],
+    }
+    for content in (*map(json.dumps, wrong.values()), "{", ""):
+        path.write_text(content)
+        with pytest.raises(PlanError) as caught:
+            read_plan(path, {})
+        assert caught.value.code == "VOX-P010"
+    with pytest.raises(PlanError, match="cannot be read"):
+        read_plan(tmp_path / "nowhere.json", {})
+    assert plan(settings(tiny("llama"), data=[]), to_be_run=True).exact is None
+    assert plan(settings(tiny("llama"))).exact is None
+
+
+def test_some_steps_are_measured_and_nothing_is_kept(tiny, settings, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    asked = settings(tiny("llama"), valid=data / "valid.jsonl", max_steps=40, eval_every=10)
+    plan(asked)
+    before, told = {*files_under(tmp_path)}, []
+    found = plan(asked, measured=True, tell=told.append)
+    assert {*files_under(tmp_path)} == before, "that of the tokens says when it was used"
+    speed, work = found.speed, found.steps.work
+    assert (speed.how, speed.steps) == ("measured", 8)
+    assert speed.seconds == pytest.approx(work.tokens / speed.tokens_per_second)
+    assert speed.loading >= 0 and speed.validating > 0
+    assert speed.whole == speed.seconds + speed.loading + speed.validating
+    assert speed.fast and told == ["measuring some steps of the run"]
+    assert plan(asked).speed is None
+    with pytest.raises(ConfigError, match="own documents"):
+        plan(settings(tiny("llama"), data=[]), measured=True)
+    (data / "valid.jsonl").unlink()
+    one = plan(settings(tiny("llama"), max_steps=1), measured=True).speed
+    assert (one.steps, one.validating) == (1, None)
+
+
+def test_what_was_measured_to_be_fastest_is_suggested(tiny, settings, free, monkeypatch):
+    answer = Answer(512, {}, 2.0, 1.0)
+    monkeypatch.setattr(answers, "recall", lambda _: answer)
+    free(GB)
+    found = plan(settings(tiny("llama")))
+    (suggested,) = found.suggested
+    assert (suggested.measured, suggested.option.micro_batch_tokens) == (True, 512)
+    assert suggested.option.peak == found.memory.peak
+    other = plan(settings(tiny("llama")), memory=[2 * GB]).suggested
+    assert [each.measured for each in other] == [False], "another device"
+    free(1000)
+    assert not plan(settings(tiny("llama"))).suggested[0].measured, "it does not fit"
+    monkeypatch.setattr(answers, "recall", lambda _: None)
+    free(GB)
+    assert not plan(settings(tiny("llama"))).suggested[0].measured
+
+
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_a_merge_is_planned_too(quant, tiny, settings, tmp_path, monkeypatch):
+    """Its disk to the byte that `vox merge` asks for."""
+    asked = settings(tiny("llama"), quant=quant, max_steps=1)
+    found = plan(asked).merge
+    assert found.memory.peak == sum(found.memory.parts.values())
+    assert found.memory.fits in (True, None)
+    run = train(asked).run
+    needed = []
+    count = merging.space_needed
+    monkeypatch.setattr(
+        merging, "space_needed", lambda *given: needed.append(count(*given)) or needed[-1]
+    )
+    merge(str(run), MergeSettings(out=tmp_path / "merged"))
+    assert needed == [found.disk.needed]

@@ -214,6 +214,9 @@ def test_a_resume_past_a_damaged_checkpoint_and_a_torn_line(tiny, settings, tmp_
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
     with (run / "telemetry.jsonl").open("a") as file:
         file.write('{"event": "st')
+    for inside in (newest, newest.parent):
+        with pytest.raises(InputError, match=f"vox train --resume {run.resolve()}"):
+            train(validate(TrainSettings, {"resume": inside}))
     notices: list[Event] = []
     report = train(validate(TrainSettings, {"resume": run}), observe=notices.append)
     assert report.steps == 5

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+_KEY = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
 def told(found: Any) -> Iterator[str]:
@@ -39,7 +42,8 @@ def _inline(each: Any) -> str:
 
 
 def _words(key: object) -> str:
-    return str(key).replace("_", " ")
+    """A key as words; the name of a file stays as it is."""
+    return str(key).replace("_", " ") if _KEY.fullmatch(str(key)) else str(key)
 
 
 def _number(value: object) -> str:

@@ -6,6 +6,7 @@ a person is asked; where nobody can be asked, nothing is done.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,8 +186,29 @@ def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bo
     if as_json:
         print_json(_described(plan, done))
     elif done:
-        click.echo(f"{_DONE[plan.action]}; next: vox backend list")
+        click.echo(f"{_DONE[plan.action]}; next: {_next(plan)}")
     return done
+
+
+def _next(plan: InstallPlan) -> str:
+    """What to do with what is there now."""
+    from packaging.utils import canonicalize_name
+
+    from vox_core.host.discover import discover
+
+    importlib.invalidate_caches()
+    names = {canonicalize_name(change.name) for change in plan.changes}
+    kinds = {
+        plugin.id: plugin.manifest.extension_points
+        for plugin in discover()
+        if plugin.manifest and canonicalize_name(plugin.distribution) in names
+    }
+    if plan.action == "remove":
+        return "vox plugin list"
+    watching = [id for id, points in kinds.items() if "Observer" in points]
+    if watching and not any("MlBackend" in points for points in kinds.values()):
+        return f"vox train, which {' and '.join(watching)} will watch"
+    return "vox backend list"
 
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:

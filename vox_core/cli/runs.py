@@ -152,13 +152,13 @@ def _age(summary: Summary | dict[str, str]) -> float:
 def _row(summary: Summary | dict[str, str]) -> Sequence[str]:
     if isinstance(summary, dict):
         return summary["run"], summary["status"], "", "", "", "", summary["error"]
-    last = summary.held_out[-1][1] if summary.held_out else None
+    judged = summary.judged or (summary.held_out[-1] if summary.held_out else None)
     return (
         summary.run,
         summary.status,
         _steps(summary),
         _loss(summary.loss),
-        _loss(last),
+        _loss(judged[1] if judged else None),
         _short(summary.model or ""),
         _when(summary.started),
     )
@@ -168,7 +168,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     """Label and text of each thing that is known."""
     known = {
         "run": summary.run,
-        "status": summary.status,
+        "status": summary.status + (", stopped early" if summary.early else ""),
         "model": _short(summary.model or ""),
         "backend": _backend(summary),
         "started": _when(summary.started),
@@ -176,6 +176,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "loss": _first_and_last(summary.losses),
         "": _curve(summary.losses),
         "held-out loss": _first_and_last(summary.held_out),
+        "best": _best(summary),
         "after steps": _some(f"{step}: {_loss(loss)}" for step, loss in summary.held_out),
         "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",
         "memory": megabytes(summary.memory) if summary.memory else "",
@@ -214,6 +215,14 @@ def _backend(summary: Summary) -> str:
 
 def _steps(summary: Summary) -> str:
     return f"{summary.step} of {'?' if summary.total_steps is None else summary.total_steps}"
+
+
+def _best(summary: Summary) -> str:
+    """Of a run that has ended, where it was not the last step."""
+    if (best := summary.best) is None or summary.adapter_step is None or best[0] == summary.step:
+        return ""
+    whose = "this adapter" if summary.adapter_step == best[0] else "the adapter is a later step's"
+    return f"{_loss(best[1])} after step {best[0]}; {whose}"
 
 
 def _loss(loss: float | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vox_core.cli.progress import RECENT_STEPS, Display, display
-from vox_core.contract import Event, RunStart, StepDone
+from vox_core.contract import Event, RunStart, StepDone, Validation
 from vox_core.run.history.follow import follow
 from vox_core.run.history.summary import Summary
 
@@ -29,14 +29,16 @@ def shown_until_the_end(run: Path) -> Summary:
 
 
 def _recent(events: Sequence[Event]) -> Iterator[Event]:
-    """Of what was told before the watching began: the last start, and steps enough for a pace."""
+    """Of what was told before the watching began: the last start, steps enough for a pace, and as
+    many held-out losses."""
     starts = [at for at, event in enumerate(events) if isinstance(event, RunStart)]
     if starts:
         since = events[starts[-1] :]
-        yield since[0]
-        yield from [event for event in since if isinstance(event, StepDone)][-RECENT_STEPS:]
-        if not isinstance(since[-1], StepDone | RunStart):
-            yield since[-1]
+        shown = {0, len(since) - 1}
+        for kind in (StepDone, Validation):
+            told = [at for at, event in enumerate(since) if isinstance(event, kind)]
+            shown.update(told[-RECENT_STEPS:])
+        yield from (since[at] for at in sorted(shown))
 
 
 def _show(shown: Display, event: Event, begun: bool) -> bool:

@@ -197,5 +197,5 @@ _READERS: dict[tuple[str, ...], Callable[[Fields], _Said]] = {
 
 def _tools(fields: Fields, said: _Said | None) -> Tools:
     if said is not None and said.kind == "text":
-        refuse_unsupported(fields.values, TOOLS)
+        refuse_unsupported(dict(fields.values), TOOLS)
     return tuple(tool for name in TOOLS for tool in tool_schemas(fields.take(name), name))

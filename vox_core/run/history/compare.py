@@ -1,8 +1,10 @@
 """Two runs: which fields of their contracts differ, and which has the better curve.
 
-Held-out losses decide, if both were measured on the same rows: at the last step at which both were,
-or else the last of each. Where there are none, it is the mean of the last training losses up to the
-same step, which tells less: a run that remembers its rows has a lower one.
+Held-out losses decide, if both were measured on the same rows: where one of them has written the
+adapter of its best step (`--load-best-at-end`), those of the adapters that are there; or at the
+last step at which both were measured, or else the last of each. Where there are none, it is the
+mean of the last training losses up to the same step, which tells less: a run that remembers its
+rows has a lower one.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def verdict(a: Summary, b: Summary, same_rows: bool = True) -> Verdict:
         same_rows: held-out losses were measured on the same rows.
     """
     reason = "" if same_rows else " (held-out losses are of different rows)"
-    if same_rows and (found := _held_out(a.held_out, b.held_out)):
+    if same_rows and (found := _of_adapters(a, b) or _held_out(a.held_out, b.held_out)):
         basis: Basis = "held-out loss"
         (step_a, loss_a), (step_b, loss_b) = found
     elif means := _means(a.losses, b.losses):
@@ -98,6 +100,12 @@ def verdict(a: Summary, b: Summary, same_rows: bool = True) -> Verdict:
     numbers = f"{basis} {loss_a:.4f} and {loss_b:.4f}, {mean}{steps}{reason}"
     why = f"{better} is better: {numbers}" if better else f"neither is better: {numbers}"
     return Verdict(better, basis, loss_a, loss_b, (step_a, step_b), why)
+
+
+def _of_adapters(a: Summary, b: Summary) -> tuple[tuple[int, float], tuple[int, float]] | None:
+    if not (a.chosen or b.chosen) or a.judged is None or b.judged is None:
+        return None
+    return a.judged, b.judged
 
 
 def _held_out(a: Curve, b: Curve) -> tuple[tuple[int, float], tuple[int, float]] | None:

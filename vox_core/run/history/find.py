@@ -10,7 +10,16 @@ import os
 from pathlib import Path
 
 from vox_core.errors import AdapterError
-from vox_core.run.folder import CHECKPOINTS, LOCK, PLAN, TELEMETRY, numbered, step_of
+from vox_core.run.folder import (
+    CHECKPOINTS,
+    LOCK,
+    MANIFEST,
+    PLAN,
+    TELEMETRY,
+    RunFolder,
+    numbered,
+    step_of,
+)
 from vox_core.run.history.summary import Status, Summary, Tally
 from vox_core.run.lines import Lines
 
@@ -70,7 +79,21 @@ def completed(tally: Tally, lines: Lines, folder: Path, worked_in: bool) -> Summ
     summary.status = tally.outcome or running
     summary.checkpoints = sorted(_checkpoints(folder))
     summary.passed_over = lines.passed_over
+    if summary.status in ("done", "stopped"):  # of a run at work it is what an earlier stop left
+        summary.adapter_step = _adapter_step(folder)
+    total = summary.total_steps
+    summary.early = summary.status == "done" and total is not None and summary.step < total
     return summary
+
+
+def _adapter_step(folder: Path) -> int | None:
+    if not (folder / MANIFEST).is_file():  # a pipe in its place would never end
+        return None
+    try:
+        step = RunFolder(folder).read(MANIFEST).get("step")
+    except (AdapterError, RecursionError):
+        return None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def is_worked_in(folder: Path) -> bool:

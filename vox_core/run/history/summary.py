@@ -45,6 +45,8 @@ class Summary:
         resumes: how often the run was gone on with.
         warnings: what it was warned of, in order.
         passed_over: lines that could not be read.
+        adapter_step: the step whose adapter is in the folder; None while there is none.
+        early: it is done before its last step, as its held-out loss got no better.
     """
 
     run: str
@@ -69,6 +71,30 @@ class Summary:
     resumes: int = 0
     warnings: list[str] = field(default_factory=list)
     passed_over: int = 0
+    adapter_step: int | None = None
+    early: bool = False
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the lowest held-out loss, and that; before training does not count."""
+        known = [(loss, step) for step, loss in self.held_out if step and loss is not None]
+        return min(known)[::-1] if known else None
+
+    @property
+    def chosen(self) -> bool:
+        """The adapter is not that of the last step."""
+        return self.adapter_step is not None and self.adapter_step < self.step
+
+    @property
+    def judged(self) -> tuple[int, float] | None:
+        """The held-out loss of the adapter that is there, or else the last that was measured, with
+        its step."""
+        known = {step: loss for step, loss in self.held_out if step and loss is not None}
+        if not known:
+            return None
+        step = self.adapter_step if self.chosen and self.adapter_step in known else max(known)
+        assert step is not None
+        return step, known[step]
 
 
 class Tally:
