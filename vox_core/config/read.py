@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
 from pydantic import ValidationError
 
 from vox_core import bounded_toml
-from vox_core.config.faults import seen_from, told_of
+from vox_core.config.faults import told_of
 from vox_core.config.sections import SECTIONS
+from vox_core.config.source import sources_seen_from
 from vox_core.config.values import Section, homes, kebab
 from vox_core.errors import ConfigError
 
@@ -182,7 +183,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     for name, value in fields.items():
         annotation = str(kind.model_fields[name].annotation)
         if "DataSource" in annotation:
-            fields[name] = [_source_from(folder, one) for one in _listed(value)]
+            fields[name] = sources_seen_from(folder, value)
             continue
         if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
             continue
@@ -191,16 +192,6 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
         elif isinstance(value, list):
             fields[name] = [folder / one if isinstance(one, str) else one for one in value]
     return fields
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _source_from(folder: Path, value: Any) -> Any:
-    if isinstance(value, str):
-        return str(folder / value)
-    return seen_from(folder, value) if isinstance(value, dict) else value
 
 
 class _Variable(NamedTuple):

@@ -1,1 +1,1 @@
-"""What the `vox data` commands do."""
+"""The services behind `vox data`: what each command does, without a word on the terminal."""
