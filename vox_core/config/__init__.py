@@ -9,7 +9,7 @@ values.py says what a value may be, data.py, train.py and sections.py list the s
 puts them together. Nothing here decides anything about models, data or backends.
 """
 
-from vox_core.config.data import DataSettings, DataSource
+from vox_core.config.data import DataSettings
 from vox_core.config.read import (
     CONFIG_FILE,
     load_settings,
@@ -30,6 +30,7 @@ from vox_core.config.sections import (
     VoxToml,
     toml_schema,
 )
+from vox_core.config.source import DataSource
 from vox_core.config.train import DEFAULT_MODEL, TrainSettings
 from vox_core.config.values import Change, Section, homes, is_table
 

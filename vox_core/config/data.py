@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from vox_core.config.source import Sources
 from vox_core.config.values import Count, Names, Section, Share
-from vox_core.contract import DataPolicy, Dedup, MalformedRows, Unrated
+from vox_core.contract import Curriculum, DataPolicy, Dedup, MalformedRows, Unrated
 
 ROW_FIELDS = (
     "messages", "turns", "conversations", "system", "tools", "prompt", "instruction", "input",
@@ -30,41 +30,6 @@ def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
         meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(ROW_FIELDS)}"
         raise ValueError(f"{unknown[0]} is no field of a row; {meant}")
     return fields
-
-
-def _path_and_weight(value: Any) -> Any:
-    """`train.jsonl=0.7` as a table.
-
-    Raises:
-        ValueError: it says no weight.
-    """
-    if not isinstance(value, str):
-        return value
-    path, equals, weight = value.rpartition("=")
-    if not equals or not path:
-        raise ValueError("give a path and a weight, such as train.jsonl=0.7")
-    return {"path": path, "weight": weight}
-
-
-class DataSource(BaseModel):
-    """Data files, and the share of training that is theirs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    path: Path = Field(description="As --data takes it.")
-    weight: Annotated[float, Field(gt=0)] = Field(
-        description="Share of the documents of an epoch, beside the other weights."
-    )
-
-
-def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str | dict | DataSource) else value
-
-
-Sources = Annotated[
-    tuple[Annotated[DataSource, BeforeValidator(_path_and_weight)], ...],
-    BeforeValidator(_one_or_many),
-]
 
 
 class DataSettings(Section):
@@ -106,7 +71,7 @@ class DataSettings(Section):
     source: Sources = Field(
         (), description="Data and its share of each epoch, in place of --data. Repeatable."
     )
-    curriculum: Literal["none", "difficulty"] = Field(
+    curriculum: Curriculum = Field(
         "none", description="Order of an epoch: random, or from easy rows to difficult ones."
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -63,9 +63,3 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     found = (_table_in(one) for one in get_args(annotation))
     return next((one for one in found if one), None)
-
-
-def seen_from(folder: Any, tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A table whose `path` is as seen from the folder of its file."""
-    path = tables.get("path")
-    return {**tables, "path": folder / path} if isinstance(path, str) else dict(tables)

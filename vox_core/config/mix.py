@@ -21,7 +21,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from vox_core import bounded_toml
-from vox_core.config.faults import seen_from, told
+from vox_core.config.faults import told
+from vox_core.config.source import sources_seen_from
 from vox_core.config.values import Names, PositiveInt, Section, Seed
 from vox_core.errors import ConfigError
 
@@ -95,10 +96,8 @@ def read_recipe(path: Path) -> MixRecipe:
             expected="a TOML file with a table [[source]] for each source",
             remedy="correct the file or its name; docs/guide/mixing.md shows one",
         ) from error
-    if isinstance(sources := table.get("source"), list):
-        table["source"] = [
-            seen_from(path.parent, one) if isinstance(one, dict) else one for one in sources
-        ]
+    if isinstance(table.get("source"), list):
+        table["source"] = sources_seen_from(path.parent, table["source"])
     try:
         return MixRecipe.model_validate(table)
     except ValidationError as error:

@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
 from pydantic import ValidationError
 
 from vox_core import bounded_toml
-from vox_core.config.faults import seen_from, told_of
+from vox_core.config.faults import told_of
 from vox_core.config.sections import SECTIONS
+<<<<<<< HEAD
 from vox_core.config.values import Section, homes, is_table, kebab
+=======
+from vox_core.config.source import sources_seen_from
+from vox_core.config.values import Section, homes, kebab
+>>>>>>> 917b089b464a27516dbec5a5387d07b3a808d0fa
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -182,7 +187,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     for name, value in fields.items():
         annotation = str(kind.model_fields[name].annotation)
         if "DataSource" in annotation:
-            fields[name] = [_source_from(folder, one) for one in _listed(value)]
+            fields[name] = sources_seen_from(folder, value)
             continue
         if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
             continue
@@ -193,6 +198,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     return fields
 
 
+<<<<<<< HEAD
 def _path(folder: Path, value: str) -> Path:
     """A path as seen from the folder; a data set of the hub lies in none."""
     return Path(value) if value.startswith("hf:") else folder / value
@@ -208,6 +214,8 @@ def _source_from(folder: Path, value: Any) -> Any:
     return seen_from(folder, value) if isinstance(value, dict) else value
 
 
+=======
+>>>>>>> 917b089b464a27516dbec5a5387d07b3a808d0fa
 class _Variable(NamedTuple):
     name: str
     value: Any
