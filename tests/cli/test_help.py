@@ -24,6 +24,7 @@ PATHS = [
     "merge",
     "convert",
     "chat",
+    "data check",
     "generate",
     "runs list",
     "runs show",

@@ -428,7 +428,12 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
         (file,) = check_files([path])
         datasets.append(
             kept.open_dataset(
-                [file], model, lambda: load_tokenizer(model), 64, workers=int("gz" in name), block_bytes=200
+                [file],
+                model,
+                lambda: load_tokenizer(model),
+                64,
+                workers=int("gz" in name),
+                block_bytes=200,
             )
         )
         assert {document.source for document in datasets[-1].documents} == {path}
