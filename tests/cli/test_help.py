@@ -28,6 +28,7 @@ PATHS = [
     "merge",
     "convert",
     "chat",
+    "data check",
     "generate",
     "runs list",
     "runs show",

@@ -134,7 +134,8 @@ class _Cursor:
     """A place in a document, and what follows it."""
 
     def __init__(self, read: Read) -> None:
-        self._read, self._data, self._at = read, read(_CHUNK).removeprefix(BOM), 0
+        self._read, self._at = read, 0
+        self._data = read(max(_CHUNK, len(BOM))).removeprefix(BOM)
 
     def peek(self) -> bytes:
         """The next byte that is no white space; empty at the end."""

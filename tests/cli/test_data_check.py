@@ -1,0 +1,132 @@
+"""`vox data check`: what it says, where it takes its files from, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vox_core.data.kinds import Faults, kind_of
+
+GOOD = '{"prompt": "a", "completion": "b", "id": 1}\n'
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+
+
+def test_forms_rows_and_unused_fields_of_each_file(vox) -> None:
+    Path("train.jsonl").write_text(GOOD * 2 + '{"instruction": "a", "output": "b"}\n')
+    Path("valid.csv").write_text("text\na\n")
+    done = vox("data", "check", ".")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "train.jsonl: 2 prompt/completion, 1 Alpaca",
+        "  not used: id (2)",
+        "valid.csv (valid): 1 text",
+    ]
+
+
+def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
+    rows = GOOD + '{"text": ""}\n' * 3 + '{"messages": [{"role": "x"}]}\n' * 2 + "{\n" * 30
+    Path("bad.jsonl").write_text(rows)
+    done = vox("data", "check", "bad.jsonl", "--data", "not-there.jsonl")
+    assert (done.code, done.err) == (2, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "bad.jsonl: 1 prompt/completion; 35 rows with faults"
+    assert lines[3:6] == [
+        "35 faults, by kind:",
+        "       30  found invalid JSON at column N (Expecting property name enclosed in double "
+        "quotes), expected one JSON object on one line",
+        '        3  found "text" empty, expected text',
+    ]
+    roles = "expected one of system, developer, user, assistant, tool"
+    assert lines[6] == f'        2  found "…" as messages[…].role, {roles}'
+    assert lines[8:10] == [
+        "the first 20:",
+        '- bad.jsonl, line 2: found "text" empty, expected text',
+    ]
+    assert len(lines) == 9 + 20
+    report = json.loads(vox("data", "check", "bad.jsonl", "--json").out)
+    assert (report["rows"], report["faults"], len(report["first"])) == (1, 35, 20)
+    assert list(report["kinds"].values()) == [30, 3, 2]
+    assert report["files"][0]["forms"] == {"prompt/completion": 1}
+
+
+def test_settings_are_those_of_train(vox) -> None:
+    Path("rows.csv").write_text("q,a,text\nx,y,z\n")
+    Path("vox.toml").write_text(
+        '[data.fields]\nprompt = "q"\ncompletion = "a"\ntext = ""\n\n[train]\ndata = "rows.csv"\n'
+    )
+    assert vox("data", "check").out == "rows.csv: 1 prompt/completion\n"
+    shown = vox("config", "show").out
+    assert 'fields = { "prompt" = "q", "completion" = "a", "text" = "" }  # vox.toml' in shown
+    Path("again.toml").write_text(shown)
+    assert vox("data", "check", "--config", "again.toml").code == 0
+    assert json.loads(vox("config", "show", "--json").out)["data"]["fields"]["text"] == ""
+
+
+def test_a_field_that_no_row_has_is_an_error(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("vox.toml").write_text('[data.fields]\npromt = "q"\n')
+    done = vox("data", "check", "a.jsonl")
+    assert done.code == 2 and "promt is no field of a row; did you mean prompt?" in done.err
+    Path("vox.toml").unlink()
+    monkeypatch.setenv("VOX_DATA_FIELDS", "prompt=q")
+    done = vox("data", "check", "a.jsonl")
+    assert done.code == 2 and "VOX_DATA_FIELDS is unknown" in done.err
+
+
+def test_no_data_and_no_rows(vox) -> None:
+    done = vox("data", "check")
+    assert done.code == 2 and "VOX-C004" in done.err
+    Path("empty.csv").write_text("text\n")
+    done = vox("data", "check", "empty.csv")
+    assert done.code == 2 and "- empty.csv has no rows" in done.out
+
+
+def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.core.tiny_tokenizer import tiny_tokenizer
+
+    tiny_tokenizer("gemma_without_system").save_pretrained("model")
+    monkeypatch.setattr("vox_core.models.resolve", lambda name, **_: Folder(Path(name)))
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    answer = {"role": "assistant", "content": "a"}
+    rows = [{"messages": [*turns, answer]}, {"messages": [*turns[1:], answer]}]
+    Path("rows.json").write_text(json.dumps(rows))
+    assert vox("data", "check", "rows.json").code == 0
+    done = vox("data", "check", "rows.json", "--model", "model")
+    assert done.code == 2
+    assert "rows.json: 2 messages; 1 row with faults" in done.out
+    assert "- rows.json, row 1: " in done.out and "System role not supported" in done.out
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+def test_without_a_model_transformers_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(GOOD)
+    script = (
+        "import sys; from vox_core.cli import errors, root; "
+        f"code = errors.run(root, ['data', 'check', {str(tmp_path / 'rows.jsonl')!r}]); "
+        "print(code, {'transformers', 'numpy', 'tokenizers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 set()"
+
+
+def test_kinds() -> None:
+    assert kind_of('found "a\\"b" as messages[12].role, expected 3 of 1,000') == (
+        'found "…" as messages[…].role, expected N of N'
+    )
+    faults = Faults()
+    for number in range(30):
+        faults.add(f"line {number}", f"found {number}")
+    assert (faults.total, faults.kinds, len(faults.first)) == (30, {"found N": 30}, 20)

@@ -1,0 +1,456 @@
+"""Files of every format as rows: what goes in comes out, where it stands, within limits."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vox_core.config import TrainSettings
+from vox_core.data.checked import check_files, unused_fields
+from vox_core.data.readers import json_rows, open_source, opened, source
+from vox_core.data.records import load_records
+from vox_core.data.split import find_split
+from vox_core.errors import DataError
+
+PAIR = {"prompt": "a", "completion": "b"}
+CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": 'é\n"x"'}]}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# --- what goes in comes out -----------------------------------------------------------------------
+
+
+def jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names, delimiter=delimiter)
+    writer.writeheader()
+    cells = (
+        {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows
+    )
+    writer.writerows(cells)
+    return file.getvalue().encode()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    pq.write_table(table, file, row_group_size=2)
+    return file.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    compressed: bytes = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+    return compressed
+
+
+WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    "rows.jsonl": jsonl,
+    "rows.json": lambda rows: json.dumps(rows).encode(),
+    "indented.json": lambda rows: b"\xef\xbb\xbf" + json.dumps(rows, indent=3).encode(),
+    "wrapped.json": lambda rows: json.dumps({"v": [1][0], "m": {"x": [1]}, "data": rows}).encode(),
+    "lines.json": jsonl,
+    "rows.csv": lambda rows: table(rows, ","),
+    "rows.tsv": lambda rows: b"\xef\xbb\xbf" + table(rows, "\t"),
+    "rows.parquet": parquet,
+}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd}
+
+characters = st.characters(codec="utf-8", exclude_characters="\x00", exclude_categories=["Cs"])
+texts = st.text(characters, min_size=1, max_size=12).filter(lambda text: bool(text.strip()))
+pairs = st.fixed_dictionaries(
+    {"prompt": texts, "completion": texts}, optional={"rating": st.floats(0, 5), "lane": texts}
+)
+turns = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": texts}), max_size=2)
+chats = st.builds(
+    lambda before, said: {"messages": [*before, {"role": "assistant", "content": said}]},
+    turns,
+    texts,
+)
+
+
+@pytest.mark.parametrize("compression", COMPRESSORS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_reader_gives_the_rows_that_were_written(name: str, compression: str) -> None:
+    @settings(max_examples=6, deadline=None)
+    @given(st.lists(pairs, min_size=1, max_size=5) | st.lists(chats, min_size=1, max_size=4))
+    def round_trip(rows: list[dict[str, Any]]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            plain, path = Path(folder, "plain.jsonl"), Path(folder, name + compression)
+            plain.write_bytes(jsonl(rows))
+            path.write_bytes(COMPRESSORS[compression](WRITERS[name](rows)))
+            found, expected = load_records([path]), load_records([plain])
+        assert [record.source for record in found] == [path] * len(rows)
+        assert [(r.line, r.form) for r in found] == [(r.line, r.form) for r in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert (one.messages, one.attributes, one.unused) == (
+                other.messages,
+                other.attributes,
+                other.unused,
+            )
+
+    round_trip()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 50])
+def test_a_document_is_cut_into_rows_wherever_its_chunks_end(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_rows, "_CHUNK", chunk)
+    rows = [{"text": '"\\]},{'}, CHAT, PAIR, {"text": "\\\\"}]
+    for name in ("rows.json", "indented.json", "wrapped.json", "lines.json"):
+        path = tmp_path / f"{chunk}-{name}"
+        path.write_bytes(WRITERS[name](rows))
+        lines = open_source(path).lines.read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line) for line in lines] == rows
+
+
+def test_one_row_that_is_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(CHAT, indent=2))
+    (record,) = load_records([path])
+    assert (record.form, record.line) == ("messages", 1)
+
+
+def test_a_row_that_is_wrong_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([PAIR, 3, {"txt": 1}, PAIR]))
+    with pytest.raises(DataError) as caught:
+        check_files([path])
+    first, second = caught.value.faults
+    assert first == f"{path}, row 2: found a number, expected a JSON object"
+    assert second.startswith(f"{path}, row 3: found the fields txt")
+
+
+def test_cells_that_are_no_texts(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        "prompt,response,rating,difficulty,tags,tools\n"
+        'a,b,4,hard,"[""x""]","[{""n"": 1}]"\nc,d,,0.5,,\n'
+    )
+    first, second = load_records([path])
+    assert (first.attributes.rating, first.attributes.difficulty) == (4.0, "hard")
+    assert (first.attributes.tags, first.tools) == (("x",), ({"n": 1},))
+    assert (second.attributes.rating, second.attributes.difficulty) == (None, 0.5)
+
+
+def test_what_json_does_not_have(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import datetime
+    import decimal
+
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "rows.parquet"
+    columns = {
+        "text": ["a", "b"],
+        "rating": [float("nan"), 2.0],
+        "when": [datetime.datetime(2024, 1, 2), None],
+        "raw": [b"xyz", None],
+        "price": [decimal.Decimal("1.50"), None],
+    }
+    pq.write_table(pa.table(columns), path)
+    lines = open_source(path).lines.read_text().splitlines()
+    assert json.loads(lines[0]) == {
+        "text": "a",
+        "rating": None,
+        "when": "2024-01-02T00:00:00",
+        "raw": {"bytes": 3},
+        "price": 1.5,
+    }
+    assert json.loads(lines[1]) == {"text": "b", "rating": 2.0}
+
+
+# --- where fields stand ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz"])
+def test_fields_are_found_where_they_are_said_to_be(name: str, tmp_path: Path) -> None:
+    row = {"q": {"text": "a"}, "answers": [{"x": "b"}], "a.b": "easy", "text": "left out", "id": 1}
+    data = WRITERS["rows.json" if name == "rows.json" else "rows.jsonl"]([row, {"id": 2}, PAIR])
+    path = tmp_path / name
+    path.write_bytes(COMPRESSORS[".gz"](data) if name.endswith(".gz") else data)
+    fields = {"prompt": "q.text", "completion": "answers.0.x", "difficulty": "a.b", "text": ""}
+    with pytest.raises(DataError) as caught:
+        check_files([path], fields)
+    unit = "row" if name == "rows.json" else "line"
+    assert list(caught.value.faults) == [
+        f"{path}, {unit} {number}: found the fields {found}, "
+        "expected one that [data.fields] names (q.text, answers.0.x, a.b)"
+        for number, found in ((2, "id"), (3, "prompt, completion"))
+    ]
+    path.write_bytes(data.split(b"\n")[0] if unit == "line" else json.dumps([row]).encode())
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    (record,) = load_records([path], fields)
+    assert [message.content for message in record.messages or ()] == ["a", "b"]
+    assert (record.attributes.difficulty, record.unused) == ("easy", ("id",))
+    (file,) = check_files([path], fields)
+    assert file.key != file.sha256
+    assert unused_fields([file]) == {"id": 1}
+
+
+# --- several files --------------------------------------------------------------------------------
+
+
+def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
+    names = ["a.csv", "b.jsonl.gz", "test.jsonl", "validation.json", "notes.md", ".hidden.csv"]
+    for name in names:
+        (tmp_path / name).touch()
+    files = {path.name: path for path in tmp_path.iterdir()}
+    assert find_split([tmp_path]) == (
+        [files["a.csv"], files["b.jsonl.gz"]],
+        [files["validation.json"]],
+    )
+    parts = [tmp_path / f"train-0000{n}-of-00002.parquet" for n in range(2)]
+    for part in parts:
+        part.touch()
+    assert find_split([tmp_path])[0] == parts
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(DataError) as caught:
+        find_split([tmp_path])
+    assert caught.value.code == "VOX-D013"
+    (tmp_path / "train.jsonl").touch()
+    assert find_split([tmp_path])[0] == [tmp_path / "train.jsonl"]
+
+
+class Rows(list):  # type: ignore[type-arg]
+    _fingerprint = "f1"
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., object]) -> None:
+    library = types.ModuleType("datasets")
+    library.load_dataset = load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+
+def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def load(name: str, config: str | None, *, split: str) -> Rows:
+        asked.append((name, config, split))
+        return Rows([{"question": "a", "completion": "b", "text": None}, {"question": "c"}])
+
+    hub(monkeypatch, load)
+    named = Path("hf:owner/name:main@train[:2]")
+    assert find_split([named, Path("hf:squad")]) == ([named, Path("hf:squad")], [])
+    with pytest.raises(DataError) as caught:
+        check_files([named], {"prompt": "question"})
+    assert list(caught.value.faults) == [
+        f"{named}, row 2: found none of completion, response, output, expected one"
+    ]
+    assert asked == [("owner/name", "main", "train[:2]")]
+    hub(monkeypatch, lambda *_, split: Rows([PAIR]))
+    (file,) = check_files([Path("hf:squad")])
+    assert (file.path, file.rows) == (Path("hf:squad"), 1)
+    file.require_unchanged()
+    file.lines.write_text("other")
+    with pytest.raises(DataError, match="changed"):
+        file.require_unchanged()
+    (again,) = check_files([Path("hf:squad")])
+    assert again.key == file.key
+    assert load_records([Path("hf:squad")])[0].place == "hf:squad, row 1"
+
+
+@pytest.mark.parametrize("code", ["VOX-D010", "VOX-D011", "VOX-D012"])
+def test_a_data_set_of_the_hub_that_cannot_be_had(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, split: str) -> Rows:
+        raise ValueError('Unknown split "train"')
+
+    hub(monkeypatch, fail)
+    if code == "VOX-D010":
+        monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    with pytest.raises(DataError) as caught:
+        check_files([Path("hf:a b" if code == "VOX-D011" else "hf:owner/name")])
+    assert caught.value.code == code
+    if code == "VOX-D010":
+        assert "pip install datasets" in caught.value.remedy
+    if code == "VOX-D012":
+        assert caught.value.found == 'ValueError: Unknown split "train"'
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("a.parquet", "pyarrow"), ("a.csv.zst", "zstandard")]
+)
+def test_a_library_that_is_missing(
+    name: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # type: ignore[arg-type]
+    with pytest.raises(DataError) as caught:
+        check_files([tmp_path / name])
+    assert (caught.value.code, caught.value.where) == ("VOX-D010", str(tmp_path / name))
+    assert f"pip install {library}" in caught.value.remedy
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def test_lines_are_made_once_and_anew_where_something_differs(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([PAIR]))
+    first = open_source(path)
+    made = first.lines.stat().st_mtime_ns
+    assert open_source(path).lines.stat().st_mtime_ns == made
+    first.lines.write_bytes(first.lines.read_bytes().replace(b"a", b"x"))
+    assert b'"a"' in open_source(path).lines.read_bytes()
+    assert open_source(path, {"text": ""}).lines != first.lines
+    path.write_text(json.dumps([CHAT]))
+    assert open_source(path).lines != first.lines
+    old = time.time() - 31 * 24 * 3600
+    for entry in (cache / source.FOLDER).iterdir():
+        os.utime(entry / "entry.json", (old, old))
+    path.write_text(json.dumps([PAIR, CHAT]))
+    open_source(path)
+    assert len(list((cache / source.FOLDER).iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text\na\n")
+    cache.write_text("a file in its place")
+    (file,) = check_files([path])
+    assert file.lines.read_text() == '{"text":"a"}\n'
+    lines = file.lines
+    del file
+    assert not lines.exists()
+
+
+def test_a_file_that_changes_is_not_the_one_that_was_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text\na\n")
+    (file,) = check_files([path])
+    file.require_unchanged()
+    path.write_text("text\nb\n")
+    with pytest.raises(DataError, match="changed"):
+        file.require_unchanged()
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.json.zst"])
+def test_data_that_expand_without_end_are_given_up(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(opened, "MAX_RATIO", 10)
+    compress = COMPRESSORS[Path(name).suffix]
+    (tmp_path / name).write_bytes(compress(jsonl([PAIR]) * 50_000))
+    with pytest.raises(DataError) as caught:
+        check_files([tmp_path / name])
+    assert "found data that expand to more than" in caught.value.faults[-1]
+
+
+HUGE = """
+import gzip, resource, sys
+from pathlib import Path
+from vox_core.data.look import look
+from vox_core.data.readers import open_source
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+faults = []
+look(open_source(Path(sys.argv[1])).lines, lambda number, text: faults.append((number, text)))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, faults)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "b.json.gz", "c.csv.gz"])
+def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
+    """50 MB that little expands to, in one row between two small ones."""
+    starts = {
+        "a.jsonl.gz": (b'{"text": "a"}\n{"text": "', b'"}\n{"text": "b"}\n'),
+        "b.json.gz": (b'[{"text": "a"}, {"text": "', b'"}, {"text": "b"}]'),
+        "c.csv.gz": (b"text\na\n", b"\nb\n"),
+    }
+    head, tail = starts[name]
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+        file.write(head)
+        for _ in range(50):
+            file.write(os.urandom(500).hex().encode() * 1000)
+        file.write(tail)
+    command = [sys.executable, "-c", HUGE, str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown, said = done.stdout.split(" ", 1)
+    assert int(grown) < 40
+    unit = "row" if name.startswith("b") else "line"
+    assert f"(2, 'found a {unit} of more than 10,000,000 bytes, expected less')" in said
+
+
+# --- to the end -----------------------------------------------------------------------------------
+
+
+def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
+    """Tokens, weights and places are those of the same rows in JSONL; faults name the file."""
+    from tests.core.tiny_tokenizer import tiny_tokenizer
+    from vox_core.data import kept
+    from vox_core.data.tokenizer import load_tokenizer
+
+    model = tmp_path / "model"
+    tiny_tokenizer("chatml").save_pretrained(model)
+    rows = [PAIR, CHAT, {"text": "once"}] * 4
+    datasets = []
+    for name in ("rows.jsonl", "rows.json.gz"):
+        path = tmp_path / name
+        path.write_bytes(WRITERS["rows.json"](rows) if "gz" in name else jsonl(rows))
+        if "gz" in name:
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        (file,) = check_files([path])
+        datasets.append(
+            kept.open_dataset(
+                [file],
+                model,
+                lambda: load_tokenizer(model),
+                64,
+                workers=int("gz" in name),
+                block_bytes=200,
+            )
+        )
+        assert {document.source for document in datasets[-1].documents} == {path}
+    one, other = datasets
+    assert one.digest == other.digest
+    assert [d.line for d in one.documents] == [d.line for d in other.documents]
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(DataError) as caught:
+        kept.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)
+    assert caught.value.faults[0].startswith(f"{path}, row 2: ")
+
+
+def test_settings_say_where_fields_stand(tmp_path: Path) -> None:
+    from vox_core.run.rows import checked_files
+
+    path = tmp_path / "rows.csv"
+    path.write_text("q,a\nx,y\n")
+    settings = TrainSettings(data=(path,), fields={"prompt": "q", "completion": "a"})
+    ((file,), valid) = checked_files(settings)
+    assert (file.rows, file.path, valid) == (1, path, [])

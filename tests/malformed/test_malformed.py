@@ -1,0 +1,46 @@
+"""Each malformed file has exactly the diagnosis that is written down for it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.malformed.make import EXPECTED, cases
+from vox_core.config import TrainSettings
+from vox_core.run.data.check import check
+
+WRITTEN: dict[str, list[str]] = json.loads(EXPECTED.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+
+
+def diagnosis(folder: Path, name: str, data: bytes) -> list[str]:
+    """What `vox data check` says of a file, without the folder."""
+    path = folder / name
+    path.write_bytes(data)
+    report = check(TrainSettings(data=(path,)))
+    assert report.faults == len(report.first) == sum(report.kinds.values())
+    told = [*report.first, *report.notes]
+    assert told, "nothing is wrong with it"
+    return [text.replace(f"{folder}/", "") for text in told]
+
+
+def diagnoses() -> dict[str, list[str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return {name: diagnosis(Path(folder), name, data) for name, data in cases().items()}
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_diagnosis_is_the_one_written_down(name: str, tmp_path: Path) -> None:
+    assert diagnosis(tmp_path, name, cases()[name]) == WRITTEN[name]
+
+
+def test_there_are_forty_of_them() -> None:
+    assert WRITTEN.keys() == cases().keys()
+    assert len(WRITTEN) >= 40
