@@ -19,12 +19,8 @@ from pydantic import ValidationError
 from vox_core import bounded_toml
 from vox_core.config.faults import told_of
 from vox_core.config.sections import SECTIONS
-<<<<<<< HEAD
-from vox_core.config.values import Section, homes, is_table, kebab
-=======
 from vox_core.config.source import sources_seen_from
-from vox_core.config.values import Section, homes, kebab
->>>>>>> 917b089b464a27516dbec5a5387d07b3a808d0fa
+from vox_core.config.values import Section, homes, is_table, kebab
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -198,24 +194,11 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     return fields
 
 
-<<<<<<< HEAD
 def _path(folder: Path, value: str) -> Path:
     """A path as seen from the folder; a data set of the hub lies in none."""
     return Path(value) if value.startswith("hf:") else folder / value
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _source_from(folder: Path, value: Any) -> Any:
-    if isinstance(value, str):
-        return str(folder / value)
-    return seen_from(folder, value) if isinstance(value, dict) else value
-
-
-=======
->>>>>>> 917b089b464a27516dbec5a5387d07b3a808d0fa
 class _Variable(NamedTuple):
     name: str
     value: Any
