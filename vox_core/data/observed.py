@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vox_core.data.audit.serving import serving_difference
 from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.records import Record
 from vox_core.data.render import Rendered, RenderError
+from vox_core.data.serving import serving_difference
 
 if TYPE_CHECKING:
     from vox_core.data.documents import Columns
@@ -218,7 +218,7 @@ class Observer(Tally):
         the assistant says."""
         assert record.messages is not None
         try:
-            before = self._renderer._before_content(record.messages, index)
+            before = self._renderer.before(record, index)
         except RenderError:
             return False
         return before is not None and _trained(rendered, len(before))

@@ -110,6 +110,15 @@ class Renderer:
         generation prompt. None where the template refuses them."""
         return self._turns(record, "").prompt(turn)
 
+    def before(self, record: Record, turn: int) -> str | None:
+        """What the template writes before the content of `messages[turn]`; None if it leaves that
+        out.
+
+        Raises:
+            RenderError: the template refuses the record.
+        """
+        return self._turns(record, "").before_content(turn)
+
     def _conversation(self, record: Record) -> Rendered:
         chat = cast("tuple[Message, ...]", record.messages)
         if record.tools or any(one.extra or one.role == "tool" for one in chat):

@@ -81,7 +81,7 @@ class Turns:
         prompt = self.prompt(turn)
         if prompt is not None and self._text.startswith(prompt):
             return len(prompt)
-        before = self._before_content(turn)
+        before = self.before_content(turn)
         if before is not None and self._text.startswith(before):
             return len(before)
         if (start := self._start_of_calls(turn)) is not None:
@@ -99,7 +99,7 @@ class Turns:
     def _limit(self, turn: int) -> int:
         """An offset after turn's end-of-turn token and before what anyone says next."""
         for later in range(turn + 1, len(self._chat)):
-            if (before := self._before_content(later)) is not None:
+            if (before := self.before_content(later)) is not None:
                 return common(before, self._text)
         return len(self._text)
 
@@ -109,7 +109,7 @@ class Turns:
         closer = self._closer.search(alone, start)
         return alone[: closer.start()] if closer else alone
 
-    def _before_content(self, turn: int) -> str | None:
+    def before_content(self, turn: int) -> str | None:
         """What the template writes before the content of a message; None if it leaves that out."""
         parts = self._around(turn)
         return parts[0] if parts else None
