@@ -63,7 +63,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     names = dict.fromkeys(name for row in rows for name in row)
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    pq.write_table(table, file, row_group_size=2)
+    pq.write_table(table, file, row_group_size=max(2, len(rows) // 2))
     return file.getvalue()
 
 
@@ -360,14 +360,14 @@ def test_a_file_that_changes_is_not_the_one_that_was_looked_at(tmp_path: Path) -
 # --- limits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.json.zst"])
+@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.json.zst", "bomb.parquet"])
 def test_data_that_expand_without_end_are_given_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "FREE_BYTES", 100_000)
     monkeypatch.setattr(opened, "MAX_RATIO", 10)
-    compress = COMPRESSORS[Path(name).suffix]
-    (tmp_path / name).write_bytes(compress(jsonl([PAIR]) * 50_000))
+    data = parquet([PAIR] * 50_000) if name == "bomb.parquet" else jsonl([PAIR]) * 50_000
+    (tmp_path / name).write_bytes(COMPRESSORS.get(Path(name).suffix, bytes)(data))
     with pytest.raises(DataError) as caught:
         check_files([tmp_path / name])
     assert "found data that expand to more than" in caught.value.faults[-1]

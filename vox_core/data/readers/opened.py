@@ -31,7 +31,7 @@ class Stream:
 
     def __init__(self, file: IO[bytes], size: int, compression: Compression) -> None:
         self._file, self._compression = file, compression
-        self._limit = max(FREE_BYTES, MAX_RATIO * size) if compression else None
+        self._limit = most_bytes(size) if compression else None
         self._count = 0
 
     def read(self, size: int) -> bytes:
@@ -62,11 +62,18 @@ class Stream:
     def _counted(self, data: bytes) -> bytes:
         self._count += len(data)
         if self._limit and self._count > self._limit:
-            raise RowError(
-                f"found data that expand to more than {self._limit:,} bytes "
-                f"({MAX_RATIO:,} times the file), expected less"
-            )
+            raise too_much(self._limit)
         return data
+
+
+def most_bytes(size: int) -> int:
+    """What may come out of a file of `size` bytes."""
+    return max(FREE_BYTES, MAX_RATIO * size)
+
+
+def too_much(limit: int) -> RowError:
+    """What is said of a file that holds more."""
+    return RowError(f"found data that expand to more than {limit:,} bytes, expected less")
 
 
 @contextmanager

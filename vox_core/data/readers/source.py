@@ -28,7 +28,7 @@ from vox_core.data.readers.arrow import parquet_rows
 from vox_core.data.readers.formats import format_of, is_plain
 from vox_core.data.readers.json_rows import json_rows
 from vox_core.data.readers.mapping import NO_FIELDS, FieldMap, mapped
-from vox_core.data.readers.opened import opened
+from vox_core.data.readers.opened import most_bytes, opened, too_much
 from vox_core.data.readers.tables import table_rows, with_values
 from vox_core.data.rules import rules_digest
 from vox_core.errors import OutputError, StorageError
@@ -80,7 +80,8 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
     def make(folder: Path) -> None:
         items = _items(path, fetched)
         with files.storage_errors(path), closing(items):
-            _write(folder, items, fields, is_text=kind in ("csv", "tsv"))
+            limit = None if kind == "hub" else most_bytes(path.stat().st_size)
+            _write(folder, items, fields, limit, is_text=kind in ("csv", "tsv"))
 
     return _kept(path, key, make)
 
@@ -141,16 +142,29 @@ def _expanded(path: Path) -> Iterator[Path]:
         yield expanded
 
 
-def _write(folder: Path, items: Iterator[Item], fields: FieldMap, *, is_text: bool) -> None:
+def _write(
+    folder: Path, items: Iterator[Item], fields: FieldMap, limit: int | None, *, is_text: bool
+) -> None:
     """A line for each row, and what the lines are."""
     sha256 = hashlib.sha256()
     with (folder / _ROWS).open("wb") as file:
-        for line in _lines(items, fields, is_text=is_text):
+        for line in _limited(_lines(items, fields, is_text=is_text), limit):
             file.write(line)
             sha256.update(line)
         size = file.tell()
     entry = {"bytes": size, "sha256": sha256.hexdigest()}
     (folder / _ENTRY).write_text(json.dumps(entry) + "\n", encoding="utf-8")
+
+
+def _limited(lines: Iterator[bytes], limit: int | None) -> Iterator[bytes]:
+    """As many lines as may come out of a file, and, where there are more, what is said of them."""
+    size = 0
+    for line in lines:
+        size += len(line)
+        if limit and size > limit:
+            yield unread(too_much(limit)) + b"\n"
+            return
+        yield line
 
 
 def _lines(items: Iterator[Item], fields: FieldMap, *, is_text: bool) -> Iterator[bytes]:
