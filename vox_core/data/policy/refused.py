@@ -29,7 +29,7 @@ def require_few_malformed(train: Table, valid: Table, most: float) -> None:
     all_of_them += zip(valid.files, valid.facts, strict=True)
     malformed = sum(facts.malformed for _, facts in all_of_them)
     rows = malformed + len(train) + len(valid)
-    if malformed <= most * rows:
+    if malformed / rows <= most:
         return
     raise DataError(
         "D020",
