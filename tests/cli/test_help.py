@@ -42,6 +42,7 @@ PATHS = [
     "plugin install",
     "plugin upgrade",
     "plugin remove",
+    "data mix",
     "plugin doctor",
     "plugin enable",
     "plugin disable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from vox_core.config.mix import read_recipe
 from vox_core.data.mix import copy
 from vox_core.data.mix import scan as scanning
-from vox_core.data.mix.draw import drawn, first_of_each, mixed, permutation
+from vox_core.data.mix.draw import drawn, mixed, permutation
+from vox_core.data.mix.same import shared, without_duplicates
 from vox_core.data.mix.scan import Wanted, scan
 from vox_core.data.mix.shares import apportion, most_rows
 from vox_core.errors import ConfigError
@@ -87,11 +89,30 @@ def test_a_mixture_loses_nothing(counts: list[int], seed: int) -> None:
     assert found == [(s, row) for s, count in enumerate(counts) for row in range(count)]
 
 
-@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), max_size=30))
-def test_the_first_of_each_is_kept(rows: list[bytes]) -> None:
-    marks = np.array([[ord(row), 7] for row in rows], np.uint64).reshape(-1, 2)
-    expected = [row not in rows[:at] for at, row in enumerate(rows)]
-    assert first_of_each(marks).tolist() == expected
+@given(st.lists(st.integers(-3, 3), max_size=30))
+def test_marks_that_stand_there_more_than_once(marks: list[int]) -> None:
+    found = shared(np.array(marks, np.int64)).tolist()
+    assert found == [marks.count(mark) > 1 for mark in marks]
+
+
+@pytest.mark.parametrize("marked", ["as found", "all alike"])
+def test_the_first_of_each_row_is_kept(tmp_path: Path, marked: str) -> None:
+    """Whatever rows have a mark in common."""
+    texts_of = [["a", "b", "a"], ["c", "b", "d", "d"]]
+    pools = []
+    for number, some in enumerate(texts_of):
+        path = tmp_path / str(number)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+        pool = scan(path, Wanted(), [], marks=True, tell=lambda _: None)
+        alike = np.zeros_like(pool.marks_N)
+        pools.append(pool if marked == "as found" else replace(pool, marks_N=alike))
+    found = without_duplicates(pools)
+    rows = [
+        [json.loads(pool.path.read_bytes()[at:].splitlines()[0])["text"] for at in pool.starts_N]
+        for pool in found
+    ]
+    assert rows == [["a", "b"], ["c", "d"]]
+    assert [pool.reasons["duplicate"] for pool in found] == [1, 2]
 
 
 # --- rows -----------------------------------------------------------------------------------------

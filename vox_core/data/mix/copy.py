@@ -103,12 +103,8 @@ class _LaneWriter:
         lanes_P: Sequence[int],
     ) -> Iterator[tuple[int, bytes]]:
         """(place in the piece, row); rows lie in order."""
-        block, first, end = b"", 0, 0
-        for at, start, size, lane in zip(at_P, starts_P, sizes_P, lanes_P, strict=True):
-            if start + size > end:
-                block, first = _read(file, start, max(size, _READ_BYTES)), start
-                end = first + len(block)
-            row = block[start - first : start - first + size]
+        rows = rows_at(file, starts_P, sizes_P)
+        for at, row, lane in zip(at_P, rows, lanes_P, strict=True):
             yield at, self._laned(row, lane) if lane else row
 
     def _laned(self, row: bytes, lane: int) -> bytes:
@@ -116,6 +112,16 @@ class _LaneWriter:
             return row[:-1].rstrip() + self._end
         assert lane == EMPTY_LANE
         return json.dumps({**json.loads(row), "lane": self._lane}).encode()
+
+
+def rows_at(file: IO[bytes], starts: Sequence[int], sizes: Sequence[int]) -> Iterator[bytes]:
+    """Rows of a file, in the order in which they lie in it."""
+    block, first, end = b"", 0, 0
+    for start, size in zip(starts, sizes, strict=True):
+        if start + size > end:
+            block, first = _read(file, start, max(size, _READ_BYTES)), start
+            end = first + len(block)
+        yield block[start - first : start - first + size]
 
 
 def _read(file: IO[bytes], start: int, size: int) -> bytes:

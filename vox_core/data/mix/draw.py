@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from vox_core.contract import Ints
 
 _OF_ALL = 0
@@ -49,12 +47,3 @@ def mixed(chosen: Sequence[Ints], seed: int) -> tuple[Ints, Ints]:
     rows_R = np.concatenate([np.zeros(0, np.int64), *chosen])
     order_R = permutation(len(rows_R), seed, _OF_ALL)
     return sources_R[order_R], rows_R[order_R]
-
-
-def first_of_each(marks_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which rows are the first with their mark."""
-    order_N = np.lexsort((marks_N2[:, 1], marks_N2[:, 0]))  # stable: the first of equals is first
-    sorted_N2 = marks_N2[order_N]
-    first_N = np.ones(len(marks_N2), bool)
-    first_N[order_N[1:]] = (sorted_N2[1:] != sorted_N2[:-1]).any(axis=1)
-    return first_N

@@ -1,6 +1,6 @@
 """One look at every row of a source: is it a row, is it wanted, and where does it lie.
 
-Of a row are kept its place in the file, its size and the hash of its bytes: 29 bytes, whatever its
+Of a row are kept its place in the file, its size and a hash of its bytes: 21 bytes, whatever its
 length. What a row must be is the business of the same parser that `vox train` reads rows with.
 
 Shape legend: N rows of a source that may be taken.
@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
@@ -94,7 +93,8 @@ class Pool:
         reasons: why the others may not.
         starts_N: int64, where each begins in the file.
         sizes_N: int32, its bytes without whitespace around it.
-        marks_N2: uint64, 16 bytes of BLAKE2b of these bytes; rows of zeros if nobody wanted them.
+        marks_N: int64, Python's hash of these bytes, which is another in each process: rows with
+            other marks are not the same. Zeros if nobody wanted them.
         lanes_N: uint8, `AS_IT_IS`, `WITHOUT_LANE` or `EMPTY_LANE`.
     """
 
@@ -103,7 +103,7 @@ class Pool:
     reasons: Counter[Reason]
     starts_N: NDArray[np.int64]
     sizes_N: NDArray[np.int32]
-    marks_N2: NDArray[np.uint64]
+    marks_N: NDArray[np.int64]
     lanes_N: NDArray[np.uint8]
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class Pool:
             reasons,
             self.starts_N[kept_N],
             self.sizes_N[kept_N],
-            self.marks_N2[kept_N],
+            self.marks_N[kept_N],
             self.lanes_N[kept_N],
         )
 
@@ -157,7 +157,7 @@ class _Found:
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
         self._columns: list[tuple[Ints, Ints, NDArray[np.uint8]]] = []
-        self._digests = bytearray()
+        self._marks_of: list[Ints] = []
 
     def look_at(self, number: int, start: int, data: bytes) -> None:
         """Look at the lines of `data`, which begin `start` bytes into the file; `number` is that of
@@ -173,7 +173,7 @@ class _Found:
         self._columns.append((starts[kept], sizes[kept], states[kept]))
         if self._marks:
             chosen = rows if kept.all() else [rows[at] for at in np.flatnonzero(kept).tolist()]
-            self._digests += b"".join([blake2b(row, digest_size=16).digest() for row in chosen])
+            self._marks_of.append(np.fromiter(map(hash, chosen), np.int64, len(chosen)))
 
     def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
         """What is to be done to each row: its lane, or that it is left out."""
@@ -204,14 +204,14 @@ class _Found:
         starts_N, sizes_N, lanes_N = (
             np.concatenate(column) for column in zip(nothing, *self._columns, strict=True)
         )
-        digests = bytes(self._digests) if self._marks else bytes(16 * len(starts_N))
+        marks_N = np.concatenate([nothing[0], *self._marks_of])
         return Pool(
             self._path,
             self._rows,
             self._reasons,
             starts_N,
             sizes_N.astype(np.int32),
-            np.frombuffer(digests, np.uint64).reshape(-1, 2),
+            marks_N if self._marks else np.zeros(len(starts_N), np.int64),
             lanes_N,
         )
 

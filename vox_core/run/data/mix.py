@@ -22,7 +22,8 @@ import numpy as np
 from vox_core import bounded_json, files
 from vox_core.config.mix import MixRecipe, MixSource, read_recipe
 from vox_core.data.mix.copy import pieces
-from vox_core.data.mix.draw import drawn, first_of_each, mixed, permutation
+from vox_core.data.mix.draw import drawn, mixed, permutation
+from vox_core.data.mix.same import without_duplicates
 from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
 from vox_core.data.mix.shares import apportion, most_rows
 from vox_core.data.records import changed, find_split, readable, refuse
@@ -273,10 +274,7 @@ def _wanted(source: MixSource) -> Wanted:
 def _reduced(recipe: MixRecipe, pools: Sequence[Pool]) -> list[Pool]:
     """What may be drawn from each source: every row once, and no more than its cap."""
     if recipe.dedup == "exact":
-        first_N = first_of_each(np.concatenate([pool.marks_N2 for pool in pools]))
-        ends = np.cumsum([len(pool) for pool in pools])[:-1]
-        parts = np.split(first_N, ends)
-        pools = [pool.only(kept, "duplicate") for pool, kept in zip(pools, parts, strict=True)]
+        pools = without_duplicates(pools)
     return [
         _capped(pool, source.cap, recipe.seed, number)
         for number, (pool, source) in enumerate(zip(pools, recipe.source, strict=True))
