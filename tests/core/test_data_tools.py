@@ -207,7 +207,7 @@ def test_what_a_server_sends_is_compared() -> None:
     moves = Renderer(tiny_tokenizer("mistral"))
     found = serving_difference(moves, chat("a", "b", "c", "d", system="be brief"))
     assert found is not None
-    assert "sends '[INST] be brief" in found
+    assert "sends 'be brief" in found
 
 
 def test_turns_that_are_not_trained_are_not_compared() -> None:
