@@ -250,6 +250,12 @@ def test_tools_are_within_the_budget(source: str) -> None:
     assert time.process_time() - before < 5
 
 
+def test_long_tools_have_a_budget_that_goes_with_them() -> None:
+    source = "{% for i in range(40) %}{{ tools[0].description }}{% endfor %}"
+    tools = [{"description": "word " * 500_000}]
+    assert len(ChatTemplate(source, {}).render([], tools)) == 100_000_000
+
+
 def test_a_probe_that_takes_too_much_stops_the_rows() -> None:
     by = encoder("{% if tools %}{{ 'a' * 10**10 }}{% endif %}" + CHATML)
     with pytest.raises(DataError) as caught:

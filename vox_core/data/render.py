@@ -20,7 +20,12 @@ A beginning or an end that none of these finds is a fault of the row, never a gu
 tokenised here: tokens merge across the boundary, characters do not.
 
 An end-of-turn token that stands literally in what the assistant says ends the stretch there, since
-generation would end there too. What users say is never trained, whatever it contains.
+generation would end there too. What users say is not trained, whatever it contains, unless the row
+asks for it: then it is the words, found by a marker, and an end-of-turn token directly after them.
+
+Tools, calls and reasoning are given to the template as transformers gives them (`takes.py`), and a
+row with something that the template would leave out without a word is refused. How the stretches
+are found is in `turns.py`.
 
 Templates that ask for the date get a fixed one: the same data must give the same tokens tomorrow.
 """
