@@ -207,7 +207,7 @@ def test_what_a_server_sends_is_compared() -> None:
     moves = Renderer(tiny_tokenizer("mistral"))
     found = serving_difference(moves, chat("a", "b", "c", "d", system="be brief"))
     assert found is not None
-    assert "sends '[INST] be brief" in found
+    assert "sends 'be brief" in found
 
 
 def test_turns_that_are_not_trained_are_not_compared() -> None:
@@ -248,6 +248,12 @@ def test_tools_are_within_the_budget(source: str) -> None:
         ChatTemplate(source, {}).render([message], tools)
     assert caught.value.too_much
     assert time.process_time() - before < 5
+
+
+def test_long_tools_have_a_budget_that_goes_with_them() -> None:
+    source = "{% for i in range(40) %}{{ tools[0].description }}{% endfor %}"
+    tools = [{"description": "word " * 500_000}]
+    assert len(ChatTemplate(source, {}).render([], tools)) == 100_000_000
 
 
 def test_a_probe_that_takes_too_much_stops_the_rows() -> None:

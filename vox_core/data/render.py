@@ -20,7 +20,12 @@ A beginning or an end that none of these finds is a fault of the row, never a gu
 tokenised here: tokens merge across the boundary, characters do not.
 
 An end-of-turn token that stands literally in what the assistant says ends the stretch there, since
-generation would end there too. What users say is never trained, whatever it contains.
+generation would end there too. What users say is not trained, whatever it contains, unless the row
+asks for it: then it is the words, found by a marker, and an end-of-turn token directly after them.
+
+Tools, calls and reasoning are given to the template as transformers gives them (`takes.py`), and a
+row with something that the template would leave out without a word is refused. How the stretches
+are found is in `turns.py`.
 
 Templates that ask for the date get a fixed one: the same data must give the same tokens tomorrow.
 """
@@ -121,11 +126,9 @@ class Renderer:
 
     def _conversation(self, record: Record) -> Rendered:
         chat = cast("tuple[Message, ...]", record.messages)
-        if record.tools or any(one.extra or one.role == "tool" for one in chat):
+        if record.tools or [one for one in chat if one.extra or one.role == "tool"]:
             self._require_written(record, chat)
-        with self._template_faults():
-            marked = self._compiled(record).marked
-        if marked:
+        if self._compiled(record).marked:
             return self._marked(record, chat)
         text = self._write(record, chat)
         turns = self._turns(record, text)
@@ -159,11 +162,11 @@ class Renderer:
         transformers' mask over *tokens* is not used: it marks everything to the end of the text
         when a stretch ends in whitespace that the tokenizer trims from its offsets.
         """
+        template, given = self._compiled(record), self._given(record, chat)
         with self._template_faults():
-            given = self._given(record, chat)
-            text, stretches = self._compiled(record).render_marked(given, record.tools)
+            text, stretches = template.render_marked(given, record.tools)
         spans = [self._closed(text, start, stop) for start, stop in stretches]
-        if any(message.weight is not None for message in chat):
+        if [message for message in chat if message.weight is not None]:
             spans = self._weigh(self._turns(record, text), chat, spans)
         return Rendered(text, tuple(spans), templated=True)
 
@@ -186,15 +189,16 @@ class Renderer:
 
     def _write(self, record: Record, chat: Chat, prompt: bool = False) -> str:
         """The text of `chat`, which may be a variation of the record's messages."""
+        template, given = self._compiled(record), self._given(record, chat)
         with self._template_faults():
-            template, given = self._compiled(record), self._given(record, chat)
             return template.render(given, record.tools, generation_prompt=prompt)
 
     def _given(self, record: Record, chat: Chat) -> list[dict[str, Any]]:
-        if any(message.extra for message in chat):
-            takes = self._takes(record)
-            return [takes.given(message) for message in chat]
-        return [{"role": message.role, "content": message.content} for message in chat]
+        usual = [{"role": one.role, "content": one.content} for one in chat if not one.extra]
+        if len(usual) == len(chat):
+            return usual
+        takes = self._takes(record)
+        return [takes.given(message) for message in chat]
 
     @contextmanager
     def _template_faults(self) -> Iterator[None]:
@@ -209,15 +213,17 @@ class Renderer:
     def _takes(self, record: Record) -> Takes:
         source = self._source(record)
         if source not in self._found:
+            template = self._compiled(record)
             with self._template_faults():
-                self._found[source] = what_it_takes(self._compiled(record))
+                self._found[source] = what_it_takes(template)
         return self._found[source]
 
     def _compiled(self, record: Record) -> ChatTemplate:
         """Compiled when a row asks for it, so that what is wrong with it is told of a row."""
         source = self._source(record)
         if source not in self._chats:
-            self._chats[source] = ChatTemplate(source, self._tokenizer.special_tokens_map)
+            with self._template_faults():
+                self._chats[source] = ChatTemplate(source, self._tokenizer.special_tokens_map)
         return self._chats[source]
 
     def _source(self, record: Record) -> str:
