@@ -25,7 +25,7 @@ ROWS = [
             {"role": "system", "content": "Answer in one sentence."},
             {"role": "user", "content": "Why is the sky blue?"},
             {"role": "assistant", "content": "Air scatters blue light more than red light."},
-            {"role": "user", "content": "And in the evening? 🌇"},
+            {"role": "user", "content": "And in the evening?"},
             {"role": "assistant", "content": "Then most of the blue is gone on the long way."},
         ]
     },
@@ -43,7 +43,7 @@ def main() -> None:
         asked = {"data": [data], "seq_len": 96}
         preview(validate(TrainSettings, asked), html=page)
         page.write_text(page.read_text().replace(f"{folder}/", ""))
-        with chromium.Page(program, Path(folder) / "profile", 920, 1010) as browser:
+        with chromium.Page(program, Path(folder) / "profile", 920, 1240) as browser:
             browser.open(page)
             browser.wait("document.querySelectorAll('article pre > *').length > 50")
             shot = browser.screenshot()
