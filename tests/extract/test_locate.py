@@ -49,7 +49,10 @@ def test_what_is_not_there(name: str) -> None:
 
 def test_a_folder_of_a_project(tmp_path: Path) -> None:
     """Module names begin at the topmost package; tests, builds and environments are left out."""
-    made(tmp_path / "src", {"a.py": "", "inner/__init__.py": "", "inner/b.py": "", "test_a.py": ""})
+    made(
+        tmp_path / "src",
+        {"a.py": "", "inner/__init__.py": "", "inner/b.py": "", "inner/b.pyi": "", "test_a.py": ""},
+    )
     for name in ("tests/c.py", "build/d.py", ".venv/e.py", "env/pyvenv.cfg", "env/f.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -97,6 +97,23 @@ def test_rows_of_a_document(tmp_path: Path) -> None:
     assert all(parse_row(parse_object(row.line())).kind == "chat" for row in rows)
 
 
+def test_what_is_no_words_of_the_document(tmp_path: Path) -> None:
+    """Front matter, comments, images and HTML; lines keep their numbers."""
+    (tmp_path / "a.md").write_text(
+        "---\ntitle: not this\n---\nWords <!-- no --> ![x](y.png)before <b>any</b> heading.\n"
+    )
+    rows, _ = rows_of(tmp_path)
+    assert [(row.answer, row.provenance["object"]) for row in rows] == [
+        ("Words  before any heading.", "a")
+    ]
+
+
+def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
+    text = "# Tool\n\n## Usage\n\nUse it like so.\n\n## Usage\n\nOr use it so."
+    (tmp_path / "a.md").write_text(text)
+    assert [row.answer for row in rows_of(tmp_path)[0]] == ["Use it like so."]
+
+
 def test_a_section_that_is_too_long_is_cut_after_a_part(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# T\n\nFirst of all, this.\n\nSecond, and last.\n\nThird one.")
     rows, _ = rows_of(tmp_path, max_characters=40)

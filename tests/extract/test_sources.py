@@ -51,8 +51,12 @@ PUBLIC = {
         "pack.f",
     ),
     "its own rather than that of somebody who uses it": (
-        {"a/__init__.py": "from pack.b import f", "b.py": f"def f(a):\n  {DOC}"},
-        "pack.b.f",
+        {
+            "a/__init__.py": "from pack.x.b import f",
+            "x/__init__.py": "",
+            "x/b.py": f"def f(a):\n  {DOC}",
+        },
+        "pack.x.b.f",
     ),
     "the module that is called alike": (
         {
@@ -79,6 +83,13 @@ def test_a_thing_has_its_public_name(tmp_path: Path, case: str) -> None:
     assert names(rows_in(made(tmp_path, files))) == {name}
 
 
+def test_a_module_that_uses_a_thing_does_not_offer_it(tmp_path: Path) -> None:
+    files = {"user.py": "from ._impl import f", "_impl.py": f"def f(a):\n  {DOC}"}
+    assert rows_in(made(tmp_path, files)) == []
+    files["user.py"] += "\n__all__ = ['f']"
+    assert names(rows_in(made(tmp_path, files))) == {"pack.user.f"}
+
+
 def test_private_names_only_when_asked_for(tmp_path: Path) -> None:
     source = f"def f(a):\n  {DOC}\ndef _g(a):\n  'Does quite another thing.'\n"
     source += "class C:\n  def __enter__(self, a):\n    'Enters into it, as one does.'\n"
@@ -91,11 +102,13 @@ def test_private_names_only_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_imports_in_a_circle_end(tmp_path: Path) -> None:
+    round_and_round = "from .{0} import *\nfrom . import {0}\n__all__ = ['{1}', *{0}.__all__]\n"
     files = {
-        "a.py": f"from .b import *\ndef f(a):\n  {DOC}",
-        "b.py": "from .a import *\nfrom .b import g\n__all__ = a.__all__",
+        "__init__.py": "from ._a import *",
+        "_a.py": f"{round_and_round.format('_b', 'f')}def f(a): 'Does the first thing.'",
+        "_b.py": f"{round_and_round.format('_a', 'g')}def g(a): 'Does the second thing.'",
     }
-    assert names(rows_in(made(tmp_path, files))) == {"pack.a.f"}
+    assert names(rows_in(made(tmp_path, files))) == {"pack.f", "pack.g"}
 
 
 # --- what is read ---------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ SIGNATURES = {
     "class C:\n  'Makes it by new.'\n  def __new__(cls, a): ...": ["(a)"],
     "class C:\n  def f(self, /, a): 'Has a slash.'": ["(a)"],
     "class C:\n  def f(*args): 'Has no self.'": ["(*args)"],
-    "@overload\ndef f(a): ...\ndef f(a=1): 'Has overloads.'": ["(a=1)"],
+    "@overload\ndef f(a): 'Is one of them.'\ndef f(a=1): 'Has overloads.'": ["(a=1)"],
     f"def f({', '.join(f'argument_{i}' for i in range(9))}): 'Long one, this.'": [
         "(\n" + "".join(f"    argument_{i},\n" for i in range(9)) + ")"
     ],
@@ -168,6 +181,7 @@ def test_add_newdoc_documents_what_is_written_in_c(tmp_path: Path) -> None:
         ("signature", "pack.Thing.grow", "```python\npack.Thing.grow(by)\n```"),
     ]
     assert {row.provenance["file"] for row in rows} == {"pack/_docs.py"}
+    assert rows[0].question == "Describe the function `pack.make`."
 
 
 def test_a_stub_gives_signatures_where_there_is_no_source(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def _has_source(path: Path, names: list[str]) -> bool:
 def is_read(folder: Path) -> bool:
     name = folder.name
     left_out = name in _NOT_SOURCE | _TESTS or name.startswith(".")
-    return not left_out and not folder.is_symlink() and not (folder / _NOT_SOURCE_MARK).exists()
+    return not left_out and not (folder / _NOT_SOURCE_MARK).exists()
 
 
 def _is_test(name: str) -> bool:
