@@ -138,7 +138,10 @@ def test_what_was_measured_is_shown(vox, service) -> None:
         "  not fast    2 adapters with DoRA",
     ]
     measured = replace(speed, how="measured", steps=5, loading=4.0, validating=6.0, chosen="")
-    service.report = replace(REPORT, speed=measured)
+    seen = replace(REPORT.memory, measured=2 * GB)
+    service.report = replace(REPORT, speed=measured, memory=seen)
+    assert "so far      2.0 GB, in the steps that were measured" in vox("plan").out
+    service.calls.pop()
     assert vox("plan", "--measure").out.splitlines()[7:9] == [
         "speed         200 tokens/s, 5 steps measured now",
         "time          about 1:30: steps 1:20, loading 0:04, validations 0:06",
@@ -179,6 +182,7 @@ def test_as_json_it_is_one_object(vox, service) -> None:
         "total": 8 * GB,
         "free": 4 * GB,
         "fits": True,
+        "measured": None,
     }
     assert told["options"][0] == {
         "quant": "none",

@@ -326,6 +326,7 @@ def test_some_steps_are_measured_and_nothing_is_kept(tiny, settings, data, tmp_p
     assert speed.loading >= 0 and speed.validating > 0
     assert speed.whole == speed.seconds + speed.loading + speed.validating
     assert speed.fast and told == ["measuring some steps of the run"]
+    assert found.memory.measured > 10**8
     assert plan(asked).speed is None
     with pytest.raises(ConfigError, match="own documents"):
         plan(settings(tiny("llama"), data=[]), measured=True)

@@ -39,6 +39,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     )
     yield from _speed(report)
     yield "peak memory", _peak(report.memory)
+    if report.memory.measured is not None:
+        yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
     for name, size in report.memory.parts.items():
         yield f"  {name}", megabytes(size)
     yield "disk", _room(report.disk)

@@ -113,7 +113,7 @@ def _report(
         steps=steps,
         adapter=_adapter(prepared),
         speed=speed(prepared, steps.work, steps.validations, took),
-        memory=_memory(seen),
+        memory=_memory(seen, took),
         options=tuple(grid),
         suggested=tuple(_suggestions(prepared, grid, seen, memory)),
         disk=_disk(ready),
@@ -179,9 +179,12 @@ def _suggestions(
         yield Suggestion(size, suggest(grid, size, plan.contract.quant))
 
 
-def _memory(seen: Foresight) -> MemoryPlan:
+def _memory(seen: Foresight, took: Measured | None) -> MemoryPlan:
     prediction = seen.prediction
-    return MemoryPlan(prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits)
+    measured = took.memory if took else None
+    return MemoryPlan(
+        prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits, measured
+    )
 
 
 def _disk(ready: Ready) -> DiskPlan:

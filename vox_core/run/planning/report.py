@@ -83,13 +83,18 @@ class AdapterPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on the device; None where nobody knows."""
+    """Bytes on the device; None where nobody knows.
+
+    Args:
+        measured: the most that there was during measured steps, the planning itself included.
+    """
 
     peak: int
     parts: dict[str, int]
     total: int | None
     free: int | None
     fits: bool | None
+    measured: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from vox_core.contract import Batch, Event, Step, StepDone, Validation
 from vox_core.data.order import make_step_batches, validation_batches
+from vox_core.run.gauge import peak_resident
 from vox_core.run.planning.report import SpeedPlan, Work
 from vox_core.run.prepare import Prepared
 from vox_core.run.tuning.measure import TOKENS, Seen, go_over
@@ -35,6 +36,7 @@ class Measured:
         seconds: of `tokens` tokens in `steps` steps, after the first.
         loading: seconds before the first step, and what that took longer than those after it.
         validating: seconds a token of a validation; None without held-out rows.
+        memory: bytes, the most that were in use until then; None where nobody knows.
     """
 
     steps: int
@@ -42,6 +44,7 @@ class Measured:
     seconds: float
     loading: float
     validating: float | None
+    memory: int | None
     seen: Seen
 
 
@@ -137,7 +140,9 @@ def _measured(clock: _Clock, valid: Sequence[Batch]) -> Measured:
         took = clock.validations[-1]
         validating = took / sum(len(batch.tokens_T) for batch in valid)
         loading -= took  # that before the first step
-    return Measured(len(counted), tokens, seconds, max(loading, 0.0), validating, clock)
+    told = [step.memory for step in clock.steps if step.memory is not None]
+    memory = max(told) if told else peak_resident()
+    return Measured(len(counted), tokens, seconds, max(loading, 0.0), validating, memory, clock)
 
 
 def _steps(prepared: Prepared, total: int) -> Iterator[Step]:
