@@ -5,27 +5,32 @@ orjson is five times as quick, and says nothing of a key that stands twice. That
 proven by counting: outside of texts, a quotation mark and a colon follow one another at the end of
 each key and nowhere else, so no more of them in the line than there are keys in the value means
 that none was lost. Whatever makes the count uncertain (white space before a colon, a backslash
-before the quotation mark, a quoted colon in a text) or the value (a number that orjson rounds),
-whatever is no usual row, and whatever is wrong goes the slow way, which finds the words for it.
+before the quotation mark), whatever is no usual row, and whatever is wrong goes the slow way, which
+finds the words for it. orjson rounds integers of more than 64 bits, as a rating is anyway.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from vox_core.data.attributes import ATTRIBUTES, attributes_of
+from vox_core.data.attributes import ATTRIBUTES, WORDS, attributes_of
 from vox_core.data.fields import ANSWERS, KNOWN, PROMPTS, PROVENANCE, misspelt
-from vox_core.data.jsonl import RowError, parse_object
+from vox_core.data.jsonl import parse_object
 from vox_core.data.messages import Message
 from vox_core.data.rows import Row, form_of_completion, parse_row
 
 _loads = orjson.loads
-_LARGE_NUMBER = re.compile(rb"[0-9]{16}")
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(WORDS, (str, _NONE)),
+    "rating": (float, int, _NONE),
+    "difficulty": (str, float, int, _NONE),
+    "tags": (list, _NONE),
+}
 _MAX_DEPTH = 16
 
 Group: TypeAlias = Literal["messages", "completion", "text"]
@@ -38,7 +43,7 @@ class Shape:
     Args:
         names: fields that have to be there as texts (or, for messages, as a list).
         input: whether an instruction has an input.
-        attributes: whether the row says something of itself.
+        attributes: names of the fields that say something of the row itself.
         unused: names of the other fields, of which somebody is told.
         others: the same and those that nobody needs to be told of; their values may have keys.
         alone: there are no fields but `names`.
@@ -48,7 +53,7 @@ class Shape:
     form: str
     names: tuple[str, ...]
     input: bool
-    attributes: bool
+    attributes: tuple[str, ...]
     unused: tuple[str, ...]
     others: tuple[str, ...]
     alone: bool
@@ -83,16 +88,19 @@ def usual_row(line: bytes) -> Usual | None:
     keys = _keys_of(values, shape)
     if keys is None or line.count(b'":') - line.count(b'\\":') != keys or b"\r:" in line:
         return None
-    if shape.attributes and (_LARGE_NUMBER.search(line) or not _has_attributes(values)):
+    if shape.attributes and not _usual_attributes(values, shape.attributes):
         return None
     return values, shape
 
 
-def _has_attributes(values: dict[str, Any]) -> bool:
-    try:
-        attributes_of(values)
-    except RowError:
-        return False
+def _usual_attributes(values: dict[str, Any], names: tuple[str, ...]) -> bool:
+    """Whether what a row says of itself is of the right types; orjson gives finite numbers only."""
+    for name in names:
+        value = values[name]
+        if type(value) not in _TYPES[name]:
+            return False
+        if type(value) is list and not all(type(tag) is str for tag in value):
+            return False
     return True
 
 
@@ -168,7 +176,8 @@ def _shape(names: tuple[str, ...]) -> Shape | None:
     group, used = found
     form = form_of_completion(*used) if group == "completion" else group
     alone = len(names) == len(used)
-    return Shape(group, form, used, "input" in content, bool(attributes), unused, others, alone)
+    named = tuple(attributes)
+    return Shape(group, form, used, "input" in content, named, unused, others, alone)
 
 
 def _named(content: set[str]) -> tuple[Group, tuple[str, ...]] | None:
