@@ -45,19 +45,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def attributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that say `rating` and so on, read as records with these attributes."""
-
-    def parse(fields: dict[str, Any]) -> Row:
-        names = ("rating", "category", "lane", "tags")
-        said = {name: fields.pop(name) for name in names if name in fields}
-        tags = tuple(said.pop("tags", ()))
-        return replace(parse_row(fields), attributes=Attributes(**said, tags=tags))
-
-    monkeypatch.setattr(records, "parse_row", parse)
-
-
 def text(line: int, says: str, **attributes: Any) -> Record:
     return Record("text", HERE, line, text=says, attributes=Attributes(**attributes))
 
@@ -648,11 +635,11 @@ def faults() -> Iterator[tuple[str, Callable[[], object]]]:
         return lambda: parse_row(dict(fields))
 
     def line(text: bytes) -> Callable[[], object]:
-        return lambda: records.parse_object(text)
+        return lambda: parse_object(text)
 
     user = {"role": "user", "content": "a"}
     said = {"role": "assistant", "content": "b"}
-    yield "line too long", lambda: records.parse_object(None)
+    yield "line too long", lambda: parse_object(None)
     yield "invalid UTF-8", line(b"\xff")
     yield "invalid JSON", line(b"{")
     yield "invalid JSON", line(b'{"a": NaN}')
@@ -680,7 +667,7 @@ def faults() -> Iterator[tuple[str, Callable[[], object]]]:
 
 @pytest.mark.parametrize(("kind", "read"), [*faults()])
 def test_each_fault_has_its_kind(kind: str, read: Callable[[], object]) -> None:
-    with pytest.raises(records.RowError) as caught:
+    with pytest.raises(RowError) as caught:
         read()
     assert kind_of(caught.value.faults[0]) == kind
     assert kind_of("something new") == OTHER

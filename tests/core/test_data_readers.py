@@ -154,11 +154,11 @@ def test_cells_that_are_no_texts(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(
         "prompt,response,rating,difficulty,tags,tools\n"
-        'a,b,4,hard,"[""x""]","[{""n"": 1}]"\nc,d,,0.5,,\n'
+        'a,b,4,hard,"[""x""]","[{""name"": ""f""}]"\nc,d,,0.5,,\n'
     )
     first, second = load_records([path])
     assert (first.attributes.rating, first.attributes.difficulty) == (4.0, "hard")
-    assert (first.attributes.tags, first.tools) == (("x",), ({"n": 1},))
+    assert (first.attributes.tags, first.tools) == (("x",), ({"type": "function", "function": {"name": "f"}},))
     assert (second.attributes.rating, second.attributes.difficulty) == (None, 0.5)
 
 

@@ -164,7 +164,8 @@ class Observer(Tally):
     def encoded(self, encoded: Sequence[Encoded]) -> None:
         """The rows since the last time, as tokens: what of them is left, and whether they end."""
         records, self._waiting = self._waiting, []
-        for record, row in zip(records, encoded, strict=True):
+        looked_at = (row for row in encoded if row.dropped != "preference pair")
+        for record, row in zip(records, looked_at, strict=True):
             self._lengths[row.length] += 1
             if row.dropped:
                 self._of(record, _DROPPED[row.dropped])
