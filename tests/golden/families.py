@@ -97,7 +97,6 @@ FAMILIES: dict[str, Golden] = {
         swallow=True,
     ),
     "phi4": Golden(_PHI4, "<|im_end|>", "<|endoftext|>", "<|im_end|>"),
-    "phi4-reasoning": Golden(_PHI4, "<|im_end|>", "<|endoftext|>", "<|im_end|>"),
     "deepseek-r1": Golden(
         _DEEPSEEK,
         _DEEPSEEK_AROUND[1],

@@ -1,4 +1,4 @@
-"""Sixteen chat templates of real models on a dozen conversations: what vox renders is what
+"""Fifteen chat templates of real models on a dozen conversations: what vox renders is what
 transformers renders, what is trained is what the assistant says, and both are in golden files.
 
 `python -m tests.golden.make` writes the files.
