@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from vox_core import files
 from vox_core.cli.data_mix import mix as command
 from vox_core.config.values import kebab
-from vox_core.errors import DataError, OutputError
+from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.run.data import mix as service
 from vox_core.run.data.mix import MixReport, mix, report_path
 
@@ -257,6 +257,15 @@ def test_somebody_elses_file_is_not_replaced(folder: Path, mixed_before: bool) -
         mix(made, out)
     assert out.read_text() == "mine"
     assert mix(made, out, force=True).rows == 140
+
+
+def test_a_folder_of_several_files_is_not_taken_for_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [folder / "a.jsonl", folder / "b.jsonl"]
+    monkeypatch.setattr(service, "find_split", lambda _: (both, []))
+    with pytest.raises(ConfigError, match="is one file"):
+        mix(recipe(folder, {"path": "."}), folder / "out.jsonl")
 
 
 def test_a_source_is_not_written_over(folder: Path) -> None:

@@ -177,7 +177,7 @@ class _Found:
 
     def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
         """What is to be done to each row: its lane, or that it is left out."""
-        wanted, plain = self._wanted, self._wanted.all and not self._wanted.lane
+        wanted, every, laned = self._wanted, self._wanted.all, self._wanted.lane is not None
         for line, row in enumerate(rows, number):
             if not row:
                 yield _LEFT_OUT
@@ -191,13 +191,11 @@ class _Found:
                 self._faults += (f"{self._path}, line {line}: {text}" for text in fault.faults)
                 yield _LEFT_OUT
                 continue
-            if plain:
-                yield AS_IT_IS
-            elif reason := wanted.refused(fields):
+            if not every and (reason := wanted.refused(fields)):
                 self._reasons[reason] += 1
                 yield _LEFT_OUT
             else:
-                yield _lane_of(fields) if wanted.lane else AS_IT_IS
+                yield _lane_of(fields) if laned else AS_IT_IS
 
     def pool(self) -> Pool:
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))

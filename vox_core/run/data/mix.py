@@ -28,7 +28,7 @@ from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
 from vox_core.data.mix.shares import apportion, most_rows
 from vox_core.data.records import changed, find_split, readable, refuse
 from vox_core.data.rules import rules_digest
-from vox_core.errors import DataError, OutputError
+from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.hashes import file_sha256
 
 _FORMAT = 1
@@ -152,8 +152,7 @@ class _Sources:
     """The files of a recipe, as they were when they were hashed."""
 
     def __init__(self, recipe: MixRecipe) -> None:
-        found = [find_split([source.path])[0] for source in recipe.source]
-        self.paths = [files_of[0] for files_of in found]
+        self.paths = [_only_file(source.path) for source in recipe.source]
         self._states = [_state(path) for path in self.paths]
         self.sha256 = [file_sha256(path) for path in self.paths]
 
@@ -179,6 +178,24 @@ class _Sources:
                     where=out,
                     remedy="choose another file with --out",
                 )
+
+
+def _only_file(path: Path) -> Path:
+    """The file that a source stands for.
+
+    Raises:
+        ConfigError: C002, there are several.
+    """
+    found, _ = find_split([path])
+    if len(found) > 1:
+        raise ConfigError(
+            "C002",
+            "a source of a mixture is one file",
+            where=path,
+            found=", ".join(file.name for file in found),
+            remedy="name each of them as a source of its own",
+        )
+    return found[0]
 
 
 def _state(path: Path) -> tuple[int, int, int]:
