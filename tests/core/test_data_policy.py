@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.contract import DataPolicy
-from vox_core.data import checked, chosen, records
+from vox_core.data import checked, chosen
 from vox_core.data.blocks import cut
 from vox_core.data.checked import check_files
 from vox_core.data.chosen import Chosen, choose_rows
@@ -31,7 +31,7 @@ from vox_core.data.policy.leaks import shared
 from vox_core.data.policy.mask import Mask, used
 from vox_core.data.policy.reasons import MALFORMED_KINDS, NAMES, OTHER, REASONS, kind_of
 from vox_core.data.records import Record
-from vox_core.data.rows import Attributes, Row, parse_row
+from vox_core.data.rows import Attributes, parse_row
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, DataError
 

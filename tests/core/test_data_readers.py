@@ -158,7 +158,10 @@ def test_cells_that_are_no_texts(tmp_path: Path) -> None:
     )
     first, second = load_records([path])
     assert (first.attributes.rating, first.attributes.difficulty) == (4.0, "hard")
-    assert (first.attributes.tags, first.tools) == (("x",), ({"type": "function", "function": {"name": "f"}},))
+    assert (first.attributes.tags, first.tools) == (
+        ("x",),
+        ({"type": "function", "function": {"name": "f"}},),
+    )
     assert (second.attributes.rating, second.attributes.difficulty) == (None, 0.5)
 
 
