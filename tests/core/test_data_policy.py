@@ -22,6 +22,7 @@ from vox_core.data import checked, chosen
 from vox_core.data.blocks import cut
 from vox_core.data.checked import check_files
 from vox_core.data.chosen import Chosen, choose_rows
+from vox_core.data.jsonl import RowError, parse_object
 from vox_core.data.kept import open_dataset
 from vox_core.data.messages import Message
 from vox_core.data.policy import choose, facts, near, shelf

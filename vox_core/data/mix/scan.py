@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, other_format, parse_object
+from vox_core.data.quick import usual_row
 from vox_core.data.records import readable
 from vox_core.data.rows import parse_row
 
@@ -184,8 +185,7 @@ class _Found:
                 continue
             self._rows += 1
             try:
-                fields = parse_object(row if len(row) <= MAX_LINE_BYTES else None)
-                parse_row(fields)
+                fields = _fields(row)
             except RowError as fault:
                 self._reasons["faulty"] += 1
                 self._faults += (f"{self._path}, line {line}: {text}" for text in fault.faults)
@@ -218,6 +218,19 @@ def _starts(lines: Sequence[bytes]) -> Ints:
     """Where each line begins, of lines with one byte between them."""
     whole = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
     return np.cumsum(whole) - whole
+
+
+def _fields(row: bytes) -> Mapping[str, object]:
+    """What a row says, which is one that can be trained.
+
+    Raises:
+        RowError: it is none.
+    """
+    if len(row) <= MAX_LINE_BYTES and (usual := usual_row(row)):
+        return usual[0]
+    fields = parse_object(row if len(row) <= MAX_LINE_BYTES else None)
+    parse_row(fields)
+    return fields
 
 
 def _lane_of(fields: Mapping[str, object]) -> int:
