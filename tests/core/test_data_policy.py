@@ -498,7 +498,7 @@ def test_leaks_are_exactly_the_rows_on_both_sides(train: list[str], valid: list[
     assert shared(said_N2, said_V2).tolist() == expected
 
 
-def test_what_no_row_has_is_refused_with_what_there_is(tmp_path: Path, attributes: None) -> None:
+def test_what_no_row_has_is_refused_with_what_there_is(tmp_path: Path) -> None:
     rows = [{"text": f"{n}", "category": "code", "tags": ["x", "y"]} for n in range(3)]
     path = write(tmp_path / "a.jsonl", [*rows, {"text": "b", "category": "prose"}])
     with pytest.raises(DataError) as caught:
@@ -514,7 +514,7 @@ def test_what_no_row_has_is_refused_with_what_there_is(tmp_path: Path, attribute
     ]
 
 
-def test_unrated_rows_need_a_rule(tmp_path: Path, attributes: None) -> None:
+def test_unrated_rows_need_a_rule(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "a", "rating": 4}, {"text": "b"}])
     with pytest.raises(DataError, match="1 of 2 rows without a rating") as caught:
         choose_rows([path], [], DataPolicy(min_rating=3))
@@ -651,7 +651,7 @@ def faults() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "half a character", row(text="\ud800")
     yield "misspelt field", row(text="a", promt="b")
     yield "misspelt field", row(txt="a")
-    yield "unsupported", row(messages=[{**said, "function_call": {"name": "f"}}])
+    yield "unsupported", row(messages=[user, said], documents=[{}])
     yield "unsupported", row(messages=[{**said, "content": [{"type": "image"}]}])
     yield "empty", row(text=" ")
     yield "empty", row()

@@ -80,7 +80,7 @@ def cases() -> dict[str, bytes]:
         "half-a-pair.jsonl": lines({"prompt": "a", "chosen": "b"}),
         "same-pair.jsonl": lines({"prompt": "a", "chosen": "b", "rejected": "b"}),
         "rating.jsonl": lines({"prompt": "a", "response": "b", "rating": "good", "tags": "x"}),
-        "tools.jsonl": lines({"messages": [USER, ANSWER], "tools": "[]"}),
+        "tools.jsonl": lines({"messages": [USER, ANSWER], "tools": "[3]"}),
         "many.jsonl": lines({"txt": 1}, {"text": ""}, b"{", [1]),
         "empty.jsonl": b"\n\n",
         "torn.jsonl.gz": gzip.compress(MANY, mtime=0)[:-20],
