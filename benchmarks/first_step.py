@@ -36,7 +36,7 @@ ROUNDS = 5
 
 PHASES = {
     "vox_core.cli.train:settings_from": "Python, the command line, settings",
-    "vox_core.run.prepare:_checked": "the run's modules, data read",
+    "vox_core.run.prepare:chosen_rows": "the run's modules, data read",
     "vox_core.run.prepare:choose": "backend chosen",
     "vox_core.run.prepare:select_targets": "model found, its headers read",
     "vox_core.run.prepare:open_dataset": "tokens found in the cache, or made",

@@ -16,9 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BORROWED = Path(sysconfig.get_path("purelib"))
 UV = shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
+BY_UV = pytest.param(
+    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
+)
+# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
+BY_PIP = pytest.param("pip", marks=pytest.mark.long)
 
 MANIFEST = """
 id = "{id}"

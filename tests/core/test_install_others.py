@@ -15,20 +15,15 @@ from typing import Any
 import pytest
 
 from tests.core.bundle.target import bundled, catalog_of, present
-from tests.core.install_samples import UV, World, checkout, plugin
+from tests.core.install_samples import BY_PIP, BY_UV, World, checkout, plugin
 from vox_core.errors import InputError, VoxError
 from vox_core.host.alone import alone
 from vox_core.host.bundle.apply import plan_apply
 from vox_core.host.environment import Environment
 from vox_core.host.install import apply
 
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
 TORCH = {"name": "torch", "version": "2.13.0", "files": {"torch/__init__.py": "GOOD = 1\n"}}
 EVIL = {"torch/__init__.py": "EVIL = 1\n"}
-# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
-BY_PIP = pytest.param("pip", marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module", params=[BY_PIP, BY_UV])

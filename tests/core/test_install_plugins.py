@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.install_samples import UV, World, checkout, plugin
-
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
+from tests.core.install_samples import BY_UV, World, checkout, plugin
 
 
 @pytest.fixture(scope="module", params=["pip", BY_UV])

@@ -14,15 +14,19 @@ from threading import Thread
 
 import pytest
 
-from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin, sdist, wheel
+from tests.core.install_samples import (
+    BY_PIP,
+    BY_UV,
+    MANIFEST,
+    UV,
+    World,
+    checkout,
+    plugin,
+    sdist,
+    wheel,
+)
 from vox_core.host.environment import Environment
 from vox_core.host.resolve import Change, pinned
-
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
-# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
-BY_PIP = pytest.param("pip", marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module", params=[BY_PIP, BY_UV])

@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.install_samples import MANIFEST, UV, World, checkout, plugin
-
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
-# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
-BY_PIP = pytest.param("pip", marks=pytest.mark.long)
+from tests.core.install_samples import BY_PIP, BY_UV, MANIFEST, World, checkout, plugin
 
 
 @pytest.fixture(scope="module", params=[BY_PIP, BY_UV])

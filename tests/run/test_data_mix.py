@@ -20,7 +20,8 @@ from vox_core.cli.data_mix import mix as command
 from vox_core.config.values import kebab
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.run.data import mix as service
-from vox_core.run.data.mix import MixReport, mix, report_path
+from vox_core.run.data.mix import mix
+from vox_core.run.data.mix_report import MixReport, report_path
 
 FIRST = ["a 95", "b 27", "b 18", "a 62", "b 19", "a 10"]
 
@@ -326,3 +327,16 @@ def test_the_command_shows_the_account(folder: Path) -> None:
     assert told["fresh"] is False
     kept = json.loads((folder / "sub" / "train.mix.json").read_text())
     assert {**told, "format": 1} == {**kept, "fresh": False}
+
+
+def test_a_source_of_another_format_is_rows_like_any_other(folder: Path) -> None:
+    (folder / "c.csv").write_text("prompt,completion\nWhich?,That.\nWho?,Me.\n")
+    of = recipe(folder, {"path": "c.csv"}, {"path": "a.jsonl", "cap": 1})
+    report = mix(of, folder / "out.jsonl")
+    assert [source.rows for source in report.sources] == [2, 100]
+    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert {row.get("completion") for row in rows} == {"That.", "Me.", None}
+    (folder / "c.csv").write_text("prompt,completion\nWhich?,\n")
+    with pytest.raises(DataError) as caught:
+        mix(of, folder / "out.jsonl")
+    assert "c.csv, row 1: found" in str(caught.value)

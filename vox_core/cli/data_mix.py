@@ -14,7 +14,7 @@ from vox_core.cli.output import print_columns, print_json, print_table
 from vox_core.cli.progress import display
 
 if TYPE_CHECKING:
-    from vox_core.run.data.mix import MixReport, SourceReport
+    from vox_core.run.data.mix_report import MixReport, SourceReport
 
 
 @click.command(

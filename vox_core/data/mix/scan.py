@@ -19,6 +19,7 @@ import numpy as np
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, other_format, parse_object
 from vox_core.data.quick import usual_row
+from vox_core.data.readers import place_of
 from vox_core.data.records import readable
 from vox_core.data.rows import parse_row
 
@@ -124,21 +125,31 @@ class Pool:
         )
 
 
-def scan(path: Path, wanted: Wanted, faults: list[str], *, marks: bool, tell: Tell) -> Pool:
+def scan(
+    path: Path,
+    wanted: Wanted,
+    faults: list[str],
+    *,
+    marks: bool,
+    tell: Tell,
+    shown: Path | None = None,
+) -> Pool:
     """Look at every row of a JSONL file.
 
     Args:
         faults: gets what is wrong with each row that is faulty.
         marks: tell rows apart by their bytes.
         tell: called with the bytes looked at since the last call, a block at a time.
+        shown: the file whose rows these are, if it is no JSONL itself.
 
     Raises:
         DataError: D001, it cannot be read.
     """
-    found = _Found(path, wanted, faults, marks)
-    with readable(path):
+    shown = shown or path
+    found = _Found(path, wanted, faults, marks, shown)
+    with readable(shown):
         if other := other_format(path):
-            faults.append(f"{path}: {other}")
+            faults.append(f"{shown}: {other}")
             return found.pool()
         with path.open("rb") as file:
             for number, start, data in _blocks(file):
@@ -153,7 +164,10 @@ class _Found:
     What is done for each row is done for all rows of a block together where that is quicker.
     """
 
-    def __init__(self, path: Path, wanted: Wanted, faults: list[str], marks: bool) -> None:
+    def __init__(
+        self, path: Path, wanted: Wanted, faults: list[str], marks: bool, shown: Path
+    ) -> None:
+        self._shown = shown
         self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
@@ -188,7 +202,7 @@ class _Found:
                 fields = _fields(row)
             except RowError as fault:
                 self._reasons["faulty"] += 1
-                self._faults += (f"{self._path}, line {line}: {text}" for text in fault.faults)
+                self._faults += (f"{place_of(self._shown, line)}: {text}" for text in fault.faults)
                 yield _LEFT_OUT
                 continue
             if not every and (reason := wanted.refused(fields)):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,70 +25,16 @@ from vox_core.data.mix.draw import drawn, mixed, permutation
 from vox_core.data.mix.same import without_duplicates
 from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
 from vox_core.data.mix.shares import apportion, most_rows
+from vox_core.data.readers import open_source
 from vox_core.data.records import changed, find_split, readable, refuse
 from vox_core.data.rules import rules_digest
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.hashes import file_sha256
+from vox_core.run.data.mix_report import FORMAT, MixReport, SourceReport, report_path, to_json
 
-_FORMAT = 1
 _FAULTS_KEPT = 20
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceReport:
-    """What became of the rows of one source.
-
-    Args:
-        path: as the recipe has it.
-        rows: in the file; `taken` of them are in the mixture, and each other one is counted under
-            a reason.
-        left_out: reason -> rows.
-        repeated: rows of the mixture beside those taken, which are repetitions.
-        asked, share: of the mixture's rows; `asked` is None without weights.
-    """
-
-    path: str
-    sha256: str
-    rows: int
-    taken: int
-    repeated: int
-    left_out: Mapping[str, int]
-    weight: float | None
-    asked: float | None
-    share: float
-    lane: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class MixReport:
-    """A mixture, as it stands in the report beside it.
-
-    Args:
-        fingerprint: of everything that decides the rows: recipe, bytes of the sources, rules.
-        output: its name.
-        sha256: of the output.
-        replaces: SHA-256 of what was there before; None if nothing was.
-        faults: of the rows left out as faulty, the first 20.
-        fresh: it was made now; False: it was up to date, and nothing was written.
-    """
-
-    fingerprint: str
-    output: str
-    sha256: str
-    replaces: str | None
-    rows: int
-    bytes: int
-    seed: int
-    sources: tuple[SourceReport, ...]
-    faults: tuple[str, ...]
-    fresh: bool = True
-
-
-def report_path(out: Path) -> Path:
-    """`train.mix.json` beside `train.jsonl`."""
-    return out.with_suffix(".mix.json")
 
 
 def mix(
@@ -144,7 +89,7 @@ def mix(
             sources=tuple(_of_sources(recipe, asked, read, pools, counts)),
             faults=tuple(faults[:_FAULTS_KEPT]) if asked.malformed_rows == "skip" else (),
         )
-        files.write_json(report_path(out), _as_json(report))
+        files.write_json(report_path(out), to_json(report))
     return report
 
 
@@ -253,7 +198,7 @@ def _fingerprint(recipe: MixRecipe, sha256: Sequence[str]) -> str:
     said = recipe.model_dump(mode="json")
     for source, digest in zip(said["source"], sha256, strict=True):
         source["path"] = digest
-    decides = {"format": _FORMAT, "rules": rules_digest(), "recipe": said}
+    decides = {"format": FORMAT, "rules": rules_digest(), "recipe": said}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
@@ -261,7 +206,9 @@ def _scanned(
     recipe: MixRecipe, paths: Sequence[Path], progress: Progress | None
 ) -> tuple[list[Pool], list[str]]:
     """Every source, looked at, and the faults of those rows that are left out."""
-    total, done = sum(path.stat().st_size for path in paths), 0
+    with refuse(paths):
+        lines = [open_source(path).lines for path in paths]
+    total, done = sum(path.stat().st_size for path in lines), 0
 
     def tell(more: int) -> None:
         nonlocal done
@@ -271,8 +218,9 @@ def _scanned(
 
     with refuse(paths) as (faults, empty):
         pools = []
-        for source, path in zip(recipe.source, paths, strict=True):
-            pool = scan(path, _wanted(source), faults, marks=recipe.dedup == "exact", tell=tell)
+        marks = recipe.dedup == "exact"
+        for source, path, rows in zip(recipe.source, paths, lines, strict=True):
+            pool = scan(rows, _wanted(source), faults, marks=marks, tell=tell, shown=path)
             if not pool.rows and not faults:
                 empty.append(path)
             pools.append(pool)
@@ -391,12 +339,6 @@ def _of_sources(
 
 def _as_said(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-
-
-def _as_json(report: MixReport) -> dict[str, Any]:
-    told = {"format": _FORMAT, **asdict(report)}
-    del told["fresh"]
-    return told
 
 
 class _Hashed:
