@@ -128,6 +128,8 @@ def test_what_would_stop_a_run_is_shown_and_told(vox, data: Path) -> None:
     assert done.code == 2
     assert "error[VOX-D050]" in done.err and "[outside-vocabulary]" in done.err
     assert "── " in done.out and "error: 3 rows: a token that the model has no" in done.out
+    told = vox("data", "preview", "--data", data, "-n", 1, "--json")
+    assert told.code == 2 and json.loads(told.out)["error"]["code"] == "VOX-D050"
 
 
 def test_a_page_is_written_over_a_page_and_over_nothing_else(vox, data: Path) -> None:

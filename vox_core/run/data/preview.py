@@ -60,14 +60,11 @@ class PreviewReport:
             "shown": f"{tokens:,} tokens, {trained:,} trained",
         }
         if self.audit:
-            told["audited"] = (
-                f"{self.audited:,} rows, {self.audit.tokens:,} tokens, "
-                f"{self.audit.trained_tokens:,} trained ({self.audit.trained_share:.1%}); "
-                f"{self.audit.ended:,} rows end with a trained end-of-turn token"
-            )
+            told["audited"] = f"{self.audited:,} rows, {self.audit}"
         return told | ({"error": str(self.error)} if self.error else {})
 
     def to_json(self) -> dict[str, Any]:
+        """All but the error."""
         return {
             "model": self.model,
             "seq_len": self.seq_len,
@@ -75,7 +72,6 @@ class PreviewReport:
             "shown": [row.to_json() for row in self.shown],
             "audited": self.audited,
             "audit": self.audit.to_json() if self.audit else None,
-            "error": self.error.code if self.error else None,
             "html": str(self.html) if self.html else None,
         }
 
