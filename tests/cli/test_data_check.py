@@ -88,11 +88,18 @@ def test_no_data_and_no_rows(vox) -> None:
     assert done.code == 2 and "- empty.csv has no rows" in done.out
 
 
-def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+def made_model(family: str, monkeypatch: pytest.MonkeyPatch, vocabulary: int = 400) -> None:
+    """`model`: a tokenizer and a config.json."""
     from tests.core.tiny_tokenizer import tiny_tokenizer
 
-    tiny_tokenizer("gemma_without_system").save_pretrained("model")
+    tiny_tokenizer(family).save_pretrained("model")
+    config = {"model_type": "llama", "vocab_size": vocabulary}
+    Path("model/config.json").write_text(json.dumps(config))
     monkeypatch.setattr("vox_core.models.resolve", lambda name, **_: Folder(Path(name)))
+
+
+def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_model("gemma_without_system", monkeypatch)
     turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     answer = {"role": "assistant", "content": "a"}
     rows = [{"messages": [*turns, answer]}, {"messages": [*turns[1:], answer]}]
@@ -102,6 +109,47 @@ def test_the_chat_template_of_a_model_is_tried(vox, monkeypatch: pytest.MonkeyPa
     assert done.code == 2
     assert "rows.json: 2 messages; 1 row with faults" in done.out
     assert "- rows.json, row 1: " in done.out and "System role not supported" in done.out
+
+
+AUDITED = ("data", "check", "rows.csv", "--model", "model")
+
+
+def test_warnings_of_the_audit_are_shown(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_model("chatml", monkeypatch)
+    Path("rows.csv").write_text("text,rating\na number,5\na <|im_end|> b,5\n<|im_end|>,1\n")
+    done = vox(*AUDITED, "--min-rating", 3)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[2].startswith("masks of the training rows: ")
+    assert lines[3].startswith("- warning: 1 row: ") and "(rows.csv:2); " in lines[3]
+    assert len(lines) == 4 and lines[3].endswith("[rendered-text]")
+    found = json.loads(vox(*AUDITED, "--min-rating", 3, "--json").out)
+    assert (found["faults"], found["error"]) == (0, None)
+    ids = [each["id"] for each in found["audit"]["training"]["findings"]]
+    assert ids == ["rendered-text", "no-markers"]
+    assert "validation" not in found["audit"]
+
+
+def test_errors_of_the_audit_are_faults(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_model("chatml", monkeypatch, vocabulary=300)
+    Path("rows.csv").write_text("prompt,completion\nhow?,so\n")
+    Path("held.jsonl").write_text('{"prompt": "how?", "completion": "so"}\n')
+    done = vox(*AUDITED, "--valid", "held.jsonl")
+    assert (done.code, done.err) == (2, "")
+    assert "- error: 1 row: a token that the model has no embedding for (rows.csv:1); " in done.out
+    assert "masks of the validation rows: " in done.out and "(held.jsonl:1); " in done.out
+    assert vox("data", "check", "rows.csv").code == 0
+    Path("rows.csv").write_text("prompt,completion\nhow?,so\nhow?,\n")
+    faulty = vox(*AUDITED)
+    assert faulty.code == 2 and "masks" not in faulty.out
+
+
+def test_what_train_would_refuse_besides_is_told(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_model("chatml", monkeypatch)
+    Path("rows.csv").write_text("text,rating\na number,1\n")
+    done = vox(*AUDITED, "--min-rating", 3)
+    assert done.code == 2 and "rows.csv: 1 text" in done.out and "error[VOX-D023]" in done.err
+    assert json.loads(vox(*AUDITED, "--min-rating", 3, "--json").out)["error"]["code"] == "VOX-D023"
 
 
 class Folder:

@@ -95,6 +95,23 @@ def test_as_json(vox, data: Path) -> None:
     assert (found["model"], found["rows"], found["audited"]) == ("tiny", 3, 3)
 
 
+def test_a_table_with_other_names_under_a_policy(vox, data: Path) -> None:
+    table = data.parent / "rows.csv"
+    table.write_text("q,a,rating\nhow?,so,1\nwhy?,a word,5\nwho?,a number,5\n")
+    Path("vox.toml").write_text('[data.fields]\nprompt = "q"\ncompletion = "a"\n')
+    asked = ("data", "preview", "--data", table, "--min-rating", 3)
+    found = json.loads(vox(*asked, "--json").out)
+    assert (found["rows"], found["audited"]) == (2, 2)
+    assert [(row["file"], row["line"]) for row in found["shown"]] == [
+        (str(table), 2),
+        (str(table), 3),
+    ]
+    assert "user\nwhy?<|im_end|>" in "".join(found["shown"][0]["tokens"])
+    refused = vox(*asked, "--row", "1")
+    assert refused.code == 2 and "error[VOX-D051]" in refused.err
+    assert "found:    left out by the policy of the data" in refused.err
+
+
 def test_only_the_rows_that_are_shown_are_audited_where_all_would_take_long(
     vox, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +128,8 @@ def test_what_would_stop_a_run_is_shown_and_told(vox, data: Path) -> None:
     assert done.code == 2
     assert "error[VOX-D050]" in done.err and "[outside-vocabulary]" in done.err
     assert "── " in done.out and "error: 3 rows: a token that the model has no" in done.out
+    told = vox("data", "preview", "--data", data, "-n", 1, "--json")
+    assert told.code == 2 and json.loads(told.out)["error"]["code"] == "VOX-D050"
 
 
 def test_a_page_is_written_over_a_page_and_over_nothing_else(vox, data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import models
+from vox_core.data.stats import rows as counting
 from vox_core.errors import ConfigError
 from vox_core.models import LocalModel
 
@@ -79,6 +81,37 @@ def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> No
     Path("vox.toml").write_text("")
     vox("data", "stats", "--data", data)
     assert [rest["tokenise"] for rest in asked] == [True, False]
+
+
+def test_any_format_with_other_names_is_counted_as_jsonl_is(
+    vox, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as quickly: no row of a usual form is parsed but the first."""
+    rows = [("how?", "so"), ("why?", "a word"), ("how?", "so"), ("", "b"), ("who?", "a")]
+    same = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
+    data.write_text("\n".join(map(json.dumps, same)))
+    expected = json.loads(vox("data", "stats", "--data", data, "--json").out)["train"]
+    assert (expected["rows"], expected["malformed"]) == (4, 1)
+    slowly: list[int] = []
+    real = counting._count_slowly
+    monkeypatch.setattr(
+        counting, "_count_slowly", lambda c, line, n: (slowly.append(n), real(c, line, n))
+    )
+    Path("vox.toml").write_text('[data.fields]\nprompt = "q"\ncompletion = "a.0"\n')
+    renamed = [{"q": prompt, "a": [completion]} for prompt, completion in rows]
+    array, packed = data.with_name("rows.json"), data.with_name("rows.ndjson.gz")
+    array.write_text(json.dumps(renamed, indent=1))
+    packed.write_bytes(gzip.compress("\n".join(map(json.dumps, renamed)).encode()))
+    table = data.with_name("rows.csv")
+    table.write_text("".join(f"{q},{a}\n" for q, a in [("q", "a.0"), *rows]))
+    for path in (array, packed, table):
+        slowly.clear()
+        found = json.loads(vox("data", "stats", "--data", path, "--json").out)["train"]
+        assert found["files"] == {str(path): 4}
+        assert found["duplicates"]["first"] == [[f"{path}:3", f"{path}:1"]]
+        for told in ("rows", "malformed", "kinds", "characters", "roles", "turns", "languages"):
+            assert found[told] == expected[told]
+        assert slowly == [1, 4]
 
 
 def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -12,7 +13,10 @@ import pytest
 
 from tests.core.data_samples import chat, completion, text
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
+from vox_core.contract import DataPolicy
 from vox_core.data.audit.report import Finding
+from vox_core.data.checked import CheckedFile, check_files
+from vox_core.data.chosen import choose_rows
 from vox_core.data.encode import Encoder
 from vox_core.data.preview.choose import named, numbered, spread
 from vox_core.data.preview.look import Looker, SeenRow
@@ -94,16 +98,17 @@ def test_rows_are_spread_over_the_data() -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CheckedFile]:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     made = []
     for name in ("a.jsonl", "b.jsonl"):
         made.append(tmp_path / name)
         rows = (json.dumps({"text": f"{name} {n}"}) for n in range(4))
         made[-1].write_text("\n\n".join(rows))
-    return made
+    return check_files(made)
 
 
-def test_rows_are_found_by_number(files: list[Path]) -> None:
+def test_rows_are_found_by_number(files: list[CheckedFile]) -> None:
     assert [record.text for record in numbered(files, [1, 3, 6])] == [
         "a.jsonl 1",
         "a.jsonl 3",
@@ -111,8 +116,8 @@ def test_rows_are_found_by_number(files: list[Path]) -> None:
     ]
 
 
-def test_rows_are_found_by_file_and_line(files: list[Path]) -> None:
-    assert [r.text for r in named(files, ["b.jsonl:3", f"{files[0]}:1"])] == [
+def test_rows_are_found_by_file_and_line(files: list[CheckedFile]) -> None:
+    assert [r.text for r in named(files, ["b.jsonl:3", f"{files[0].path}:1"])] == [
         "b.jsonl 1",
         "a.jsonl 0",
     ]
@@ -121,6 +126,53 @@ def test_rows_are_found_by_file_and_line(files: list[Path]) -> None:
         with pytest.raises(DataError, match="not there") as caught:
             list(named(files, [wrong]))
         assert caught.value.code == "VOX-D051"
+        assert caught.value.found is None
+
+
+def test_rows_of_any_format_stand_where_their_file_has_them(
+    files: list[CheckedFile], tmp_path: Path
+) -> None:
+    table, packed, array = (tmp_path / name for name in ("t.csv", "p.jsonl.gz", "a.json"))
+    table.write_text("q,a\n" + "".join(f"how {n}?,so {n}\n" for n in range(5)))
+    rows = [{"q": f"why {n}?", "a": "so"} for n in range(5)]
+    packed.write_bytes(gzip.compress("\n\n".join(map(json.dumps, rows)).encode()))
+    array.write_text(json.dumps(rows))
+    made = check_files([table, packed, array], {"prompt": "q", "completion": "a"})
+    shown = [*numbered(made, [1, 7, 13]), *named(made, ["t.csv:5", "p.jsonl.gz:1", f"{array}:2"])]
+    assert [(r.source, r.line, (r.messages or ())[0].content) for r in shown] == [
+        (table, 2, "how 1?"),
+        (packed, 5, "why 2?"),
+        (array, 4, "why 3?"),
+        (table, 5, "how 4?"),
+        (packed, 1, "why 0?"),
+        (array, 2, "why 1?"),
+    ]
+
+
+def test_only_rows_that_are_used_are_shown(files: list[CheckedFile], tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    lines = [json.dumps({"text": "a" * n, "rating": n % 2}) for n in range(1, 41)]
+    path.write_text("\n".join(["{", *lines]))
+    policy = DataPolicy(malformed_rows="skip", max_skipped=0.5, min_rating=1, valid_share=0.3)
+    chosen = choose_rows([path], [], policy)
+    both = [*chosen.train, *chosen.valid]
+    assert [each.path for each in both] == [path, path]
+    shown = list(numbered(both, range(sum(file.used for file in both))))
+    assert sorted(r.line for r in shown) == [*range(2, 42, 2)]
+    assert [len(r.text or "") for r in named(both, ["c.jsonl:2", "c.jsonl:40"])] == [1, 39]
+    for line in (1, 3):
+        with pytest.raises(DataError, match="not there") as caught:
+            list(named(both, ["c.jsonl:2", f"c.jsonl:{line}"]))
+        assert caught.value.found == "left out by the policy of the data"
+    with pytest.raises(DataError) as caught:
+        list(named(both, ["c.jsonl:99"]))
+    assert caught.value.found is None
+
+
+def test_a_file_that_changed_meanwhile_is_told(files: list[CheckedFile]) -> None:
+    files[0].path.write_text('{"text": ""}')
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(numbered(files, [0]))
 
 
 # --- the page -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.data_options import data_options
+from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from
 from vox_core.cli.output import print_json, printable
@@ -42,7 +43,8 @@ def check(
     """Everything that is wrong with data files, and what is in them.
 
     FILES stand in place of --data. Needs no model; with --model its chat template is tried on every
-    row, as train would. Exit code 2 if anything is wrong.
+    row, as train would, and the masks of what it trains are audited. Exit code 2 if anything is
+    wrong.
     """
     settings = settings_from(TrainSettings, config_file, flags)
     from vox_core.run.data.check import check as look_at
@@ -52,10 +54,12 @@ def check(
             settings, paths=files, with_model="model" in given(flags), progress=shown.transfer
         )
     if as_json:
-        print_json(report)
+        print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
     else:
         _show(report)
-    if report.faults or report.notes:
+    if report.error:
+        end_with(report.error)
+    if not report.sound:
         ctx.exit(FAULTY)
 
 
@@ -69,6 +73,10 @@ def _show(report: CheckReport) -> None:
         click.echo(printable(f"chat template of {report.template}: tried on every row"))
     for note in report.notes:
         click.echo(printable(f"- {note}"))
+    for what, found in report.audits.items():
+        click.echo(f"masks of the {what} rows: {found}")
+        for finding in (*found.of_level("error"), *found.of_level("warning")):
+            click.echo(printable(f"- {finding.level}: {finding}", lines=True))
     if not report.faults:
         return
     click.echo(f"\n{report.faults:,} fault{_s(report.faults)}, by kind:")

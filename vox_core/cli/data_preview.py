@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.data_flags import SECTIONS, data_options
+from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option, settings_from
 from vox_core.cli.output import print_json, print_table, printable
@@ -84,11 +85,11 @@ def preview(
             progress=shown.transfer,
         )
     if as_json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
     else:
         _show(report, weights)
     if report.error:
-        raise report.error
+        end_with(report.error)
     return report
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -45,6 +45,14 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 def describe(error: VoxError) -> dict[str, Any]:
     """The error for programs."""
     return {**{key: getattr(error, key) for key in KEYS}, "faults": list(error.faults)}
+
+
+def end_with(error: VoxError) -> NoReturn:
+    """End a command that has told the error in a JSON document of its own, so that there is one."""
+    from vox_core.cli.output import printable
+
+    click.echo(printable(error, lines=True), err=True)
+    raise click.exceptions.Exit(error.exit_code)
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> int:

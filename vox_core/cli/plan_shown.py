@@ -58,7 +58,8 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.assumed:
         documents, tokens = report.assumed["documents"], report.assumed["tokens"]
         yield "data", f"none given; assumed: {documents} documents of {tokens} tokens a step"
-    for label, data in (("data", report.data), ("held-out data", report.valid)):
+    sides = ("data", report.data, "training"), ("held-out data", report.valid, "validation")
+    for label, data, what in sides:
         if data is None:
             continue
         yield (
@@ -67,6 +68,8 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
             f"{data['trained_tokens']:,} trained; longest {data['longest']}",
         )
         yield from _beside(data)
+        if audit := report.audit.get(what):
+            yield "  masks", _masks(audit)
     for what, found in report.found.items():
         yield from ((_label(what), line) for line in told(found))
 
@@ -76,6 +79,15 @@ def _beside(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for what, found in data.items():
         if what not in _HEADLINE:
             yield from ((f"  {_label(what)}", line) for line in told(found))
+
+
+def _masks(audit: Mapping[str, Any]) -> str:
+    """Counts; what the audit warns of stands among the warnings."""
+    ended, others = audit["rows_with_trained_end"], audit["rows_without_trained_end"]
+    return (
+        f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of {ended + others:,} "
+        "rows end with a trained end-of-turn token"
+    )
 
 
 def _label(key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,8 @@ from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Packing, Quant
-from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
-from vox_core.data.checked import CheckedFile, unused_fields
+from vox_core.data.audit.report import Audit, require_sound
+from vox_core.data.checked import unused_fields
 from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
@@ -30,6 +30,7 @@ from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.memory import read_architecture
+from vox_core.run.audited import audits_of
 from vox_core.run.backend import choose_for
 from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
@@ -160,7 +161,7 @@ def prepare(
     )
     train = in_order(train, settings)
     valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
-    audits = {} if assumed else _audits(config, (train, train_files), (valid, valid_files))
+    audits = {} if assumed else audits_of(config, (train, train_files), (valid, valid_files))
     require_sound(audits)
     identity = models.identity(model) if hashed else models.unhashed(model)
     contract = plan.make_contract(settings, identity, train, valid, seq_len, quant)
@@ -194,17 +195,6 @@ def prepare(
         audits,
         rows=rows.report,
     )
-
-
-def _audits(
-    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
-) -> dict[str, Audit]:
-    vocabulary = vocabulary_of(config)
-    return {
-        what: audit(dataset, [file.path for file in files], vocabulary)
-        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
-        if dataset
-    }
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:

@@ -73,6 +73,12 @@ class Audit:
     def trained_share(self) -> float:
         return self.trained_tokens / self.tokens if self.tokens else 0.0
 
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens:,} tokens, {self.trained_tokens:,} trained ({self.trained_share:.1%}); "
+            f"{self.ended:,} rows end with a trained end-of-turn token"
+        )
+
     def of_level(self, level: Level) -> list[Finding]:
         return [finding for finding in self.findings if finding.level == level]
 

@@ -39,6 +39,10 @@ class Mask:
         used_L[line_R] = True
         return cls(np.packbits(used_L, bitorder="little").tobytes(), len(line_R))
 
+    def __contains__(self, line: int) -> bool:
+        """Whether a line is used."""
+        return line // 8 < len(self.bits) and bool(self.bits[line // 8] >> line % 8 & 1)
+
     @property
     def digest(self) -> str:
         """SHA-256 of the bits, in hex; trailing zeros count for nothing."""

@@ -1,21 +1,23 @@
-"""Which rows are shown: spread over the data, or those that are named."""
+"""Which rows are shown: spread over the data, or those that are named.
+
+Rows are those of files that have been looked at (`checked.py`), of any format, as far as the policy
+of the data uses them. Lines are passed over without being understood, but for those that are shown.
+"""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from vox_core.data.jsonl import RowError, numbered_lines, parse_object
-from vox_core.data.records import Record, read_records, readable, record_of
-from vox_core.data.rows import parse_row
+from vox_core.data.checked import CheckedFile
+from vox_core.data.jsonl import RowError, numbered_lines
+from vox_core.data.quick import read_row
+from vox_core.data.records import Record, changed, readable, record_of
 from vox_core.errors import DataError
 
-LINES = {".jsonl", ".ndjson"}
-"""Endings of files whose rows can be passed over without being understood."""
 _PLACE = re.compile(r"(?:(.+):)?(\d+)")
 
 
@@ -27,67 +29,70 @@ def spread(rows: int, wanted: int, seed: int) -> list[int]:
     return [chosen.randrange(a, b) for a, b in pairwise(bounds)]
 
 
-def numbered(paths: Sequence[Path], wanted: Sequence[int]) -> Iterator[Record]:
-    """The rows of these numbers, from 0 over all files; `wanted` is in order."""
+def numbered(files: Sequence[CheckedFile], wanted: Sequence[int]) -> Iterator[Record]:
+    """The rows of these numbers, from 0 over what is used of all files; `wanted` is in order.
+
+    Raises:
+        DataError: D001, a file has changed, or cannot be read.
+    """
     left = sorted(wanted, reverse=True)
-    rows = (row for path in paths for row in _rows(path))
-    for at, row in enumerate(rows):
+    rows = ((file, number, line) for file in files for number, line in _rows(file))
+    for at, (file, number, line) in enumerate(rows):
         if not left:
             return
         if left[-1] == at:
             left.pop()
-            if record := row():
-                yield record
+            yield _parsed(file.path, number, line)
 
 
-def _rows(path: Path) -> Iterator[Callable[[], Record | None]]:
-    """Each row of a file, read when it is asked for; None for one that is malformed."""
-    if path.suffix.lower() not in LINES:
-        yield from (partial(_same_record, record) for record in read_records(path, []))
-        return
-    with readable(path):
-        for number, line in numbered_lines(path):
-            yield partial(_parsed, path, number, line)
-
-
-def _same_record(record: Record) -> Record:
-    return record
-
-
-def _parsed(path: Path, number: int, line: bytes | None) -> Record | None:
-    try:
-        return record_of(parse_row(parse_object(line)), path, number)
-    except RowError:
-        return None
-
-
-def named(paths: Sequence[Path], places: Sequence[str]) -> Iterator[Record]:
+def named(files: Sequence[CheckedFile], places: Sequence[str]) -> Iterator[Record]:
     """The rows at `FILE:LINE`, or `LINE` where there is one file.
 
     Raises:
-        DataError: D051, there is no such row among the data.
+        DataError: D001, a file has changed, or cannot be read; D051, there is no such row among the
+            data, or the policy leaves it out.
     """
+    paths = list(dict.fromkeys(file.path for file in files))  # one may stand on both sides
     wanted = [_place(paths, text) for text in places]
     for path in dict.fromkeys(path for path, _ in wanted):
         lines = {line for each, line in wanted if each == path}
-        for record in _at(path, frozenset(lines)):
-            lines.remove(record.line)
-            yield record
+        sides = [file for file in files if file.path == path]
+        for number, line in _lines(sides[0]):
+            if number in lines and any(_uses(side, number) for side in sides):
+                lines.remove(number)
+                yield _parsed(path, number, line)
+            if not lines:
+                break
         if lines:
-            raise _missing(f"{path}:{min(lines)}", f"a row in line {min(lines)}")
+            raise _missing_in(sides[0], min(lines))
 
 
-def _at(path: Path, lines: Set[int]) -> Iterator[Record]:
-    last = max(lines)
-    if path.suffix.lower() not in LINES:
-        yield from (record for record in read_records(path, []) if record.line in lines)
-        return
-    with readable(path):
-        for number, line in numbered_lines(path):
-            if number > last:
-                return
-            if number in lines and (record := _parsed(path, number, line)):
-                yield record
+def _rows(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
+    """Each row that is used, with its number."""
+    return ((number, line) for number, line in _lines(file) if _uses(file, number))
+
+
+def _lines(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
+    with readable(file.path):
+        yield from numbered_lines(file.lines)
+
+
+def _uses(file: CheckedFile, number: int) -> bool:
+    return file.chosen is None or number in file.chosen
+
+
+def _parsed(path: Path, number: int, line: bytes | None) -> Record:
+    try:
+        return record_of(read_row(line), path, number)
+    except RowError as fault:  # every row that is used has been looked at
+        raise changed(path) from fault
+
+
+def _missing_in(file: CheckedFile, number: int) -> DataError:
+    where = f"{file.path}:{number}"
+    if any(each == number for each, _ in _lines(file)):
+        return _missing(where, "a row that is used", "left out by the policy of the data")
+    return _missing(where, f"a row in line {number}")
 
 
 def _place(paths: Sequence[Path], text: str) -> tuple[Path, int]:
@@ -107,11 +112,12 @@ def _same(path: Path, name: str) -> bool:
     return str(path) == name or path.name == name or path.absolute() == Path(name).absolute()
 
 
-def _missing(where: str, expected: str) -> DataError:
+def _missing(where: str, expected: str, found: str | None = None) -> DataError:
     return DataError(
         "D051",
         "the row to be shown is not there",
         where=f"--row {where}",
+        found=found,
         expected=expected,
         remedy="name a row of the data given with --data or --valid: --row FILE:LINE",
     )

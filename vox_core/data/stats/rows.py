@@ -5,6 +5,8 @@ takes several times as long as `json.loads`. What is usual is learnt: the first 
 fields, and the first with these roles, goes through `parse_row`, like every row that has anything
 unusual about it. So a row is counted as malformed where `vox data check` finds a fault, but for
 repeated keys and the like, which are looked for there alone.
+
+A file of another format is counted as the JSONL that it is read as (`readers/`).
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
-from vox_core.data.records import Record, read_records, readable
+from vox_core.data.records import readable
 from vox_core.data.rows import Kind, Row, parse_row
 
 SAMPLE = 2000
 SAMPLE_CHARACTERS = 600
-LINES = {".jsonl", ".ndjson"}
 ATTRIBUTES = ("category", "lane", "rating", "difficulty", "response_mode", "task_family")
 _MOST_VALUES = 10_000
 """Different values of an attribute that are told apart."""
@@ -100,45 +101,40 @@ class Counts:
             self._stride *= 2
 
 
-def count(paths: Sequence[Path], progress: Progress | None = None) -> Counts:
+def count(
+    paths: Sequence[Path], progress: Progress | None = None, lines: Sequence[Path] = ()
+) -> Counts:
     """Count the rows of some files.
 
     Args:
         progress: told of the bytes read and all bytes.
+        lines: for each file, the JSONL with its rows; the file itself, if not given.
 
     Raises:
         DataError: D001, a file cannot be read.
     """
     counts, done = Counts(), 0
-    with readable(paths[0]):
-        sizes = {path: path.stat().st_size for path in paths}
-    total = sum(sizes[path] for path in paths)
+    pairs = list(zip(paths, lines or paths, strict=True))
+    total = sum(_size(*pair) for pair in pairs)
     with _no_collections():
-        for path in paths:
+        for path, rows in pairs:
             counts.first.append(counts.rows)
-            if path.suffix.lower() in LINES:
-                for size in _count_lines(counts, path):
-                    done += size
-                    if progress:
-                        progress(done, total)
-            else:
-                _count_records(counts, path)
-                done += sizes[path]
+            for size in _count_lines(counts, path, rows):
+                done += size
+                if progress:
+                    progress(done, total)
     return counts
 
 
-def _count_records(counts: Counts, path: Path) -> None:
-    """Rows of another format, each made a record."""
-    faults: list[str] = []
-    for record in read_records(path, faults):
-        _count_row(counts, record, record.line)
-    counts.malformed += len({fault.partition(": ")[0] for fault in faults})
+def _size(path: Path, lines: Path) -> int:
+    with readable(path):
+        return lines.stat().st_size
 
 
-def _count_lines(counts: Counts, path: Path) -> Iterator[int]:
+def _count_lines(counts: Counts, path: Path, lines: Path) -> Iterator[int]:
     """Bytes of each block of lines, when it is counted."""
     number = 1
-    with readable(path), path.open("rb") as file:
+    with readable(path), lines.open("rb") as file:
         while data := file.read(_BLOCK_BYTES):
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
             _count_block(counts, data.removeprefix(BOM) if number == 1 else data, number)
@@ -207,7 +203,7 @@ def _count_slowly(counts: Counts, line: bytes, number: int) -> None:
             counts.shapes[tuple(fields)] = row.kind, more
 
 
-def _count_row(counts: Counts, row: Row | Record, line: int) -> None:
+def _count_row(counts: Counts, row: Row, line: int) -> None:
     if row.kind == "text":
         counts.say("text", (), [row.text or ""], line)
     else:

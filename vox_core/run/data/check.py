@@ -4,15 +4,18 @@ Every row of every file is looked at, whatever is wrong with the ones before. No
 the rows; with a model its tokenizer is, and the chat template is tried on each row that is well
 formed, as `vox train` would. Only counts and the first faults are kept, so that a file may be
 larger than memory.
+
+Where nothing is wrong with the rows and there is a model, they are tokenised as for `vox train`
+under the same settings, policy and all, and their masks audited. The tokens stay in the same cache.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vox_core import models
 from vox_core.config import TrainSettings
@@ -21,9 +24,10 @@ from vox_core.data.look import look
 from vox_core.data.readers import FieldMap, Source, open_source, place_of
 from vox_core.data.records import read_records, readable
 from vox_core.data.split import find_split
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
+    from vox_core.data.audit.report import Audit
     from vox_core.data.render import Renderer
 
 _WORTH_TELLING = 10_000_000
@@ -58,6 +62,8 @@ class CheckReport:
         kinds: the kinds of faults, the most frequent first, with their number.
         first: the first faults, whole.
         template: the model whose chat template was tried, if any.
+        audits: what was found of the masks, where there are no faults; by training and validation.
+        error: what else `vox train` would refuse.
     """
 
     files: list[FileReport]
@@ -67,6 +73,27 @@ class CheckReport:
     first: list[str]
     template: str | None = None
     notes: list[str] = field(default_factory=list)
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+    error: InputError | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is wrong with the rows and their masks."""
+        wrong = any(each.of_level("error") for each in self.audits.values())
+        return not (self.faults or self.notes or wrong)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the error."""
+        return {
+            "files": [asdict(file) for file in self.files],
+            "rows": self.rows,
+            "faults": self.faults,
+            "kinds": self.kinds,
+            "first": self.first,
+            "template": self.template,
+            "notes": self.notes,
+            "audit": {what: found.to_json() for what, found in self.audits.items()},
+        }
 
 
 def check(
@@ -80,7 +107,7 @@ def check(
 
     Args:
         paths: in place of those of `settings`.
-        with_model: try the chat template of `settings.model`, too.
+        with_model: try the chat template of `settings.model`, too, and audit the masks.
         progress: called with what is done, bytes read and all bytes.
 
     Raises:
@@ -88,15 +115,14 @@ def check(
         DataError: a file is missing, or cannot be read at all. What is wrong with rows is no error
             here but the result.
     """
-    train, valid = find_split(_named(settings, paths), settings.valid)
+    settings = settings.model_copy(update={"data": tuple(_named(settings, paths))})
+    train, valid = find_split(settings.data, settings.valid)
     sides = [*((path, "train") for path in train), *((path, "valid") for path in valid)]
     faults, reports = Faults(), list[FileReport]()
     renderer = _renderer(settings, progress) if with_model else None
     for path, side in sides:
         reports.append(_checked(path, side, settings.fields, faults, renderer, progress))
-    # The mask audit of `vox_core.data.audit` joins here: what it finds of the same files, under the
-    # same settings, with a model only.
-    return CheckReport(
+    report = CheckReport(
         reports,
         sum(each.rows for each in reports),
         faults.total,
@@ -105,6 +131,30 @@ def check(
         settings.model if with_model else None,
         [f"{path} has no rows" for path in _empty(reports)],
     )
+    if not with_model or not report.sound:
+        return report
+    try:
+        return replace(report, audits=_audits(settings, progress))
+    except InputError as error:  # what was found is shown all the same
+        return replace(report, error=error)
+
+
+def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Audit]:
+    """What is found of the masks of the rows that `vox train` would use."""
+    from vox_core.run.audited import Opener, audits_of
+    from vox_core.run.rows import chosen_rows
+
+    rows = chosen_rows(settings)
+    size = sum(file.lines.stat().st_size for file in rows.train)
+
+    def tell(done: int, all: int) -> None:
+        if progress and size >= _WORTH_TELLING:
+            progress("tokens", size * done // max(1, all), size)
+
+    opener = Opener.of(settings, progress)
+    train = opener.open(rows.train, tell)
+    valid = opener.open(rows.valid) if rows.valid else None
+    return audits_of(opener.config, (train, rows.train), (valid, rows.valid))
 
 
 def _named(settings: TrainSettings, paths: Sequence[Path]) -> Sequence[Path]:

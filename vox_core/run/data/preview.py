@@ -1,6 +1,7 @@
 """`vox data preview`: some rows as they will be trained, and what the audit says.
 
-Rows are those of `vox train` under the same settings. All rows are audited where their tokens are
+Rows are those of `vox train` under the same settings, of files of any format, and named by the
+place where they stand there. All rows are audited where their tokens are
 kept already or are quickly made; otherwise only those that are shown.
 """
 
@@ -8,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, files, models, plan
+from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.data.audit.report import Audit, Finding, audit, require_sound, vocabulary_of
+from vox_core.data.audit.report import Audit, Finding, require_sound
 from vox_core.data.dataset import build_dataset
-from vox_core.data.kept import open_dataset
 from vox_core.data.preview.choose import named, numbered, spread
 from vox_core.data.preview.look import Looker, SeenRow
 from vox_core.data.preview.page import is_page, page
-from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import InputError, OutputError, VoxError
+from vox_core.run.audited import Opener
 from vox_core.run.rows import checked_files
 
 QUICK_BYTES = 24_000_000
@@ -61,14 +60,11 @@ class PreviewReport:
             "shown": f"{tokens:,} tokens, {trained:,} trained",
         }
         if self.audit:
-            told["audited"] = (
-                f"{self.audited:,} rows, {self.audit.tokens:,} tokens, "
-                f"{self.audit.trained_tokens:,} trained ({self.audit.trained_share:.1%}); "
-                f"{self.audit.ended:,} rows end with a trained end-of-turn token"
-            )
+            told["audited"] = f"{self.audited:,} rows, {self.audit}"
         return told | ({"error": str(self.error)} if self.error else {})
 
     def to_json(self) -> dict[str, Any]:
+        """All but the error."""
         return {
             "model": self.model,
             "seq_len": self.seq_len,
@@ -76,7 +72,6 @@ class PreviewReport:
             "shown": [row.to_json() for row in self.shown],
             "audited": self.audited,
             "audit": self.audit.to_json() if self.audit else None,
-            "error": self.error.code if self.error else None,
             "html": str(self.html) if self.html else None,
         }
 
@@ -106,23 +101,20 @@ def preview(
     if html:
         _require_writable(html)
     train, valid = checked_files(settings)
-    paths = [file.path for file in (*train, *valid)]
-    total = sum(file.rows for file in (*train, *valid))
-    records = named(paths, places) if places else numbered(paths, spread(total, number, seed))
-    chosen = list(records)
-    model = models.resolve(settings.model, revision=settings.revision, progress=progress)
-    config = bounded_json.read(model.path / "config.json")
-    seq_len = plan.sequence_length(settings, config)
-    load = cache(lambda: load_tokenizer(model.path))
-    looker = Looker(load(), seq_len)
-    report = PreviewReport(model.id, seq_len, total, tuple(map(looker.look, chosen)), 0, None)
+    both = [*train, *valid]
+    total = sum(file.used for file in both)
+    chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))
+    opener = Opener.of(settings, progress)
+    model, seq_len, tokenizer = opener.model, opener.seq_len, opener.load()
+    shown = tuple(map(Looker(tokenizer, seq_len).look, chosen))
+    report = PreviewReport(model.id, seq_len, total, shown, 0, None)
     try:
-        if whole or sum(file.state[0] for file in train) <= QUICK_BYTES:
-            dataset, sources = open_dataset(train, model.path, load, seq_len), paths
+        if whole or sum(file.lines.stat().st_size for file in train) <= QUICK_BYTES:
+            dataset, sources = opener.open(train), [file.path for file in train]
         else:
-            dataset = build_dataset(chosen, load(), seq_len)
+            dataset = build_dataset(chosen, tokenizer, seq_len)
             sources = list(dict.fromkeys(record.source for record in chosen))
-        found = audit(dataset, sources, vocabulary_of(config))
+        found = opener.audit(dataset, sources)
         report = replace(report, audited=dataset.rows, audit=found)
         require_sound({"training": found})
     except InputError as error:  # the rows are shown all the same: they may be the reason

@@ -1,6 +1,7 @@
 """`vox data stats`: what there is in the data files, and, with a model, how many tokens that is.
 
-Without a model the files are read once, as they are. With one the rows are those of `vox train`
+Without a model the files are read once, as they are: of any format, with the fields where
+`[data.fields]` says, before any policy. With one the rows are those of `vox train`
 under the same settings, tokenised as there and kept in the same cache.
 """
 
@@ -9,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, models, plan
+from vox_core import models
 from vox_core.config import TrainSettings
 from vox_core.data.checked import CheckedFile
-from vox_core.data.kept import open_dataset
-from vox_core.data.records import find_split
+from vox_core.data.readers import FieldMap, Source, is_hub, open_source
+from vox_core.data.records import find_split, readable
 from vox_core.data.stats.duplicates import Duplicates, duplicates
 from vox_core.data.stats.languages import language_mix
 from vox_core.data.stats.lengths import (
@@ -29,8 +29,8 @@ from vox_core.data.stats.lengths import (
     truncations,
 )
 from vox_core.data.stats.rows import Counts, count
-from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError
+from vox_core.run.audited import Opener
 from vox_core.run.rows import checked_files
 
 MOST_VALUES = 20
@@ -118,15 +118,23 @@ def stats(
         told = _tokens(settings, progress)
     train, valid = find_split(settings.data, settings.valid)
     return StatsReport(
-        _stats(train, told["train"], progress),
-        _stats(valid, told["valid"], progress) if valid else None,
+        _stats(train, settings.fields, told["train"], progress),
+        _stats(valid, settings.fields, told["valid"], progress) if valid else None,
     )
 
 
 def _stats(
-    paths: Sequence[Path], tokens: TokenStats | None, progress: models.Progress | None
+    paths: Sequence[Path],
+    fields: FieldMap,
+    tokens: TokenStats | None,
+    progress: models.Progress | None,
 ) -> Stats:
-    counts = count(paths, lambda done, all: progress("rows", done, all) if progress else None)
+    def tell(done: int, size: int) -> None:
+        if progress:
+            progress("rows", done, size)
+
+    sources = [_opened(path, fields) for path in paths]
+    counts = count(paths, tell, [source.lines for source in sources])
     by, languages = language_mix(counts.sample)
     bounds = [*counts.first, counts.rows]
     return Stats(
@@ -149,6 +157,13 @@ def _stats(
     )
 
 
+def _opened(path: Path, fields: FieldMap) -> Source:
+    if not is_hub(path):
+        with readable(path):  # which says whose fault it is
+            path.open("rb").close()
+    return open_source(path, fields)
+
+
 def _roles(counts: Counts) -> dict[str, int]:
     found: Counter[str] = Counter()
     for roles, rows in counts.roles.items():
@@ -169,10 +184,7 @@ def _tokens(
     settings: TrainSettings, progress: models.Progress | None
 ) -> dict[str, TokenStats | None]:
     train, valid = checked_files(settings)
-    model = models.resolve(settings.model, revision=settings.revision, progress=progress)
-    config = bounded_json.read(model.path / "config.json")
-    seq_len = plan.sequence_length(settings, config)
-    load = cache(lambda: load_tokenizer(model.path))
+    opener = Opener.of(settings, progress)
 
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
         if not checked:
@@ -183,16 +195,16 @@ def _tokens(
             if progress:
                 progress("tokens", size * done // max(1, rows), size)
 
-        dataset = open_dataset(checked, model.path, load, seq_len, progress=tell)
+        dataset = opener.open(checked, tell)
         found = histogram(dataset.observed.lengths)
         return TokenStats(
-            model.id,
-            seq_len,
+            opener.model.id,
+            opener.seq_len,
             dataset.rows,
             lengths(*found),
             dataset.tokens,
             dataset.trained_tokens,
-            tuple(truncations(*found, seq_len)),
+            tuple(truncations(*found, opener.seq_len)),
         )
 
     return {"train": of(train), "valid": of(valid)}

@@ -39,7 +39,7 @@ from vox_core.run.prepare import Prepared, account, preflight, space_free, space
 from vox_core.run.ready import Ready, make_ready
 from vox_core.run.tuning.search import Tell
 
-_TOLD_APART = ("selection", "data", "valid")
+_TOLD_APART = ("selection", "data", "valid", "audit")
 """What of `preflight.json` has a place of its own in a plan."""
 
 
@@ -126,6 +126,7 @@ def _report(
         exact=kept,
         digest=digest_of(kept) if kept else None,
         versions=card.versions(),
+        audit={what: each.to_json() for what, each in prepared.audits.items()},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -178,12 +178,14 @@ class PlanReport:
         data, valid: what became of the rows, as in `preflight.json`, and the longest document;
             None without data.
         found: what else `preflight.json` would say of the data.
+        audit: the audit of the masks, as in `preflight.json`.
         assumed: the documents that were planned with where there is no data.
         options: the same run under other settings, each with its peak.
         speed: None where nothing was measured.
         suggested: for the memory that is here, or for each that was asked about.
         writes: names in the run folder.
-        warnings: what train would warn of in the data.
+        warnings: what train would warn of in the data, and what the audit of the masks does; its
+            errors refuse a plan as they refuse a run.
         settings: every one in force.
         exact: what `vox train --plan` holds the run against; None where no run can be made of
             the plan, as nothing was hashed or there is no data.
@@ -214,4 +216,5 @@ class PlanReport:
     exact: dict[str, Any] | None = None
     digest: str | None = None
     versions: dict[str, str] | None = None
+    audit: dict[str, Any] = field(default_factory=dict)
     format: str = FORMAT
