@@ -326,3 +326,12 @@ def test_the_command_shows_the_account(folder: Path) -> None:
     assert told["fresh"] is False
     kept = json.loads((folder / "sub" / "train.mix.json").read_text())
     assert {**told, "format": 1} == {**kept, "fresh": False}
+
+
+def test_what_rows_say_does_not_steer_the_terminal(folder: Path) -> None:
+    wrong = {"messages": [{"role": "\x1b]0;title\x07", "content": "x"}]}
+    (folder / "a.jsonl").write_text(f'{json.dumps(wrong)}\n{{"text": "x"}}\n')
+    given = [str(recipe(folder, a(), malformed_rows="skip")), "--out", str(folder / "out.jsonl")]
+    result = CliRunner().invoke(command, given)
+    assert (result.exit_code, "\\x1b]0;title\\x07" in result.output) == (0, True)
+    assert not {"\x1b", "\x07"} & {*result.output}
