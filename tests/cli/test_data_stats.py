@@ -91,3 +91,14 @@ def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:
 def test_without_data_it_says_so(vox) -> None:
     done = vox("data", "stats")
     assert done.code == 2 and "error[VOX-C004]" in done.err
+
+
+def test_rows_are_read_as_train_reads_them(vox, data: Path) -> None:
+    """Of any format, and with the fields of vox.toml."""
+    table = data.with_name("table.csv")
+    table.write_text('question,answer\nhow?,so\n"and\nwhy?",because\n')
+    toml = data.with_name("vox.toml")
+    toml.write_text('[data.fields]\nprompt = "question"\ncompletion = "answer"\n')
+    done = vox("data", "stats", "--data", table, "--config", toml, "--json")
+    found = json.loads(done.out)["train"]
+    assert (found["rows"], found["malformed"], found["kinds"]) == (2, 0, {"completion": 2})

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
-from vox_core.data.records import Record, read_records, readable
+from vox_core.data.readers import NO_FIELDS, FieldMap, open_source
+from vox_core.data.records import readable
 from vox_core.data.rows import Kind, Row, parse_row
 
 SAMPLE = 2000
 SAMPLE_CHARACTERS = 600
-LINES = {".jsonl", ".ndjson"}
 ATTRIBUTES = ("category", "lane", "rating", "difficulty", "response_mode", "task_family")
 _MOST_VALUES = 10_000
 """Different values of an attribute that are told apart."""
@@ -100,10 +100,13 @@ class Counts:
             self._stride *= 2
 
 
-def count(paths: Sequence[Path], progress: Progress | None = None) -> Counts:
+def count(
+    paths: Sequence[Path], progress: Progress | None = None, fields: FieldMap = NO_FIELDS
+) -> Counts:
     """Count the rows of some files.
 
     Args:
+        fields: `[data.fields]`.
         progress: told of the bytes read and all bytes.
 
     Raises:
@@ -111,28 +114,16 @@ def count(paths: Sequence[Path], progress: Progress | None = None) -> Counts:
     """
     counts, done = Counts(), 0
     with readable(paths[0]):
-        sizes = {path: path.stat().st_size for path in paths}
-    total = sum(sizes[path] for path in paths)
+        sources = [open_source(path, fields) for path in paths]
+        total = sum(source.lines.stat().st_size for source in sources)
     with _no_collections():
-        for path in paths:
+        for source in sources:
             counts.first.append(counts.rows)
-            if path.suffix.lower() in LINES:
-                for size in _count_lines(counts, path):
-                    done += size
-                    if progress:
-                        progress(done, total)
-            else:
-                _count_records(counts, path)
-                done += sizes[path]
+            for size in _count_lines(counts, source.lines):
+                done += size
+                if progress:
+                    progress(done, total)
     return counts
-
-
-def _count_records(counts: Counts, path: Path) -> None:
-    """Rows of another format, each made a record."""
-    faults: list[str] = []
-    for record in read_records(path, faults):
-        _count_row(counts, record, record.line)
-    counts.malformed += len({fault.partition(": ")[0] for fault in faults})
 
 
 def _count_lines(counts: Counts, path: Path) -> Iterator[int]:
@@ -207,7 +198,7 @@ def _count_slowly(counts: Counts, line: bytes, number: int) -> None:
             counts.shapes[tuple(fields)] = row.kind, more
 
 
-def _count_row(counts: Counts, row: Row | Record, line: int) -> None:
+def _count_row(counts: Counts, row: Row, line: int) -> None:
     if row.kind == "text":
         counts.say("text", (), [row.text or ""], line)
     else:

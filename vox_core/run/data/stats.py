@@ -17,6 +17,7 @@ from vox_core import bounded_json, models, plan
 from vox_core.config import TrainSettings
 from vox_core.data.checked import CheckedFile
 from vox_core.data.kept import open_dataset
+from vox_core.data.readers import FieldMap
 from vox_core.data.records import find_split
 from vox_core.data.stats.duplicates import Duplicates, duplicates
 from vox_core.data.stats.languages import language_mix
@@ -118,15 +119,22 @@ def stats(
         told = _tokens(settings, progress)
     train, valid = find_split(settings.data, settings.valid)
     return StatsReport(
-        _stats(train, told["train"], progress),
-        _stats(valid, told["valid"], progress) if valid else None,
+        _stats(train, settings.fields, told["train"], progress),
+        _stats(valid, settings.fields, told["valid"], progress) if valid else None,
     )
 
 
 def _stats(
-    paths: Sequence[Path], tokens: TokenStats | None, progress: models.Progress | None
+    paths: Sequence[Path],
+    fields: FieldMap,
+    tokens: TokenStats | None,
+    progress: models.Progress | None,
 ) -> Stats:
-    counts = count(paths, lambda done, all: progress("rows", done, all) if progress else None)
+    def tell(done: int, size: int) -> None:
+        if progress:
+            progress("rows", done, size)
+
+    counts = count(paths, tell, fields)
     by, languages = language_mix(counts.sample)
     bounds = [*counts.first, counts.rows]
     return Stats(
