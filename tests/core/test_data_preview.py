@@ -6,14 +6,20 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.core.data_samples import chat, completion, text
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
+from vox_core.contract import DataPolicy
 from vox_core.data.audit.report import Finding
+from vox_core.data.checked import CheckedFile, check_files
+from vox_core.data.chosen import choose_rows
 from vox_core.data.encode import Encoder
+from vox_core.data.policy.mask import Mask
 from vox_core.data.preview.choose import named, numbered, spread
 from vox_core.data.preview.look import Looker, SeenRow
 from vox_core.data.preview.page import is_page, page
@@ -94,16 +100,17 @@ def test_rows_are_spread_over_the_data() -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CheckedFile]:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     made = []
     for name in ("a.jsonl", "b.jsonl"):
         made.append(tmp_path / name)
         rows = (json.dumps({"text": f"{name} {n}"}) for n in range(4))
         made[-1].write_text("\n\n".join(rows))
-    return made
+    return check_files(made)
 
 
-def test_rows_are_found_by_number(files: list[Path]) -> None:
+def test_rows_are_found_by_number(files: list[CheckedFile]) -> None:
     assert [record.text for record in numbered(files, [1, 3, 6])] == [
         "a.jsonl 1",
         "a.jsonl 3",
@@ -111,8 +118,8 @@ def test_rows_are_found_by_number(files: list[Path]) -> None:
     ]
 
 
-def test_rows_are_found_by_file_and_line(files: list[Path]) -> None:
-    assert [r.text for r in named(files, ["b.jsonl:3", f"{files[0]}:1"])] == [
+def test_rows_are_found_by_file_and_line(files: list[CheckedFile]) -> None:
+    assert [r.text for r in named(files, ["b.jsonl:3", f"{files[0].path}:1"])] == [
         "b.jsonl 1",
         "a.jsonl 0",
     ]
@@ -121,6 +128,18 @@ def test_rows_are_found_by_file_and_line(files: list[Path]) -> None:
         with pytest.raises(DataError, match="not there") as caught:
             list(named(files, [wrong]))
         assert caught.value.code == "VOX-D051"
+
+
+def test_rows_are_those_that_train_uses(tmp_path: Path, files: list[CheckedFile]) -> None:
+    """Of any format, with the fields of vox.toml, and none that a policy leaves out."""
+    table = tmp_path / "table.csv"
+    table.write_text("question,answer\nhow?,so\nand?,because\n")
+    fields = {"prompt": "question", "completion": "answer"}
+    tables = choose_rows([table], [], DataPolicy(min_chars=7), fields=fields).train
+    masked = [replace(files[0], chosen=Mask.of(np.array([3, 7]))), *tables]
+    assert [record.line for record in numbered(masked, [0, 1, 2])] == [3, 7, 2]
+    (first,) = named(masked, ["table.csv:1"])
+    assert [message.content for message in first.messages or ()] == ["how?", "so"]
 
 
 # --- the page -------------------------------------------------------------------------------------

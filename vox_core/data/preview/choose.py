@@ -9,13 +9,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from vox_core.data.checked import CheckedFile
 from vox_core.data.jsonl import RowError, numbered_lines, parse_object
-from vox_core.data.records import Record, read_records, readable, record_of
+from vox_core.data.records import Record, readable, record_of
 from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
 
-LINES = {".jsonl", ".ndjson"}
-"""Endings of files whose rows can be passed over without being understood."""
 _PLACE = re.compile(r"(?:(.+):)?(\d+)")
 
 
@@ -27,10 +26,10 @@ def spread(rows: int, wanted: int, seed: int) -> list[int]:
     return [chosen.randrange(a, b) for a, b in pairwise(bounds)]
 
 
-def numbered(paths: Sequence[Path], wanted: Sequence[int]) -> Iterator[Record]:
-    """The rows of these numbers, from 0 over all files; `wanted` is in order."""
+def numbered(files: Sequence[CheckedFile], wanted: Sequence[int]) -> Iterator[Record]:
+    """The rows of these numbers, from 0 over all that are used; `wanted` is in order."""
     left = sorted(wanted, reverse=True)
-    rows = (row for path in paths for row in _rows(path))
+    rows = (row for file in files for row in _rows(file))
     for at, row in enumerate(rows):
         if not left:
             return
@@ -40,18 +39,12 @@ def numbered(paths: Sequence[Path], wanted: Sequence[int]) -> Iterator[Record]:
                 yield record
 
 
-def _rows(path: Path) -> Iterator[Callable[[], Record | None]]:
-    """Each row of a file, read when it is asked for; None for one that is malformed."""
-    if path.suffix.lower() not in LINES:
-        yield from (partial(_same_record, record) for record in read_records(path, []))
-        return
-    with readable(path):
-        for number, line in numbered_lines(path):
-            yield partial(_parsed, path, number, line)
-
-
-def _same_record(record: Record) -> Record:
-    return record
+def _rows(file: CheckedFile) -> Iterator[Callable[[], Record | None]]:
+    """Each row that is used, read when it is asked for; None for one that is malformed."""
+    with readable(file.path):
+        for number, line in numbered_lines(file.lines):
+            if file.chosen is None or file.chosen.part(number, 1):
+                yield partial(_parsed, file.path, number, line)
 
 
 def _parsed(path: Path, number: int, line: bytes | None) -> Record | None:
@@ -61,29 +54,27 @@ def _parsed(path: Path, number: int, line: bytes | None) -> Record | None:
         return None
 
 
-def named(paths: Sequence[Path], places: Sequence[str]) -> Iterator[Record]:
+def named(files: Sequence[CheckedFile], places: Sequence[str]) -> Iterator[Record]:
     """The rows at `FILE:LINE`, or `LINE` where there is one file.
 
     Raises:
         DataError: D051, there is no such row among the data.
     """
-    wanted = [_place(paths, text) for text in places]
+    lines_of = {file.path: file.lines for file in files}
+    wanted = [_place([*lines_of], text) for text in places]
     for path in dict.fromkeys(path for path, _ in wanted):
         lines = {line for each, line in wanted if each == path}
-        for record in _at(path, frozenset(lines)):
+        for record in _at(path, lines_of[path], frozenset(lines)):
             lines.remove(record.line)
             yield record
         if lines:
             raise _missing(f"{path}:{min(lines)}", f"a row in line {min(lines)}")
 
 
-def _at(path: Path, lines: Set[int]) -> Iterator[Record]:
+def _at(path: Path, rows: Path, lines: Set[int]) -> Iterator[Record]:
     last = max(lines)
-    if path.suffix.lower() not in LINES:
-        yield from (record for record in read_records(path, []) if record.line in lines)
-        return
     with readable(path):
-        for number, line in numbered_lines(path):
+        for number, line in numbered_lines(rows):
             if number > last:
                 return
             if number in lines and (record := _parsed(path, number, line)):

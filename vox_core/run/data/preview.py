@@ -106,9 +106,9 @@ def preview(
     if html:
         _require_writable(html)
     train, valid = checked_files(settings)
-    paths = [file.path for file in (*train, *valid)]
-    total = sum(file.rows for file in (*train, *valid))
-    records = named(paths, places) if places else numbered(paths, spread(total, number, seed))
+    both = [*train, *valid]
+    total = sum(file.used for file in both)
+    records = named(both, places) if places else numbered(both, spread(total, number, seed))
     chosen = list(records)
     model = models.resolve(settings.model, revision=settings.revision, progress=progress)
     config = bounded_json.read(model.path / "config.json")
@@ -118,7 +118,8 @@ def preview(
     report = PreviewReport(model.id, seq_len, total, tuple(map(looker.look, chosen)), 0, None)
     try:
         if whole or sum(file.state[0] for file in train) <= QUICK_BYTES:
-            dataset, sources = open_dataset(train, model.path, load, seq_len), paths
+            dataset = open_dataset(train, model.path, load, seq_len)
+            sources = [file.path for file in train]
         else:
             dataset = build_dataset(chosen, load(), seq_len)
             sources = list(dict.fromkeys(record.source for record in chosen))
