@@ -694,3 +694,22 @@ def test_rows_that_differ_in_calls_or_rejected_answers_are_not_near() -> None:
         row({**pair, "rejected": "ask somebody else, who knows more of it"}),
     ]
     assert not len(near.near_pairs(texts, len(texts), 0.8))
+
+
+def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another one while it is read, and then what it was."""
+    rows = [json.dumps({"text": says}) + "\n" for says in ("short", "a row of several words")]
+    path, policy, listen = tmp_path / "train.jsonl", DataPolicy(min_chars=10), checked._listen
+    path.write_text("".join(rows))
+
+    def disturbed(*given: Any) -> None:
+        path.write_text("".join(reversed(rows)))
+        listen(*given)
+
+    monkeypatch.setattr(checked, "_listen", disturbed)
+    with pytest.raises(DataError, match="changed while it was read"):
+        choose_rows([path], [], policy)
+    monkeypatch.setattr(checked, "_listen", listen)
+    path.write_text("".join(rows))
+    (file,) = choose_rows([path], [], policy).train
+    assert file.chosen == Mask.of(np.array([2]))
