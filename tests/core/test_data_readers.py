@@ -362,6 +362,24 @@ def test_a_file_that_changes_is_not_the_one_that_was_looked_at(tmp_path: Path) -
         file.require_unchanged()
 
 
+def test_lines_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another one while it is read, and then what it was."""
+    path, items = tmp_path / "a.jsonl.gz", source._items
+    first, other = (gzip.compress(b'{"text": "%s"}\n' % word) for word in (b"one", b"two"))
+    path.write_bytes(first)
+
+    def disturbed(*given: Any) -> Any:
+        path.write_bytes(other)
+        yield from items(*given)
+
+    monkeypatch.setattr(source, "_items", disturbed)
+    with pytest.raises(DataError, match="changed while it was read"):
+        open_source(path)
+    monkeypatch.setattr(source, "_items", items)
+    path.write_bytes(first)
+    assert open_source(path).lines.read_bytes() == b'{"text": "one"}\n'
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
