@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections import Counter
@@ -335,3 +336,11 @@ def test_what_rows_say_does_not_steer_the_terminal(folder: Path) -> None:
     result = CliRunner().invoke(command, given)
     assert (result.exit_code, "\\x1b]0;title\\x07" in result.output) == (0, True)
     assert not {"\x1b", "\x07"} & {*result.output}
+
+
+@pytest.mark.parametrize("name", ["c.jsonl.gz", "c.csv", "hf:owner/name"])
+def test_a_source_that_is_no_jsonl_is_refused_and_not_left_out(folder: Path, name: str) -> None:
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n' * 3))
+    (folder / "c.csv").write_text("text\none\n")
+    with pytest.raises(ConfigError, match="one file of JSONL"):
+        mix(recipe(folder, a(), {"path": name}, malformed_rows="skip"), folder / "out.jsonl")

@@ -26,6 +26,7 @@ from vox_core.data.mix.draw import drawn, mixed, permutation
 from vox_core.data.mix.same import without_duplicates
 from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
 from vox_core.data.mix.shares import apportion, most_rows
+from vox_core.data.readers import is_plain
 from vox_core.data.records import changed, find_split, readable, refuse
 from vox_core.data.rules import rules_digest
 from vox_core.errors import ConfigError, DataError, OutputError
@@ -184,16 +185,16 @@ def _only_file(path: Path) -> Path:
     """The file that a source stands for.
 
     Raises:
-        ConfigError: C002, there are several.
+        ConfigError: C002, there are several, or it is no JSONL.
     """
     found, _ = find_split([path])
-    if len(found) > 1:
+    if len(found) > 1 or not is_plain(found[0]):
         raise ConfigError(
             "C002",
-            "a source of a mixture is one file",
+            "a source of a mixture is one file of JSONL",
             where=path,
             found=", ".join(file.name for file in found),
-            remedy="name each of them as a source of its own",
+            remedy="name each of several as a source of its own; write other formats as JSONL",
         )
     return found[0]
 
