@@ -419,3 +419,18 @@ def test_a_full_disk_is_done_without_a_cache(
     assert len(dataset.documents) > 9
     assert ["the disk is full" in note for note in dataset.notes] == [True]
     assert entries(cache) == []
+
+
+def test_a_weight_between_0_and_1_is_kept_as_it_is(model: Path, tmp_path: Path) -> None:
+    answers = [{"role": "assistant", "content": "so", "weight": weight} for weight in (0.5, 1)]
+    user = {"role": "user", "content": "how?"}
+    rows = [
+        {"messages": [user, answers[0], user, answers[1]]},
+        {"prompt": "who", "completion": "I"},
+    ]
+    data = tmp_path / "weighted.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    first = made(data, model=model, block_bytes=1)  # each row is a part by itself
+    whole = build_dataset(load_records([data]), load_tokenizer(model), 64)
+    assert contents(first) == contents(from_cache(data, model=model)) == contents(whole)
+    assert {*first.documents[0].weights_T.tolist()} == {0, 0.5, 1}

@@ -26,7 +26,7 @@ from vox_core.data.jsonl import RowError, parse_object
 from vox_core.data.kept import open_dataset
 from vox_core.data.messages import Message
 from vox_core.data.policy import choose, facts, near, shelf
-from vox_core.data.policy.content import chars, digests
+from vox_core.data.policy.content import chars, digests, text_of
 from vox_core.data.policy.facts import Collector, Facts
 from vox_core.data.policy.leaks import shared
 from vox_core.data.policy.mask import Mask, used
@@ -672,3 +672,44 @@ def test_each_fault_has_its_kind(kind: str, read: Callable[[], object]) -> None:
         read()
     assert kind_of(caught.value.faults[0]) == kind
     assert kind_of("something new") == OTHER
+
+
+def test_rows_that_differ_in_calls_or_rejected_answers_are_not_near() -> None:
+    def row(said: dict[str, Any]) -> str:
+        read = parse_row(said)
+        record = Record(read.kind, HERE, 1, read.messages, None, (), read.rejected, read.tools)
+        return text_of(record)
+
+    def called(name: str, **arguments: object) -> dict[str, object]:
+        call = {"function": {"name": name, "arguments": arguments}}
+        asked = {"role": "user", "content": "please do what I asked you for before"}
+        return {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+    pair = {"prompt": "which of both?", "chosen": "this one and no other, please"}
+    texts = [
+        row(called("add", first=1, second=2)),
+        row(called("weather", town="Ulm", days="all of next week")),
+        row({**called("add", first=1, second=2), "tools": [{"name": "multiply"}]}),
+        row({**pair, "rejected": "none of them would do, I am afraid"}),
+        row({**pair, "rejected": "ask somebody else, who knows more of it"}),
+    ]
+    assert not len(near.near_pairs(texts, len(texts), 0.8))
+
+
+def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another one while it is read, and then what it was."""
+    rows = [json.dumps({"text": says}) + "\n" for says in ("short", "a row of several words")]
+    path, policy, listen = tmp_path / "train.jsonl", DataPolicy(min_chars=10), checked._listen
+    path.write_text("".join(rows))
+
+    def disturbed(*given: Any) -> None:
+        path.write_text("".join(reversed(rows)))
+        listen(*given)
+
+    monkeypatch.setattr(checked, "_listen", disturbed)
+    with pytest.raises(DataError, match="changed while it was read"):
+        choose_rows([path], [], policy)
+    monkeypatch.setattr(checked, "_listen", listen)
+    path.write_text("".join(rows))
+    (file,) = choose_rows([path], [], policy).train
+    assert file.chosen == Mask.of(np.array([2]))

@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 
 from vox_core.config import TrainSettings
 from vox_core.data.checked import check_files, unused_fields
+from vox_core.data.jsonl import RowError
 from vox_core.data.readers import json_rows, open_source, opened, source
+from vox_core.data.readers.arrow import parquet_rows
 from vox_core.data.records import load_records
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
@@ -360,6 +362,24 @@ def test_a_file_that_changes_is_not_the_one_that_was_looked_at(tmp_path: Path) -
         file.require_unchanged()
 
 
+def test_lines_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another one while it is read, and then what it was."""
+    path, items = tmp_path / "a.jsonl.gz", source._items
+    first, other = (gzip.compress(b'{"text": "%s"}\n' % word) for word in (b"one", b"two"))
+    path.write_bytes(first)
+
+    def disturbed(*given: Any) -> Any:
+        path.write_bytes(other)
+        yield from items(*given)
+
+    monkeypatch.setattr(source, "_items", disturbed)
+    with pytest.raises(DataError, match="changed while it was read"):
+        open_source(path)
+    monkeypatch.setattr(source, "_items", items)
+    path.write_bytes(first)
+    assert open_source(path).lines.read_bytes() == b'{"text": "one"}\n'
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
@@ -374,6 +394,18 @@ def test_data_that_expand_without_end_are_given_up(
     with pytest.raises(DataError) as caught:
         check_files([tmp_path / name])
     assert "found data that expand to more than" in caught.value.faults[-1]
+
+
+def test_parquet_that_expands_without_end_is_not_begun(tmp_path: Path) -> None:
+    """A few kilobytes whose first rows alone would be an eighth of a gigabyte."""
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "bomb.parquet"
+    table = pyarrow.table({"text": [f"{n}{'a' * 4_000_000}" for n in range(32)]})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    with pytest.raises(RowError, match="expand to more than"):
+        next(parquet_rows(path))
 
 
 HUGE = """

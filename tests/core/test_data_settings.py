@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vox_core.config import DataSource, TrainSettings, load_settings, validate
 from vox_core.errors import ConfigError
-from vox_core.run import resume
+from vox_core.run import planned, resume
 
 TOML = '[data]\ncurriculum = "difficulty"\n[[data.source]]\npath = "a.jsonl"\nweight = 2\n'
 
@@ -72,3 +74,23 @@ def test_what_a_run_records_can_be_read_again(tmp_path: Path, toml: Path) -> Non
     kept = resume.recorded(load(toml, {"model": "m"}))
     assert kept["source"] == [{"path": str(toml.parent.resolve() / "a.jsonl"), "weight": 2.0}]
     assert validate(TrainSettings, kept).data == (toml.parent.resolve() / "a.jsonl",)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": ["hf:owner/name", "b.jsonl"], "valid": "hf:owner/name@validation"},
+        {"source": ["hf:owner/name=1", "b.jsonl=2"]},
+    ],
+)
+@pytest.mark.parametrize("kept", [resume.recorded, planned.in_force])
+def test_what_is_kept_holds_in_another_folder(
+    given: dict[str, object], kept: Callable[..., Any], tmp_path: Path, monkeypatch
+) -> None:
+    """Paths are absolute, those of sources too; a data set of the hub is in no folder."""
+    monkeypatch.chdir(tmp_path)
+    said = validate(TrainSettings, given)
+    again = validate(TrainSettings, kept(said))
+    assert again.data == (Path("hf:owner/name"), tmp_path.resolve() / "b.jsonl")
+    assert again.valid == said.valid
+    assert [source.path for source in again.source] in ([], [*again.data])

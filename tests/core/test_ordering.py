@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from vox_core.contract import (
 )
 from vox_core.data.dataset import Dataset
 from vox_core.data.difficulty import filled, level
+from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.mix.shares import apportion
 from vox_core.data.order import documents_in_step, documents_of_step, epoch_order
@@ -258,3 +260,18 @@ def test_a_source_that_would_never_be_trained_is_refused(tmp_path: Path) -> None
     assert caught.value.code == "VOX-D032"
     told = [fault.rpartition("/")[2] for fault in caught.value.faults]
     assert told == ["1.jsonl: weight 0.01 is too low", "2.jsonl: no document"]
+
+
+def test_a_file_of_two_sources_is_of_each_of_them_once(tmp_path: Path) -> None:
+    """A folder, and one of its files by itself: read twice, and weighed twice."""
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "a.jsonl")]
+    for file in files:
+        file.write_text(json.dumps({"text": file.name}) + "\n")
+    sources = (DataSource(path=tmp_path, weight=1), DataSource(path=files[0], weight=2))
+    settings = TrainSettings.model_validate({"source": sources})
+    columns = Columns.of([document(str(file), 1) for file in files], {})
+    columns = replace(columns, sources_D=np.arange(3, dtype=np.int32))  # as files are numbered
+    documents = Documents(columns, starts_of(columns.lengths_D), files)
+    made = in_order(Dataset(documents, 3, {}, {}), settings).ordering
+    assert made is not None and made.sources_D is not None
+    assert made.sources_D.tolist() == [0, 0, 1]

@@ -340,3 +340,12 @@ def test_a_source_of_another_format_is_rows_like_any_other(folder: Path) -> None
     with pytest.raises(DataError) as caught:
         mix(of, folder / "out.jsonl")
     assert "c.csv, row 1: found" in str(caught.value)
+
+
+def test_what_rows_say_does_not_steer_the_terminal(folder: Path) -> None:
+    wrong = {"messages": [{"role": "\x1b]0;title\x07", "content": "x"}]}
+    (folder / "a.jsonl").write_text(f'{json.dumps(wrong)}\n{{"text": "x"}}\n')
+    given = [str(recipe(folder, a(), malformed_rows="skip")), "--out", str(folder / "out.jsonl")]
+    result = CliRunner().invoke(command, given)
+    assert (result.exit_code, "\\x1b]0;title\\x07" in result.output) == (0, True)
+    assert not {"\x1b", "\x07"} & {*result.output}

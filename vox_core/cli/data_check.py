@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_options import data_options
+from vox_core.cli.data_flags import data_options
 from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from

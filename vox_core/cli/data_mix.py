@@ -10,7 +10,7 @@ import click
 
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option
-from vox_core.cli.output import print_columns, print_json, print_table
+from vox_core.cli.output import print_columns, print_json, print_table, printable
 from vox_core.cli.progress import display
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _show(report: MixReport, out: Path) -> None:
         }
     )
     for fault in report.faults:
-        click.echo(f"left out: {fault}", err=True)
+        click.echo(printable(f"left out: {fault}"), err=True)
 
 
 def _rows(report: MixReport) -> Iterator[tuple[str, ...]]:

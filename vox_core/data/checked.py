@@ -94,12 +94,7 @@ class CheckedFile:
         """Raises:
         DataError: D001, the file is not the one that was looked at.
         """
-        try:
-            same = _state(self.on_disk) == self.state
-        except OSError:
-            same = False
-        if not same:
-            raise changed(self.path)
+        _require_unchanged(self.path, self.on_disk, self.state)
 
 
 def check_files(
@@ -129,7 +124,7 @@ def check_files(
         for path in paths:
             source, state = _opened(path, fields)
             sha256 = _sha256(source.lines if is_hub(path) else path)
-            rows, unused, found = looking.at(source, faults, empty)
+            rows, unused, found = looking.at(source, state, faults, empty)
             file = CheckedFile(path, sha256, state, rows, unused, source, facts=found)
             file.require_unchanged()  # else these would be the rows of other bytes
             checked.append(file)
@@ -146,7 +141,11 @@ class _Looking:
         self._facts, self._skip, self._progress = facts, skip, progress
 
     def at(
-        self, source: Source, faults: list[str], empty: list[Path]
+        self,
+        source: Source,
+        state: tuple[int, int, int],
+        faults: list[str],
+        empty: list[Path],
     ) -> tuple[int, Mapping[str, int], Facts | None]:
         if not self._facts:
             return (*(_recall(source.key) or _look(source, faults, empty)), None)
@@ -156,6 +155,8 @@ class _Looking:
             collector = facts.Collector()
             _listen(source, collector, self._progress)
             found = collector.facts()
+            on_disk = source.lines if is_hub(source.path) else source.path
+            _require_unchanged(source.path, on_disk, state)  # else these are of other bytes
             facts.remember(source.key, found)
         if not found.rows and not found.faults:
             empty.append(source.path)
@@ -228,6 +229,15 @@ def _sha256(path: Path) -> str:
 def _state(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _require_unchanged(path: Path, on_disk: Path, state: tuple[int, int, int]) -> None:
+    try:
+        same = _state(on_disk) == state
+    except OSError:
+        same = False
+    if not same:
+        raise changed(path)
 
 
 def _kept(sha256: str) -> Path:

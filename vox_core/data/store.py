@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ENTRY = "entry.json"
 _ARRAYS = {
     "tokens_T": "<i4",
-    "weights_T": "u1",
+    "weights_T": "<f4",
     "starts_D1": "<i8",
     "sources_D": "<i4",
     "lines_D": "<i8",
@@ -121,7 +121,6 @@ class Writer:
         return dataset
 
     def _write(self, name: str, values: NDArray[Any]) -> None:
-        assert name != "weights_T" or values.dtype == np.uint8, "the encoder gives 0 and 1 only"
         self._files[name].write(values.astype(_ARRAYS[name], copy=False))
 
 

@@ -23,7 +23,7 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     documents, notes = dataset.documents, list[str]()
     sources_D = levels_D = None
     if settings.source:
-        sources_D = sources_of(documents.files_D, _source_of_each_file(dataset, settings.source))
+        sources_D = sources_of(documents.files_D, _source_of_each_file(settings.source))
     if settings.curriculum == "difficulty":
         unknown = int(np.isnan(documents.difficulty_D).sum())
         _require_some_difficulty(len(documents) - unknown)
@@ -40,14 +40,11 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     return dataset.ordered(ordering, tuple(notes))
 
 
-def _source_of_each_file(dataset: Dataset, sources: tuple[DataSource, ...]) -> list[int]:
+def _source_of_each_file(sources: tuple[DataSource, ...]) -> list[int]:
     """The number of the source that brings each file; a source may bring several."""
-    brought = {
-        path: number
-        for number, source in enumerate(sources)
-        for path in find_split([source.path])[0]
-    }
-    return [brought[path] for path in dataset.documents.files]
+    found = [find_split([source.path])[0] for source in sources]
+    # By place: two sources may bring the same file, which is read for each.
+    return [number for number, paths in enumerate(found) for _ in paths]
 
 
 def _require_some_difficulty(known: int) -> None:

@@ -25,12 +25,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vox_core import bounded_json
-from vox_core.config import TrainSettings, validate
+from vox_core.config import DataSource, TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
 from vox_core.run.differences import differences
 from vox_core.run.prepare import Prepared
-from vox_core.run.resume import said
+from vox_core.run.resume import absolute, said
 from vox_core.run.sources import to_json
 
 FORMAT = "vox-plan/1"
@@ -157,7 +157,9 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
 
 def _absolute(value: object, told: Any) -> Any:
     if isinstance(value, Path):
-        return str(value.resolve())
+        return absolute(value)
+    if isinstance(value, DataSource):
+        return {**told, "path": absolute(value.path)}
     if isinstance(value, tuple):
         return [_absolute(*pair) for pair in zip(value, told, strict=True)]
     return told

@@ -10,6 +10,7 @@ from typing import Any
 
 from vox_core.config import Change, TrainSettings, validate
 from vox_core.contract import CheckpointWritten, ExecutionPlan, Notice, RunStart
+from vox_core.data.readers import is_hub
 from vox_core.errors import AdapterError, ConfigError, PlanError
 from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import checkpoint, telemetry
@@ -81,11 +82,16 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
     for key, value in paths.items():
         kept = getattr(settings, key)
         given[key] = (
-            [str(p.resolve()) for p in kept] if isinstance(value, list) else str(kept.resolve())
+            [absolute(path) for path in kept] if isinstance(value, list) else absolute(kept)
         )
     for source, kept in zip(given.get("source", ()), settings.source, strict=True):
-        source["path"] = str(kept.path.resolve())
+        source["path"] = absolute(kept.path)
     return given
+
+
+def absolute(path: Path) -> str:
+    """A path as it holds in any folder; a data set of the hub lies in none."""
+    return str(path if is_hub(path) else path.resolve())
 
 
 def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:

@@ -40,10 +40,13 @@ def chars(record: Record) -> int:
 
 
 def text_of(record: Record) -> str:
-    """All that is said, in order, without who says it."""
+    """All that is said, in order, without who says it; tools and calls of them as JSON."""
     if record.text is not None:
         return record.text
-    return "\n".join([message.content for message in record.messages or ()])
+    parts = [_json(record.tools)] if record.tools else []
+    for message in (*(record.messages or ()), *record.rejected):
+        parts += [message.content, *([_json(message.extra)] if message.extra else [])]
+    return "\n".join(parts)
 
 
 def _said(messages: Sequence[Message]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from vox_core.data.jsonl import RowError
 from vox_core.data.readers.needed import needed
+from vox_core.data.readers.opened import most_bytes, too_much
 
 ROWS_AT_A_TIME = 64
 """A row may have ten megabytes."""
@@ -34,6 +35,10 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
             names = file.schema_arrow.names
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise RowError(f'found the column "{twice}" more than once, expected it once')
+            groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
+            most = most_bytes(path.stat().st_size)
+            if sum(group.total_byte_size for group in groups) > most:  # a page is read whole
+                raise too_much(most)
             for batch in file.iter_batches(ROWS_AT_A_TIME, use_threads=False):
                 for row in batch.to_pylist():
                     yield plain_row(row)

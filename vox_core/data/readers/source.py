@@ -82,6 +82,10 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
         with files.storage_errors(path), closing(items):
             limit = None if kind == "hub" else most_bytes(path.stat().st_size)
             _write(folder, items, fields, limit, is_text=kind in ("csv", "tsv"))
+        if not fetched and file_sha256(path) != content:
+            from vox_core.data.records import changed
+
+            raise changed(path)  # else these would be kept as the rows of other bytes
 
     return _kept(path, key, make)
 
