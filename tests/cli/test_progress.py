@@ -202,3 +202,11 @@ def test_the_display_closes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(KeyError), display():
         raise KeyError
     assert closed == [True]
+
+
+def test_the_name_of_a_file_does_not_steer_the_terminal(capsys) -> None:
+    with display() as shown:
+        shown.transfer("reading a\x1b]0;title\x07.jsonl", 1, 2)
+    told = capsys.readouterr().err
+    assert "\\x1b]0;title\\x07" in told
+    assert not {"\x1b", "\x07"} & {*told}

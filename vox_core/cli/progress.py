@@ -79,7 +79,7 @@ class ByTheWay:
         self._try(lambda: self.shown.observe(event))
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        self._try(lambda: self.shown.transfer(label, done, total))
+        self._try(lambda: self.shown.transfer(printable(label), done, total))
 
     def close(self) -> None:
         self._try(self.shown.close)
