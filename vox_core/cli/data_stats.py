@@ -57,7 +57,7 @@ def stats(config_file: Path | None, as_json: bool, **flags: Any) -> StatsReport:
 
 
 def _show(found: Stats) -> None:
-    print_table(dict(_rows(found)))
+    print_table(_rows(found))
     if found.tokens:
         click.echo()
         print_columns(_truncation(found.tokens))
@@ -81,7 +81,7 @@ def _rows(found: Stats) -> Iterator[tuple[str, str]]:
         )
         yield "  a row", _lengths(tokens.lengths)
     yield "characters", f"{found.characters.total:,}"
-    yield "  a row", _lengths(found.characters) + " "
+    yield "  a row", _lengths(found.characters)
     yield "messages", ", ".join(f"{n:,} {role}" for role, n in found.roles.items()) or "none"
     turns = {f"{n} answer{'' if n == 1 else 's'}": rows for n, rows in found.turns.items()}
     yield "turns", _mix(turns, sum(found.turns.values())) or "none"

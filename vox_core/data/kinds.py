@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 SHOWN = 20
 _INDEX = re.compile(r"\[\d+\]")
 _FOUND = re.compile(r'^(found )"(?:[^"\\]|\\.)*"(?= as )')
-_NUMBER = re.compile(r"\b\d[\d,]*\b|\b0x[0-9a-f]+\b|\\u[0-9a-f]{4}")
+_NUMBER = re.compile(r"(?<!-)\b\d[\d,]*\b|\b0x[0-9a-f]+\b|\\u[0-9a-f]{4}")
 
 
 def kind_of(fault: str) -> str:

@@ -36,7 +36,12 @@ def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | R
             except StopIteration:
                 return
             except csv.Error as error:
-                yield RowError(f"found a row that is no CSV ({error}; line {lines.number})")
+                # Where a quotation is broken nobody knows where the next row begins.
+                yield RowError(
+                    f"found a row that is no CSV ({error}; line {lines.number}): neither it nor "
+                    "what comes after it in the file can be read"
+                )
+                return
             except _BadLine as error:
                 yield RowError(*error.faults)
     finally:
