@@ -43,9 +43,8 @@ def check(
     """Everything that is wrong with data files, and what is in them.
 
     FILES stand in place of --data. Faults are looked for in all rows, whatever is chosen among
-    them; the audit is of those that are chosen. Needs no model; with --model its chat template is tried on every
-    row, as train would, and the masks of what it trains are audited. Exit code 2 if anything is
-    wrong.
+    them. Needs no model; with --model its chat template is tried on every row, as train would, and
+    the masks of the rows that are chosen are audited. Exit code 2 if anything is wrong.
     """
     settings = settings_from(TrainSettings, config_file, flags)
     from vox_core.run.data.check import check as look_at
