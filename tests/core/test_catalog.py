@@ -354,7 +354,7 @@ def test_a_breach_of_each_rule_alone(tmp_path: Path, rule: str) -> None:
 
 
 def test_one_report_lists_every_breach_of_every_rule(tmp_path: Path) -> None:
-    """Show 7 of the plugin host."""
+    """As the plugin host does."""
     path = write(tmp_path, "".join(text for text, _ in RULES.values()))
     with pytest.raises(ConfigError) as caught:
         read_catalogs([path])
