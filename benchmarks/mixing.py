@@ -4,7 +4,8 @@
 
 Two sources of half the rows each are mixed into one file of as many rows as their weights allow,
 each way in a process of its own, one after the other, several times; printed are the least time of
-each, their ratio and the mixture's peak of memory. What is aimed at is a ratio of 2, and less than 1 GB.
+each, their ratio and the mixture's peak of memory. What is aimed at is a ratio of 2, and less than
+1 GB.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     rows = [json.dumps({"prompt": question, "completion": answer}) for question, answer in TALK]
+    # Others than the rows that are trained: those would be leaks, of which a run warns.
+    held_out = [json.dumps({"prompt": f"So: {q}", "completion": a}) for q, a in TALK[:2]]
     (folder / "train.jsonl").write_text("\n".join(rows))
-    (folder / "valid.jsonl").write_text("\n".join(rows[:2]))
+    (folder / "valid.jsonl").write_text("\n".join(held_out))
     return folder
 
 

@@ -108,7 +108,7 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tensorboard" in [each.id for each in Observers()._listening], "is it installed?"
     rows = '{"prompt": "Which?", "completion": "That one."}\n'
     (tmp_path / "train.jsonl").write_text(rows)
-    (tmp_path / "valid.jsonl").write_text(rows)
+    (tmp_path / "valid.jsonl").write_text(rows.replace("Which", "Which one"))
     settings = {
         "model": str(make_model("llama", tmp_path / "model")),
         "data": [tmp_path / "train.jsonl"],

@@ -81,7 +81,7 @@ def test_the_plan_is_shown_and_its_wheels_installed_and_nothing_else(
     assert lines[4:] == [
         "note: bundle small: a small bundle; plugins: good",
         "note: vox-t-good needs not-there>=3, which is not here; the bundle does not bring it",
-        "installed; next: vox backend list",
+        "installed; next: vox train, which good will watch",
     ]
     assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "1.0"}
     assert not list(tmp_path.iterdir())
