@@ -5,8 +5,8 @@ read of a file is given back block by block); or, while the result is proven, th
 base + adapter and of the merged model, and what they are compared with.
 
 Merges by the CPU backend took 521 MB (SmolLM2-135M, rank 16), 613 MB (rank 128) and 623 MB (a llama
-of 1 GB whose largest tensor has 205 MB), where this says 506, 643 and 659; another of the first kind
-took 561. The bound that they keep
+of 1 GB whose largest tensor has 205 MB), where this says 506, 643 and 659; another
+of the first kind took 561. The bound that they keep
 to is that of tests/run/test_merge_memory.py.
 """
 
