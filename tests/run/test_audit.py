@@ -43,7 +43,7 @@ def test_a_plan_shows_each_finding_once(tiny, settings, data, capsys) -> None:
     run = train(asked).run
     show(made)
     shown = capsys.readouterr()
-    assert "\nwarning: training: 1 row: cut at --seq-len in the middle of an" in shown.err
+    assert "warning: training: 1 row: cut at --seq-len in the middle of an" in shown.err
     assert f"{data / 'train.jsonl'}:7" in shown.err
     everything = shown.out + shown.err
     assert everything.count("cut-in-answer") == everything.count("cut at --seq-len") == 1
