@@ -112,7 +112,8 @@ def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, se
     base = tiny("llama")
     made = settings(base, max_steps=1, valid=data / "valid.jsonl")
     prepared = prepare(made, None, None, None)
-    assert prepared.plan.longest == max(map(len, prepared.train.documents))
+    documents = [*prepared.train.documents, *prepared.valid.documents]
+    assert prepared.plan.longest == max(map(len, documents))
     row = {"prompt": "Longer?", "completion": "Yes, " * 40}
     (data / "valid.jsonl").write_text(json.dumps(row))
     longer = prepare(made, None, None, None)
