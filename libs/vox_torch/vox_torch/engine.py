@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vox_torch.libraries import bound_primitives
 from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Engine:
 
     def train(self, job: TrainJob, context: RunContext) -> TrainResult:
         """Train the adapter of `job.start` along `job.steps`."""
+        bound_primitives()
         from vox_torch.train import Trainer
 
         return Trainer(job, context, self._profile.device, self._profile.compute_dtype).run()
@@ -42,6 +44,7 @@ class Engine:
 
     def load(self, job: LoadJob) -> LoadedModel:
         """A model that generates and gives logits."""
+        bound_primitives()
         from vox_torch.load import load
 
         return load(job, self._profile.device, self._profile.compute_dtype)
