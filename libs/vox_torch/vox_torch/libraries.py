@@ -5,7 +5,7 @@ fetches compiled code from the hub with it; without it, it says so in a warning.
 what it would get. PEFT imports bitsandbytes wherever that is installed, which takes most of a
 second, for layers that vox does not use: hence `with absent("bitsandbytes")` around it.
 
-oneDNN, which multiplies bfloat16 matrices on the CPU, keeps what it compiled for every shape it met,
+oneDNN, which multiplies bfloat16 matrices on the CPU, keeps what it compiled for every shape,
 and torch's layer above it keeps that once more: 0.6 MB for a shape, 1024 of each. Where documents
 have ever other lengths every micro-batch brings some fifty new shapes, and memory grew by 28 MB a
 step. What a layer needs again in the next one has room in far less.
