@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 SCHEMA = Path(__file__).parent / "docs" / "reference" / "telemetry.schema.json"
+PLUGINS = Path(__file__).parent / "plugins"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +30,28 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "plugins.json").write_text('{"disabled": ["tensorboard"]}')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VOX_CONFIG", str(folder))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hardware_is_looked_at_once() -> Iterator[None]:
+    """The probes of the plugins here are processes, six to a run, and hundreds of tests make runs.
+    What one has said stands while the environment that it reads is the same. A probe that a test
+    has written is run each time, as all are in the processes that tests start."""
+    from vox_core.host import probe
+
+    run, known = probe._run, dict[object, bytes]()
+
+    def once(file: Path, manifest: Any) -> bytes:
+        if not file.is_relative_to(PLUGINS):
+            return run(file, manifest)
+        read = frozenset(each for each in os.environ.items() if not each[0].startswith("PYTEST"))
+        if (key := (file, read)) not in known:
+            known[key] = run(file, manifest)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "_run", once)
         yield
 
 

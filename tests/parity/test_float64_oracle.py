@@ -95,6 +95,7 @@ def telemetry(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["event"] == "step"]
 
 
+@pytest.mark.long  # as any backend does: test_families.py
 def test_it_merges_and_answers(vox: Callable[..., str], runs: dict[str, Path]) -> None:
     run, named = str(runs["float64"]), ("--backend", "float64")
     merged = runs["float64"].with_name("merged")

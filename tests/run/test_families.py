@@ -43,8 +43,16 @@ def hf_logits(model: torch.nn.Module) -> np.ndarray:
         return model.eval()(input_ids=torch.tensor(TOKENS)[None]).logits[0].float().numpy()
 
 
-@pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
-@pytest.mark.parametrize("family", FAMILIES)
+# rsLoRA is LoRA at another scale, whatever the family is.
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        pytest.param(family, method, marks=[pytest.mark.long] if again else [])
+        for family in FAMILIES
+        for method in ("lora", "rslora", "dora")
+        for again in [method == "rslora" and family != "llama"]
+    ],
+)
 def test_train_merge_prove_reload(tiny, settings, tmp_path, family, method):
     folder = tiny(family, shard="40KB")
     report = train(settings(folder, method=method))

@@ -46,12 +46,22 @@ WORSE = {**SMALL, "max_steps": 40, "lr": 0.1, "schedule": "constant", "eval_ever
 WORSE_AND_SHORT = {**WORSE, "max_steps": 7}
 
 
+@pytest.fixture(scope="module")
+def wholes():
+    """What was given -> the folder of the run that nothing interrupts."""
+    return {}
+
+
 @pytest.fixture
-def whole(tiny, settings, tmp_path):
-    """`whole(**given)` -> the folder of the run that nothing interrupts."""
+def whole(tiny, settings, tmp_path_factory, wholes):
+    """`whole(**given)` -> the folder of the run that nothing interrupts, made once: the rows of
+    every test are the same."""
 
     def make(**given):
-        return train(settings(tiny("llama"), out=tmp_path / "whole", **given)).run
+        if (key := json.dumps(given, sort_keys=True)) not in wholes:
+            out = tmp_path_factory.mktemp("whole") / "run"
+            wholes[key] = train(settings(tiny("llama"), out=out, **given)).run
+        return wholes[key]
 
     return make
 
@@ -264,11 +274,13 @@ def test_a_second_signal_in_the_update_keeps_the_checkpoint_before(made, whole, 
     assert_same_run(asked.out, whole(**SMALL))
 
 
-def test_a_second_signal_in_a_validation_keeps_the_checkpoint_before(made, whole, monkeypatch):
+def test_a_second_signal_in_a_validation_keeps_the_checkpoint_before(
+    made, whole, monkeypatch, tmp_path
+):
     """A step without its validation is not kept: the resumed run would never measure it."""
     through = whole(**WORSE_AND_SHORT)
     for validation, newest in ((4, 2), (8, 6)):  # after step 3, and after the last, 7
-        asked = made(**WORSE_AND_SHORT, save_every=2, out=through.parent / f"run-{validation}")
+        asked = made(**WORSE_AND_SHORT, save_every=2, out=tmp_path / f"run-{validation}")
         with monkeypatch.context() as patched:
             _interrupt(patched, "evaluate", validation)
             with pytest.raises(StoppedAtOnce) as caught:
@@ -360,7 +372,8 @@ def test_there_is_no_limit_unless_one_is_asked_for():
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_sigterm_from_outside(made, whole, times):
     """Through the command itself: exit 130, with the words that say how to go on."""
-    asked = made(**{**SMALL, "max_steps": 60}, save_every=50)
+    given = {**SMALL, "max_steps": 40, "eval_every": 10}
+    asked = made(**given, save_every=35)
     flags = asked.model_dump(mode="json", include=asked.model_fields_set)
     command = [sys.executable, "-m", "vox_core.cli", "train"]
     for key, value in flags.items():
@@ -379,8 +392,8 @@ def test_sigterm_from_outside(made, whole, times):
     assert f"go on with: vox train --resume {asked.out}" in errors
     (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
     assert last["outcome"] == "stopped"
-    assert resumed(asked.out).steps == 60
-    assert_same_run(asked.out, whole(**{**SMALL, "max_steps": 60}))
+    assert resumed(asked.out).steps == 40
+    assert_same_run(asked.out, whole(**given))
 
 
 # --- what may not change -------------------------------------------------------------------------
