@@ -189,6 +189,7 @@ CORE = "loss_falls or are_the_formula or are_the_references or hook or manifest 
 of vox_cpu, and the torch kind is built on it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [("torch", CORE), pytest.param("torch", "", marks=pytest.mark.long), ("bare", "")],
