@@ -13,6 +13,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 
+# Where it is set, every process would compile what it imports anew, torch as well.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 BLAS := $(if $(filter Linux,$(shell uname -s)),$(CURDIR)/$(VENV)/blas.so)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.plugin_site import MANIFEST, WORKS, Site
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
 from vox_core.cli.spark import sparkline
 from vox_core.contract import Notice, RunEnd, Validation
@@ -267,16 +268,42 @@ def set_width(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
 
+LOUD = WORKS.replace(
+    "        return TrainResult(TrainState(7, job.start), False)\n",
+    """
+        import dataclasses, os
+        from vox_core.contract import StepDone
+        state = job.start
+        for step in job.steps:
+            for stream in (1, 2):
+                try:
+                    os.write(stream, b"loud\\n")
+                except OSError:
+                    pass
+            state = dataclasses.replace(state, step=state.step + 1)
+            context.emit(StepDone(state.step, 1.0, 1e-4, 1.0, 7, 3, 0.1))
+            if state.step % 2 == 0:
+                context.checkpoint(state)
+        return TrainResult(state, False)
+""",
+)
+"""A backend that trains nothing, without torch, and writes to its streams as libraries do."""
+
+
 @pytest.fixture
-def training(tmp_path: Path) -> list[object]:
+def training(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """A short run with a checkpoint on the way."""
+    site.add("loud", LOUD, manifest=MANIFEST.replace("1000000", "0"))
+    path = filter(None, (str(site.folder), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "tensorboard")
     base = make_model("llama", tmp_path / "base")
     (tmp_path / "train.jsonl").write_text('{"prompt": "Which?", "completion": "That one."}\n')
     given: dict[str, object] = {
         "model": base,
         "data": "train.jsonl",
         "out": "run",
-        "backend": "cpu",
+        "backend": "loud",
         "dtype": "fp32",
         "max-steps": 6,
         "save-every": 2,

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 BORROWED = Path(sysconfig.get_path("purelib"))
@@ -258,12 +260,35 @@ def _make_venv(folder: Path, with_uv: bool) -> None:
 
 
 def _borrow(folder: Path, installer: str) -> Path:
-    """Links to what vox needs from the environment that the tests run in, and to nothing else."""
+    """Links to what vox needs from the environment that the tests run in, and to nothing else: each
+    process of vox's looks at every distribution that it sees."""
     borrowed = folder / "borrowed"
     borrowed.mkdir()
-    left = {"uv", "torch", "vox"} | ({"pip"} if installer == "uv" else set())
-    for path in BORROWED.iterdir():
-        name = path.name.split("-")[0].split("_")[0]
-        if name not in left and path.suffix not in (".pth", ".egg-link"):
-            (borrowed / path.name).symlink_to(path)
+    # A project that names no build backend is built by setuptools.
+    roots = ["vox-ml", "setuptools", *(["pip"] if installer == "pip" else [])]
+    for name in _needed(roots):
+        for top in {file.parts[0] for file in distribution(name).files or ()} - {
+            "..",
+            "__pycache__",
+        }:
+            if name != "vox-ml" and not top.endswith(".pth"):
+                (borrowed / top).symlink_to(BORROWED / top)
     return borrowed
+
+
+def _needed(names: Sequence[str]) -> set[str]:
+    """These distributions and all that they require here, without extras."""
+    found: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        try:
+            requires = distribution(name).requires or []
+        except PackageNotFoundError:  # of another platform
+            continue
+        found.add(name)
+        needs = [Requirement(text) for text in requires]
+        waiting += [need.name for need in needs if not need.marker or need.marker.evaluate()]
+    return found

@@ -29,6 +29,9 @@ ORDINARY = MANIFEST.replace("1000000", "0")
 """Of lower priority than the CPU backend, which is to be chosen."""
 
 
+OTHERS = {"VOX_DISABLE_PLUGINS": "cuda,mlx,tensorboard"}
+"""Are installed where these tests run; each would be a process more for every command."""
+
 Codes: TypeAlias = tuple[int, ...]
 
 
@@ -67,8 +70,10 @@ KINDS = {
     "duplicate id": Kind(_twice, "broken", "defined more than once"),
 }
 
-TRAINED_BESIDE = ("segfault", "hang", "bad manifest")
+TRAINED_BESIDE = ("hang", "bad manifest")
 """A training in a process of its own imports torch; the others are in the long form."""
+NEVER_LOADED = ("ImportError", "SystemExit", "segfault", "stdout")
+"""All the same to what loads no plugin, where one that hangs shows it best; in the long form."""
 
 
 class Place:
@@ -86,7 +91,7 @@ class Place:
 
     def vox(self, *arguments: object, limit_s: float = LIMIT_S, codes: Codes = (0,)) -> str:
         """Run `vox`, which has to exit with one of `codes`; gives what it prints on stdout."""
-        own = {"VOX_CONFIG": "config", "VOX_CACHE": "cache", "OMP_NUM_THREADS": "1"}
+        own = {"VOX_CONFIG": "config", "VOX_CACHE": "cache", "OMP_NUM_THREADS": "1", **OTHERS}
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         done = subprocess.run(
             [str(self.python), "-m", "vox_core.cli", *map(str, arguments)],
@@ -193,6 +198,13 @@ def test_train_with_another_backend(
     assert of("bad", selection["verdicts"])
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(each, marks=pytest.mark.long) if each in NEVER_LOADED else each
+        for each in KINDS
+    ],
+)
 def test_remove(tmp_path: Path, kind: str) -> None:
     place = Place(tmp_path, kind)
     name = "vox-x-bad" if kind == "duplicate id" else "bad"  # of two with one id, which?
