@@ -192,7 +192,11 @@ of vox_cpu, and the torch kind is built on it."""
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chosen"),
-    [("torch", CORE), pytest.param("torch", "", marks=pytest.mark.long), ("bare", "")],
+    [
+        pytest.param("torch", CORE, id="torch"),
+        pytest.param("torch", "", id="torch-whole", marks=pytest.mark.long),
+        pytest.param("bare", "", id="bare"),
+    ],
 )
 def test_its_own_tests_are_green_without_an_edit(
     kind: Kind, chosen: str, installed: Environment

@@ -47,7 +47,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
             if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
                 _skip_rest_of_line(file)
                 yield number, None
-            elif line.strip():
+            elif line and not line.isspace():
                 yield number, line
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
-from vox_core.data.quick import usual_row
+from vox_core.data.quick import Shape, usual_row
 from vox_core.data.rows import parse_row
 
 Refuse = Callable[[int, str], None]
@@ -49,12 +49,14 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
     if other := other_format(path):
         refuse(0, other)
         return Seen(0, {}, {}, 1)
-    kinds, faulty, done = Counter[tuple[str, tuple[str, ...]]](), 0, 0
+    shapes, kinds = dict[Shape, int](), Counter[tuple[str, tuple[str, ...]]]()
+    faulty, done = 0, 0
     size = path.stat().st_size
     for count, (number, line) in enumerate(numbered_lines(path)):
         done += len(line or b"")
         if line is not None and (usual := usual_row(line)):
-            kinds[usual[1].form, usual[1].unused] += 1
+            shape = usual[1]
+            shapes[shape] = shapes.get(shape, 0) + 1
         else:
             try:
                 row = parse_row(parse_object(line))
@@ -67,6 +69,8 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
             progress(min(done, size), size)
     if progress:
         progress(size, size)
+    for shape, rows in shapes.items():
+        kinds[shape.form, shape.unused] += rows
     return _seen(kinds, faulty)
 
 

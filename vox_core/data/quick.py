@@ -36,9 +36,10 @@ _MAX_DEPTH = 16
 Group: TypeAlias = Literal["messages", "completion", "text"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What the names of a usual row's fields say.
+    """What the names of a usual row's fields say. One object for all rows of the same names, for as
+    long as these are not forgotten (`_shape`): it is counted by.
 
     Args:
         names: fields that have to be there as texts (or, for messages, as a list).
@@ -80,13 +81,17 @@ def usual_row(line: bytes) -> Usual | None:
         values = _loads(line)
     except ValueError:
         return None
-    if type(values) is not dict or b" :" in line or b'\\\\":' in line or b"\t:" in line:
+    if type(values) is not dict or b" :" in line or b"\t:" in line or b"\r:" in line:
         return None
     shape = _shape(tuple(values))
     if shape is None:
         return None
-    keys = _keys_of(values, shape)
-    if keys is None or line.count(b'":') - line.count(b'\\":') != keys or b"\r:" in line:
+    keys, ends = _keys_of(values, shape), line.count(b'":')
+    if b"\\" in line:
+        if b'\\\\":' in line:
+            return None
+        ends -= line.count(b'\\":')
+    if ends != keys:
         return None
     if shape.attributes and not _usual_attributes(values, shape.attributes):
         return None
@@ -116,8 +121,13 @@ def _keys_of(values: dict[str, Any], shape: Shape) -> int | None:
         return None
     if shape.alone:
         return keys
-    within = _keys_within([values[name] for name in shape.others], _MAX_DEPTH)
-    return None if within is None else keys + within
+    for name in shape.others:
+        value = values[name]
+        if type(value) is dict or type(value) is list:
+            if (within := _keys_within(value, _MAX_DEPTH)) is None:
+                return None
+            keys += within
+    return keys
 
 
 def _usual_texts(values: dict[str, Any], shape: Shape) -> bool:
@@ -126,8 +136,10 @@ def _usual_texts(values: dict[str, Any], shape: Shape) -> bool:
         value = values[name]
         if type(value) is not str or not value or value.isspace():
             return False
-    extra = values["input"] if shape.input else ""
-    return type(extra) is str and not (extra and extra.isspace())
+    if not shape.input:
+        return True
+    extra = values["input"]
+    return type(extra) is str and not extra.isspace()
 
 
 def _usual_messages(messages: list[Any]) -> bool:
@@ -150,8 +162,7 @@ def _usual_messages(messages: list[Any]) -> bool:
 def _keys_within(value: Any, depth: int) -> int | None:
     if not depth:
         return None
-    children = value.values() if type(value) is dict else value
-    keys = len(value) if type(value) is dict else 0
+    children, keys = (value.values(), len(value)) if type(value) is dict else (value, 0)
     for child in children:
         if type(child) is dict or type(child) is list:
             if (within := _keys_within(child, depth - 1)) is None:
