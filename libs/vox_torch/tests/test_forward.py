@@ -217,6 +217,19 @@ def test_capped_attention_with_and_without_a_window():
             assert found[0, :, head].numpy() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("family", END_TO_END)
+def test_the_head_sees_the_trained_positions_and_no_others(tiny, family):
+    """One more row in the pass of the body cost 0.1 s of a micro-batch of SmolLM2 on a CPU, and a
+    copy of the head."""
+    model = adapted(tiny(family))
+    seen: list[int] = []
+    head = model.model.get_base_model().get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 0].numel()))
+    some = batch(documents(3))
+    Together(model.model, "cpu")(some)
+    assert sum(seen) == int((some.weights_T > 0).sum())
+
+
 def test_a_batch_without_trained_positions_adds_nothing(tiny):
     model = adapted(tiny("llama"))
     some = batch([(tokens, np.zeros_like(weights)) for tokens, weights in documents(2)])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from vox_core.contract import Notice, StepSkipped, Validation
 from vox_core.errors import TrainingError
 from vox_torch import forward
 from vox_torch import train as training
-from vox_torch.memory import halved, is_out_of_memory
+from vox_torch.memory import give_back, halved, is_out_of_memory
 
 
 @pytest.fixture
@@ -156,3 +159,19 @@ def test_float16_gradients_that_overflow_are_scaled_and_learn_the_same(tiny, mon
     skipped = [event for event in unscaled if isinstance(event, StepSkipped)]
     assert [event.step for event in skipped] == [1, 2, 3, 4]
     assert all(math.isfinite(e.loss) and not math.isfinite(e.grad_norm) for e in skipped)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc, whose heap is looked at")
+def test_holes_in_the_heap_are_given_back():
+    """100 kB are too few for a mapping of their own, so that what is small holds them up."""
+
+    def resident() -> int:
+        return int(re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+    pairs = [(torch.ones(25_000), torch.ones(8)) for _ in range(2000)]
+    small = [each for _, each in pairs]
+    before = resident()
+    pairs.clear()
+    give_back()
+    assert before - resident() > 150e6
+    assert len(small) == 2000

@@ -74,7 +74,7 @@ class Together:
         return self._hidden(end_to_end(batch, self._device))
 
     def _hidden(self, laid: EndToEnd) -> torch.Tensor:
-        with _watched(self._body, keep=1) as seen:
+        with _watched(self._body, keep=0) as seen:
             self._model(
                 input_ids=laid.tokens_1T,
                 position_ids=laid.positions_1T,

@@ -17,6 +17,21 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED
 """What allocators, drivers and libraries under torch say, in errors of no class of their own."""
 
 
+def give_back() -> None:
+    """Return to the system what the C library's heap holds and nothing uses, where it is glibc's.
+
+    Loading leaves holes of the size of weights, which would stay resident to the end of the run:
+    0.5 GB for a model of 135M parameters packed to nf4. Takes some milliseconds.
+    """
+    import ctypes
+
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # not Linux, or another C library
+        return
+    trim(ctypes.c_size_t(0))
+
+
 def halved(batches: Sequence[Batch]) -> list[Batch]:
     """Each micro-batch of several documents as two; a single document cannot be cut."""
     return list(itertools.chain.from_iterable(map(_halves, batches)))

@@ -30,7 +30,7 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.layout import cut_to_rows
 from vox_torch.lora import fuse
-from vox_torch.memory import Shortage, halved
+from vox_torch.memory import Shortage, give_back, halved
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import ComputeDType
 from vox_torch.tuning import set_threads, wants_rows
@@ -90,6 +90,7 @@ class Trainer:
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
         self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
+        give_back()
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
