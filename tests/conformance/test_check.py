@@ -87,18 +87,37 @@ def test_what_is_not_declared_is_skipped_and_says_so(tmp_path: Path) -> None:
     assert told["the loss falls"].detail.startswith("not declared: any methods")
 
 
+SOME = """
+from vox_core.testing.suite import (
+    test_logits_are_the_references,
+    test_merged_weights_are_the_formula,
+    test_the_loss_falls,
+    test_the_loss_is_that_of_base_and_adapter,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [SOME, pytest.param(testing_check._SUITE, marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
 def test_what_is_declared_and_broken_fails(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    checks: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(testing_check, "_SUITE", checks)
     folder = project(tmp_path, "broken", declared=DECLARED)
     code = errors.run(root, ["plugin", "check", str(folder), "--json"])
     out, progress = capfd.readouterr()
     told = json.loads(out)
-    checks = {each["check"]: each for each in told["checks"]}
+    found = {each["check"]: each for each in told["checks"]}
     assert (code, told["id"], told["ok"]) == (1, "broken", False)
-    assert checks["the loss falls"]["status"] == "failed"
-    assert "backend 'broken' failed in vox_train" in checks["the loss falls"]["detail"]
-    assert checks["the loss is that of base and adapter [dora]"] == {
+    assert found["the loss falls"]["status"] == "failed"
+    assert "backend 'broken' failed in vox_train" in found["the loss falls"]["detail"]
+    assert found["the loss is that of base and adapter [dora]"] == {
         "check": "the loss is that of base and adapter [dora]",
         "status": "skipped",
         "detail": "not declared: method dora",
@@ -204,13 +223,16 @@ def test_an_import_that_hangs_is_ended_with_its_children(
     assert all_gone(tmp_path / "src/vox_x_stuck/pids")
 
 
-def test_a_suite_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_suite_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing_check, "_SUITE", SOME)  # it comes to the hook sooner
     hangs = "\n".join(f"        {line}" for line in HANGING.strip().splitlines())
     code = HOOKS.replace('        raise NotImplementedError("to be written")', hangs)
     folder = project(tmp_path, "slow", code, DECLARED)
     with pytest.raises(PluginError, match="the suite on plugin 'slow' does not end") as caught:
-        check(str(folder), limit_s=8.0)
-    assert caught.value.found == "it was ended after 8 s, with whatever it had started"
+        check(str(folder), limit_s=5.0)
+    assert caught.value.found == "it was ended after 5 s, with whatever it had started"
     assert all_gone(folder / "src/vox_x_slow/pids")
 
 

@@ -41,11 +41,12 @@ PROMPT_T = np.random.default_rng(0).integers(0, 256, 40)
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of training: the state, and the numbers of each step."""
+    """What came of training: the state, the numbers of each step, and the states on the way."""
 
     state: TrainState
     losses: list[float]
     norms: list[float]
+    checkpoints: list[TrainState]
 
 
 @functools.cache
@@ -60,13 +61,17 @@ def train(backend: str, folder: Path, count: int = STEPS, **plan: Any) -> Traine
     return go_on(backend, folder, jobs.start(folder, made), jobs.curve(count, groups=2), **plan)
 
 
-def go_on(backend: str, folder: Path, start: TrainState, steps: Any, **plan: Any) -> Trained:
-    """The steps given, from any state."""
+def go_on(
+    backend: str, folder: Path, start: TrainState, steps: Any, *, keep_every: int = 0, **plan: Any
+) -> Trained:
+    """The steps given, from any state; every so many of them a state is kept, if that is not 0."""
     made = jobs.plan(folder, **plan)
-    context = Recorder(made.contract.seed, folder)
+    context = Recorder(made.contract.seed, folder, keep_every)
     result = BACKENDS[backend].vox_train(TrainJob(made, folder, steps, start), context)
     done = [event for event in context.events if isinstance(event, StepDone)]
-    return Trained(result.state, [e.loss for e in done], [e.grad_norm for e in done])
+    return Trained(
+        result.state, [e.loss for e in done], [e.grad_norm for e in done], context.checkpoints
+    )
 
 
 def adapter(folder: Path, method: Method) -> AdapterState:

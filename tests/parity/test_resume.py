@@ -1,5 +1,7 @@
 """Ten steps on one backend and ten on the other are twenty on either: the state that crosses the
-seam (adapter, moments, step) is enough."""
+seam (adapter, moments, step) is enough.
+
+It is the checkpoint of the run whose twenty steps they are held against."""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ def test_half_on_one_and_half_on_the_other(root, family, method, first, second):
     folder = held.model(root, family)
     start = held.jobs.start(folder, held.jobs.plan(folder, method=method))
     curve = held.jobs.curve(held.STEPS, groups=2)
-    whole = held.go_on(first, folder, start, curve, method=method)
-    begun = held.go_on(first, folder, start, curve[:HALF], method=method)
-    ended = held.go_on(second, folder, begun.state, curve[HALF:], method=method)
+    whole = held.go_on(first, folder, start, curve, method=method, keep_every=HALF)
+    begun = whole.checkpoints[0]
+    assert begun.step == HALF
+    ended = held.go_on(second, folder, begun, curve[HALF:], method=method)
     assert ended.state.step == held.STEPS
-    assert begun.losses + ended.losses == pytest.approx(whole.losses, rel=tolerances.LOSS)
+    assert ended.losses == pytest.approx(whole.losses[HALF:], rel=tolerances.LOSS)
     mine, other = ended.state.adapter.tensors(), whole.state.adapter.tensors()
     assert held.distance(mine, other) < tolerances.ADAPTER
 
@@ -39,7 +42,6 @@ def test_without_the_moments_it_would_show(root):
     folder = held.model(root, "llama")
     start = held.jobs.start(folder, held.jobs.plan(folder))
     curve = held.jobs.curve(held.STEPS, groups=2)
-    whole = held.go_on("cpu", folder, start, curve)
-    begun = held.go_on("cpu", folder, start, curve[:HALF]).state
-    ended = held.go_on("mlx", folder, replace(begun, moments={}), curve[HALF:])
+    whole = held.go_on("cpu", folder, start, curve, keep_every=HALF)
+    ended = held.go_on("mlx", folder, replace(whole.checkpoints[0], moments={}), curve[HALF:])
     assert ended.losses != pytest.approx(whole.losses[HALF:], rel=100 * tolerances.LOSS)

@@ -279,7 +279,7 @@ def test_with_both_backends_installed_logits_are_compared(
     tiny, adapters, tmp_path, monkeypatch, float64
 ) -> None:
     chosen = {"cpu": Named("cpu", vox_cpu.backend), "mlx": float64}
-    monkeypatch.setattr(equal, "choose", lambda request: (chosen[request.explicit], None))
+    monkeypatch.setattr(equal, "choose", lambda request, seen: (chosen[request.explicit], None))
     monkeypatch.setattr(service, "BACKENDS", {"peft": ("cpu",), "mlx": ("mlx",)})
     source, _ = adapters(tiny("llama"))
     same = run_convert(source, "mlx", out=tmp_path / "mlx").logits
@@ -308,7 +308,7 @@ def test_a_base_in_mlxs_format_is_compared_on_its_dequantised_weights(
     load_plain = Named.load
     monkeypatch.setattr(Named, "load", load)
     chosen = {"cpu": Named("cpu", vox_cpu.backend), "mlx": float64}
-    monkeypatch.setattr(equal, "choose", lambda request: (chosen[request.explicit], None))
+    monkeypatch.setattr(equal, "choose", lambda request, seen: (chosen[request.explicit], None))
     monkeypatch.setattr(service, "BACKENDS", {"peft": ("cpu",), "mlx": ("mlx",)})
     source, _ = adapters(plain)
     report = run_convert(source, "mlx", out=tmp_path / "mlx", model=str(base))
@@ -325,7 +325,7 @@ def test_without_room_for_that_copy_the_adapter_is_converted_all_the_same(
         raise StorageError("S001", "no room", where="here", found="0 MB", remedy="")
 
     monkeypatch.setattr(service, "plain_copy", full)
-    monkeypatch.setattr(equal, "choose", lambda _: (float64, None))
+    monkeypatch.setattr(equal, "choose", lambda request, seen: (float64, None))
     report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
     assert report.why_no_logits == "no room (here: 0 MB)"
     assert report.out.is_dir()
@@ -340,7 +340,7 @@ def test_with_one_backend_it_says_why_logits_were_not_compared(tiny, adapters, t
 
 
 def test_a_broken_backend_is_not_called_absent(tiny, adapters, tmp_path, monkeypatch) -> None:
-    def choose(request: Any) -> Any:
+    def choose(request: Any, seen: Any) -> Any:
         raise BackendError("B004", "it is broken", found="no such file", remedy="repair it")
 
     monkeypatch.setattr(equal, "choose", choose)
@@ -355,7 +355,7 @@ def test_a_backend_that_fails_on_this_model_is_told_of(
         raise PluginError("X001", "a plugin failed", where="mlx", found="no such family", remedy="")
 
     cpu = Named("cpu", vox_cpu.backend)
-    monkeypatch.setattr(equal, "choose", lambda _: (cpu, None))
+    monkeypatch.setattr(equal, "choose", lambda request, seen: (cpu, None))
     monkeypatch.setattr(Named, "load", fail)
     report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
     assert report.why_no_logits == "a plugin failed (mlx: no such family)"

@@ -80,7 +80,7 @@ def with_experts(base: Path, folder: Path) -> Path:
 def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path, monkeypatch):
     # The CPU backend passes for one that has the quantisation.
     monkeypatch.setattr(
-        prepare, "choose", lambda request: host.choose(replace(request, quant=None))
+        prepare, "choose", lambda request, seen: host.choose(replace(request, quant=None))
     )
     experts = with_experts(dense, tmp_path / "experts")
     with pytest.raises(PlanError, match="mixture of experts"):

@@ -6,10 +6,10 @@
 
 The pieces, each usable by itself: manifest.py (`vox_plugin.toml`), discover.py (what is installed,
 nothing imported), machine.py (what it is held against), blocked.py (what the user does not want),
-probe.py (what hardware is here), judge.py and select.py (a pure choice), load.py (one plugin,
-imported and checked), observers.py (those that watch a run). inventory.py and doctor.py tell about
-plugins of any kind. Here are the words in which a choice is asked for and explained, and the way
-through all of them.
+probe.py (what hardware is here), seen.py (all of these, once for a command), judge.py and select.py
+(a pure choice), load.py (one plugin, imported and checked), observers.py (those that watch a run).
+inventory.py and doctor.py tell about plugins of any kind. Here are the words in which a choice is
+asked for and explained, and the way through all of them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vox_core.host.load import Backend
     from vox_core.host.machine import Machine
     from vox_core.host.probe import Accelerator, Hardware, ProbeFault
+    from vox_core.host.seen import Seen
 
 TELLS_MORE = "see `vox backend explain`"
 
@@ -137,34 +138,43 @@ class Explanation:
         return {"chosen": None, "why": self.why, "hardware": None, "verdicts": verdicts}
 
 
-def choose(request: Request, known: Mapping[str, str] | None = None) -> tuple[Backend, Selection]:
+def choose(
+    request: Request, known: Mapping[str, str] | None = None, seen: Seen | None = None
+) -> tuple[Backend, Selection]:
     """Select a backend for `request` and load it.
 
     Args:
         known: id -> distribution of what can be installed; without it, the catalog's plugins.
+        seen: what was looked at for another request of the same command.
 
     Raises:
         BackendError: none can be chosen, or the one chosen cannot be loaded.
         ConfigError: an environment variable about plugins or hardware is wrong.
     """
     from vox_core.host.load import load_backend
+    from vox_core.host.seen import Seen
     from vox_core.host.select import select
 
-    candidates, environment = survey(request, _catalogued() if known is None else known)
+    known = _catalogued() if known is None else known
+    candidates, environment = (seen or Seen()).survey(request, known)
     selection = select(request, candidates, environment)
     found = next(each.found for each in candidates if each.found.id == selection.chosen)
     return load_backend(found, request.operation), selection
 
 
-def explain(request: Request, known: Mapping[str, str] | None = None) -> Explanation:
+def explain(
+    request: Request, known: Mapping[str, str] | None = None, seen: Seen | None = None
+) -> Explanation:
     """What `choose` would select for `request`, and why; nothing is loaded.
 
     Raises:
         ConfigError: an environment variable about plugins or hardware is wrong.
     """
+    from vox_core.host.seen import Seen
     from vox_core.host.select import select, verdicts
 
-    candidates, environment = survey(request, _catalogued() if known is None else known)
+    known = _catalogued() if known is None else known
+    candidates, environment = (seen or Seen()).survey(request, known)
     try:
         selection = select(request, candidates, environment)
     except BackendError as refusal:
@@ -188,47 +198,12 @@ def survey(
     request: Request, known: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[Candidate], Environment]:
     """Look at what is installed and, as far as `request` needs it, at the hardware."""
-    from vox_core.host.blocked import blocked_plugins
-    from vox_core.host.discover import discover
-    from vox_core.host.machine import this_machine
-    from vox_core.host.probe import accelerators, probe_all
-    from vox_core.host.select import needs_probe
+    from vox_core.host.seen import Seen
 
-    plugins = discover()
-    present = accelerators(environ)
-    environment = Environment(
-        machine=this_machine(plugins),
-        accelerators=present,
-        blocked=blocked_plugins([plugin.id for plugin in plugins], environ),
-        known=known,
-        quantising=_quantising(request, {each.tag for each in present}) if known else (),
-    )
-    backends = [plugin for plugin in plugins if _may_be_backend(plugin)]
-    survivors = [plugin for plugin in backends if needs_probe(request, plugin, environment)]
-    hardware = probe_all(survivors, environ)
-    return [Candidate(plugin, hardware.get(plugin.id)) for plugin in backends], environment
+    return Seen(environ).survey(request, known)
 
 
 def _catalogued() -> dict[str, str]:
     from vox_core.host.known import known_plugins
 
     return {plugin.id: plugin.distribution for plugin in known_plugins().values()}
-
-
-def _quantising(request: Request, tags: set[str]) -> tuple[str, ...]:
-    if request.quant in (None, "none"):
-        return ()
-    from vox_core.catalog.entries import objections
-    from vox_core.host.known import known_plugins
-
-    return tuple(
-        entry.id
-        for entry in known_plugins().values()
-        if request.quant in entry.capabilities.get("quantisations", ())
-        and not objections(entry, tags)
-    )
-
-
-def _may_be_backend(plugin: Found) -> bool:
-    """A plugin without a valid manifest counts: it may be the one that was meant."""
-    return plugin.manifest is None or "MlBackend" in plugin.manifest.extension_points

@@ -20,15 +20,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
 from vox_core.errors import BackendError
-from vox_core.host.blocked import blocked_plugins
-from vox_core.host.discover import Found, discover
+from vox_core.host.discover import Found
 from vox_core.host.load import broken
-from vox_core.host.machine import Machine, this_machine, unmet
+from vox_core.host.machine import Machine, unmet
+from vox_core.host.seen import Seen
 
 LOAD_S = 60.0
 """For a plugin's import; a tensor library from a cold disk may take half of it."""
@@ -48,16 +47,18 @@ _CHILD = (
 class Observers:
     """Those of a run."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Start them. What goes wrong with one is kept for a later call of `tell`."""
+    def __init__(self, seen: Seen | None = None) -> None:
+        """Start them. What goes wrong with one is kept for a later call of `tell`.
+
+        Args:
+            seen: what was looked at for the run; without it, the machine is looked at now.
+        """
         self._listening: list[_Observer] = []
         self._faults: list[str] = []
-        plugins = discover()
-        blocked = blocked_plugins([plugin.id for plugin in plugins], environ)
-        machine = this_machine(plugins)
-        for plugin in plugins:
-            if plugin.id not in blocked and _observes(plugin):
-                self._admit(plugin, machine)
+        seen = seen or Seen()
+        for plugin in seen.plugins:
+            if plugin.id not in seen.blocked and _observes(plugin):
+                self._admit(plugin, seen.machine)
 
     def tell(self, event: Event) -> list[str]:
         """Tell them all, and after the end of a run wait until they have heard it.

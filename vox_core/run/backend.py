@@ -8,13 +8,19 @@ from vox_core import bounded_json
 from vox_core.errors import BackendError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.load import Backend
+from vox_core.host.seen import Seen
 from vox_core.plan import require_no_experts
 from vox_core.weights import Weights
 from vox_core.weights.quantised import FULL_PRECISION
 
 
-def choose_for(request: Request, weights: Weights) -> tuple[Backend, Selection]:
+def choose_for(
+    request: Request, weights: Weights, seen: Seen | None = None
+) -> tuple[Backend, Selection]:
     """`choose`, with another remedy where the folder's own quantisation is all that is in the way.
+
+    Args:
+        seen: what was looked at for another request of the same command.
 
     Raises:
         PlanError: P001, the model is a mixture of experts, and would be quantised in part.
@@ -22,10 +28,12 @@ def choose_for(request: Request, weights: Weights) -> tuple[Backend, Selection]:
     """
     config = bounded_json.read(weights.folder / "config.json")
     require_no_experts(request.quant or "none", config, weights.tensors)
+    seen = seen or Seen()
     try:
-        return choose(request)
+        return choose(request, seen=seen)
     except BackendError as error:
-        if weights.quant == "none" or not explain(replace(request, quant=None)).selection:
+        unquantised = replace(request, quant=None)
+        if weights.quant == "none" or not explain(unquantised, seen=seen).selection:
             raise
         raise BackendError(
             error.code.removeprefix("VOX-"),

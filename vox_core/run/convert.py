@@ -31,6 +31,7 @@ from vox_core.errors import (
     PluginError,
     StorageError,
 )
+from vox_core.host.seen import Seen
 from vox_core.plan import positions
 from vox_core.run.context import Observe, ignore
 from vox_core.run.equal import (
@@ -154,7 +155,8 @@ def _logits(
     """
     if formats[0] == formats[1]:
         return "both are of one format, and there is one way to compute them"
-    found = [usable_backend(BACKENDS[one], source.base, adapter.method) for one in formats]
+    seen = Seen()
+    found = [usable_backend(BACKENDS[one], source.base, adapter.method, seen) for one in formats]
     missing = [
         f"no usable backend for {one} ({reason})"
         for one, reason in zip(formats, found, strict=True)

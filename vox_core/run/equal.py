@@ -26,6 +26,7 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ProofError
 from vox_core.host import Request, choose
 from vox_core.host.load import Backend
+from vox_core.host.seen import Seen
 from vox_core.models import LocalModel
 from vox_core.run.context import Context, Observe
 from vox_core.run.proof import MAX_CARRIED, MIN_CARRIED, probe_tokens
@@ -132,7 +133,9 @@ def compare_logits(
     return same
 
 
-def usable_backend(ids: tuple[str, ...], base: LocalModel, method: Method) -> Backend | str:
+def usable_backend(
+    ids: tuple[str, ...], base: LocalModel, method: Method, seen: Seen
+) -> Backend | str:
     """The first of `ids` that is installed and can load `base`, or why none can."""
     reasons = []
     for backend_id in ids:
@@ -146,7 +149,7 @@ def usable_backend(ids: tuple[str, ...], base: LocalModel, method: Method) -> Ba
             streamed=True,
         )
         try:
-            return choose(request)[0]
+            return choose(request, seen=seen)[0]
         except BackendError as error:
             installed = error.code != "VOX-B003"
             told = error.found or error.what

@@ -20,6 +20,7 @@ from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant
 from vox_core.errors import AdapterError, BackendError, StorageError
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
+from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import CARD
 from vox_core.run.locate import Source, locate
@@ -80,7 +81,9 @@ def merge(
     trained = trained_weights(source)
     weights = _chosen(source, trained, settings)
     _require_space(weights, trained, settings, out)
-    backend, selection = choose(_request(source, source.adapter, settings, backend_origin))
+    seen = Seen()
+    request = _request(source, source.adapter, settings, backend_origin)
+    backend, selection = choose(request, seen=seen)
     observe(Notice(selection.why))
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch, files.atomic_folder(out) as folder:
         context = Context(0, Path(scratch), observe)
@@ -88,7 +91,7 @@ def merge(
         merger = Merger(source, source.adapter, weights, trained, backend, context, dtype)
         with _plain_place(folder, settings.quant) as plain:
             proof = merger.run(plain)
-            requantised = _requantised(source, settings.quant, plain, folder, merger, context)
+            requantised = _requantised(source, settings.quant, plain, folder, merger, context, seen)
         _describe(folder, source, settings, proof, requantised)
     return MergeReport(out, source.base.id, len(source.adapter.modules), proof, requantised)
 
@@ -127,24 +130,30 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
 
 
 def _requantised(
-    source: Source, quant: Quant, plain: Path, folder: Path, merger: Merger, context: Context
+    source: Source,
+    quant: Quant,
+    plain: Path,
+    folder: Path,
+    merger: Merger,
+    context: Context,
+    seen: Seen,
 ) -> Requantised | None:
     if quant == "none":
         return None
     context.emit(Notice(f"quantising the merged model to {quant}"))
     requantise(plain, folder, source.base.model_type, quant)
-    backend = _reader(source, quant)
+    backend = _reader(source, quant, seen)
     if backend is None:
         return Requantised(quant, None)
     job = LoadJob(model=folder, dtype="fp32", quant=quant)
     return Requantised(quant, distance(merger.logits_of(backend, job), merger.logits(plain)))
 
 
-def _reader(source: Source, quant: Quant) -> Backend | None:
+def _reader(source: Source, quant: Quant, seen: Seen) -> Backend | None:
     """An installed backend that loads this quantisation."""
     request = Request(operation="load", quant=quant, model_type=source.base.model_type)
     try:
-        return choose(request)[0]
+        return choose(request, seen=seen)[0]
     except BackendError:
         return None
 

@@ -29,9 +29,11 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
+from vox_core.host.seen import Seen
 from vox_core.memory import read_architecture
 from vox_core.run.audited import audits_of
 from vox_core.run.backend import choose_for
+from vox_core.run.fetching import Fetching
 from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
@@ -54,6 +56,7 @@ class Prepared:
         tuned: what of the plan was chosen by measuring.
         rows: what became of the rows of the data files; None where all of them are used, and
             nothing was looked for.
+        seen: the machine, as it was when the backend was chosen.
     """
 
     model: models.LocalModel
@@ -69,6 +72,7 @@ class Prepared:
     audits: Mapping[str, Audit] = field(default_factory=dict)
     tuned: Answer | None = None
     rows: Report | None = None
+    seen: Seen | None = None
 
     def left_out(self, side: Side) -> dict[str, int]:
         """Reason -> rows that the policy of the data left out."""
@@ -144,12 +148,15 @@ def prepare(
     rows = Chosen([], []) if assumed else chosen_rows(settings)
     train_files, valid_files = rows.train, rows.valid
     # Once before a model is fetched, so that a missing backend is told in a second.
-    choose(_request(settings, None, origin, resumed_from, settings.quant))
-    model = models.resolve(settings.model, revision=settings.revision, progress=progress)
+    seen, fetching = Seen(), Fetching(progress)
+    choose(_request(settings, None, origin, resumed_from, settings.quant), seen=seen)
+    model = models.resolve(settings.model, revision=settings.revision, progress=fetching)
+    if fetching.happened:  # which may have taken an hour: other memory is free by now
+        seen = Seen()
     weights = open_weights(model.path)
     quant = plan.settled_quant(settings.quant, weights.quant)
     request = _request(settings, model.model_type, origin, resumed_from, quant)
-    backend, selection = choose_for(request, weights)
+    backend, selection = choose_for(request, weights, seen)
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = bounded_json.read(model.path / "config.json")
     seq_len = plan.sequence_length(settings, config)
@@ -194,6 +201,7 @@ def prepare(
         read_from,
         audits,
         rows=rows.report,
+        seen=seen,
     )
 
 

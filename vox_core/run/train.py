@@ -94,7 +94,7 @@ class _Run:
         self._prepared, self._contract = ready.prepared, ready.prepared.plan.contract
         self._outer, self._telemetry = observe, Telemetry(ready.run.telemetry)
         self._gauge = Gauge(self._contract.total_steps)
-        self._observers = Observers()
+        self._observers = Observers(seen=ready.prepared.seen)
         self._started, self._last = time.perf_counter(), 0
         self._loss: float | None = None
         self._startup = startup

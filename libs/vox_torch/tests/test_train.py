@@ -16,6 +16,7 @@ from vox_core.testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
+from vox_torch.train import seed_on
 
 # DESIGN.md: two right float32 implementations agree on a loss curve to 1e-5 relative, and on the
 # final adapter to 1e-3 in relative Frobenius norm (measured: 1e-6 and 1.3e-4).
@@ -131,6 +132,18 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch(tiny):
     assert losses(once)[1:] != pytest.approx(losses(without)[1:], rel=1e-6)
     seeds = {micro_batch_seed(s, n, i) for s in range(3) for n in range(3) for i in range(3)}
     assert len(seeds) == 27
+
+
+def test_the_cpu_draws_what_it_would_after_torchs_own_seeding_and_others_get_that():
+    for seed in (0, 7, micro_batch_seed(42, 3, 1), 2**63):
+        torch.manual_seed(seed)
+        drawn = torch.rand(64), torch.nn.functional.dropout(torch.ones(64), 0.5)
+        torch.manual_seed(seed + 1)
+        seed_on("cpu")(seed)
+        assert torch.equal(torch.rand(64), drawn[0])
+        assert torch.equal(torch.nn.functional.dropout(torch.ones(64), 0.5), drawn[1])
+    for device in ("cuda", "cuda:1", "xpu", "mps"):
+        assert seed_on(device) is torch.manual_seed
 
 
 def test_the_bases_own_dropout_is_off(tiny):

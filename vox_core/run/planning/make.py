@@ -20,6 +20,7 @@ from vox_core.host import Origin
 from vox_core.memory import Option, suggest
 from vox_core.memory.fit import fitting
 from vox_core.run import card, folder
+from vox_core.run.fetching import Fetching
 from vox_core.run.foresight import Foresight, alternatives, foresee
 from vox_core.run.planned import digest_of, exact, in_force
 from vox_core.run.planning.merging import merge_plan
@@ -69,24 +70,12 @@ def plan(
     """
     if measured and not settings.data and not settings.resume:
         raise _no_documents()
-    fetching = _Fetching(progress)
+    fetching = Fetching(progress)
     ready = make_ready(
         settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
     )
     took = measure(ready.prepared, tell) if measured else None
     return _report(ready, memory, fetching.happened, took, to_be_run)
-
-
-class _Fetching:
-    """Passes progress on, and remembers that there was some."""
-
-    def __init__(self, progress: models.Progress | None) -> None:
-        self._progress, self.happened = progress, False
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.happened = True
-        if self._progress:
-            self._progress(what, done, total)
 
 
 def _report(

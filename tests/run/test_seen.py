@@ -1,0 +1,70 @@
+"""A command looks at the machine once, however many backends it asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from vox_core.errors import BackendError
+from vox_core.host import Request, choose, discover, probe
+from vox_core.host.seen import Seen
+from vox_core.run import prepare
+from vox_core.run.planning.make import plan
+from vox_core.run.train import train
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """What was looked at, and how often."""
+    counted = Counter()
+    find, ask = discover.discover, probe._probe
+
+    def discovering():
+        counted["packages"] += 1
+        return find()
+
+    def asking(plugin, pretended):
+        counted[plugin.id] += 1
+        return ask(plugin, pretended)
+
+    monkeypatch.setattr(discover, "discover", discovering)
+    monkeypatch.setattr(probe, "_probe", asking)
+    return counted
+
+
+def test_a_run_looks_once(looks, settings, tiny):
+    train(settings(tiny("llama"), max_steps=1))
+    assert {"packages", "cpu"} <= {*looks}
+    assert set(looks.values()) == {1}
+
+
+def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
+    looks, settings, tiny, monkeypatch
+):
+    asked = settings(tiny("llama"), max_steps=1)
+    plan(asked)
+    assert {"packages", "cpu"} <= {*looks}
+    assert set(looks.values()) == {1}
+    resolve = prepare.models.resolve
+
+    def fetch(reference, *, revision, progress):
+        progress("model", 1, 2)
+        return resolve(reference, revision=revision, progress=progress)
+
+    monkeypatch.setattr(prepare.models, "resolve", fetch)
+    looks.clear()
+    plan(asked)
+    assert set(looks.values()) == {2}
+
+
+def test_a_probe_runs_for_the_first_request_that_needs_it(looks, monkeypatch):
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "")
+    seen = Seen()
+    with pytest.raises(BackendError, match="no usable backend"):
+        choose(Request("train", model_type="no-such-family", quant="affine4"), seen=seen)
+    before = {**looks}
+    backend, selection = choose(Request("load", explicit="cpu"), seen=seen)
+    assert (backend.id, looks["cpu"]) == ("cpu", 1)
+    assert selection == choose(Request("load", explicit="cpu"))[1]
+    assert "cpu" not in before
