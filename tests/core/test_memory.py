@@ -167,6 +167,8 @@ def test_the_adapter_has_masters_gradients_and_moments(dtype: DType, each: int) 
     model, asked = read_architecture(tensors, CONFIG), demand(tensors, "q_proj", dtype=dtype)
     assert trainable_parameters(model, asked) == LAYERS * 2 * (H + Q)
     assert adapter_bytes(model, asked) == LAYERS * 2 * (H + Q) * each
+    beside = 4 + 8 + 2  # a checkpoint's masters and moments; A as it was, and no B
+    assert adapter_bytes(model, asked, in_process=True) == LAYERS * 2 * (H + Q) * (each + beside)
 
 
 def test_magnitudes_and_what_is_trained_whole_count_too() -> None:
@@ -275,7 +277,7 @@ def test_every_part_of_a_small_llama() -> None:
     assert found.parts() == {
         "runtime": 1000,
         "weights": 2 * (LAYERS * (LINEAR + 2 * H) + 2 * V * H + H),
-        "adapter": adapter_bytes(model, asked),
+        "adapter": adapter_bytes(model, asked, in_process=True),
         "activations": LAYERS * A_LAYER + ENDS,
         "transients": LOGITS + WORKING,
     }

@@ -180,6 +180,8 @@ class MemoryProfile:
         padded_rows: documents of a micro-batch are rows as long as the longest.
         dequantises: a quantised weight is dequantised to be multiplied with.
         fused: an RMS norm keeps its input as it is, and a gated feed-forward gate and up alone.
+        in_process: it trains in the memory of the process, where the adapter lies that a run begins
+            with, and the copy that a checkpoint is written from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -190,6 +192,7 @@ class MemoryProfile:
     padded_rows: StrictBool = True
     dequantises: StrictBool = True
     fused: StrictBool = False
+    in_process: StrictBool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from vox_core.memory.storage import BYTES, dequantising, largest_weight, weight_
 # gradients of logsumexp and of gather, exp of the difference, and their sum, in float32.
 _WHOLE_GRADIENT = 4 * 4
 
+_START = 2
+"""Bytes a parameter of what a run begins with: float32, and the zeros of B take no page."""
+
 _LEAST_8_BIT = 4096
 """Elements of a tensor from which on bitsandbytes keeps its moments in 8 bits."""
 
@@ -91,7 +94,7 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
     return Prediction(
         runtime=profile.runtime_bytes,
         weights=weight_bytes(model, demand.quant, demand.dtype),
-        adapter=adapter_bytes(model, demand),
+        adapter=adapter_bytes(model, demand, in_process=profile.in_process),
         activations=round(activations),
         transients=round(transients),
     )
@@ -113,13 +116,15 @@ def trainable_parameters(model: Architecture, demand: Demand) -> int:
     return sum(trained_tensors(model, demand))
 
 
-def adapter_bytes(model: Architecture, demand: Demand) -> int:
+def adapter_bytes(model: Architecture, demand: Demand, *, in_process: bool = False) -> int:
     """Each parameter and its gradient in the compute dtype; in float32 its master, the master's
-    gradient and two moments (AdamW), or these in 8 bits with a scale for 256."""
+    gradient and two moments (AdamW), or these in 8 bits with a scale for 256. In the memory of the
+    process, float32 masters and moments once more while a checkpoint is written, and the start."""
     tensors = list(trained_tensors(model, demand))
     eight_bit = [size for size in tensors if demand.optimizer != "adamw" and size >= _LEAST_8_BIT]
     spared = sum(2 * (4 * size - size - 4 * -(-size // 256)) for size in eight_bit)
-    return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4) - spared
+    beside = 3 * 4 + _START if in_process else 0
+    return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4 + beside) - spared
 
 
 def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:

@@ -6,6 +6,8 @@ import dataclasses
 import math
 import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -161,13 +163,18 @@ def test_float16_gradients_that_overflow_are_scaled_and_learn_the_same(tiny, mon
     assert all(math.isfinite(e.loss) and not math.isfinite(e.grad_norm) for e in skipped)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc, whose heap is looked at")
+glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="no glibc, whose heap is looked at"
+)
+
+
+def resident() -> int:
+    return int(re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+
+@glibc
 def test_holes_in_the_heap_are_given_back():
     """100 kB are too few for a mapping of their own, so that what is small holds them up."""
-
-    def resident() -> int:
-        return int(re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
-
     pairs = [(torch.ones(25_000), torch.ones(8)) for _ in range(2000)]
     small = [each for _, each in pairs]
     before = resident()
@@ -175,3 +182,33 @@ def test_holes_in_the_heap_are_given_back():
     give_back()
     assert before - resident() > 150e6
     assert len(small) == 2000
+
+
+# Said is how much more than what is packed the process has grown by, packing forty weights.
+_PACKED = """
+import re, sys
+from contextlib import nullcontext
+import torch
+from vox_torch.memory import no_holes
+from vox_torch.quantised import pack
+
+def resident():
+    return int(re.search(r"VmRSS:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) << 10
+
+pack(torch.ones(4096, 2048), "int8", torch.float32, "cpu")
+before = resident()
+with no_holes() if sys.argv[1] == "without" else nullcontext():
+    kept = [
+        pack(torch.ones(rows, 576, dtype=torch.bfloat16), "int8", torch.bfloat16, "cpu")
+        for rows in (576, 192, 192, 576, 1536, 1536, 1600, 1700) * 5
+    ]
+    print(resident() - before - sum(each.nbytes for each in kept))
+"""
+
+
+@glibc
+@pytest.mark.parametrize(("holes", "grown"), [("without", False), ("with", True)])
+def test_packing_leaves_no_holes(holes, grown):
+    command = [sys.executable, "-c", _PACKED, holes]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 10e6) == grown, done.stdout  # seen: 1 MB and 19

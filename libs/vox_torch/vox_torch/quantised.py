@@ -32,7 +32,7 @@ from vox_core.weights.nf4 import SCALE_BLOCK
 from vox_torch.arrays import as_tensor
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
-from vox_torch.memory import give_back
+from vox_torch.memory import no_holes
 from vox_torch.unloaded import fill_buffers, materialise, stored_names, without_weights
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 4 * 2**20
 """Weights of an output head that are dequantised at once: 8 MiB in bfloat16."""
-
-_GIVE_BACK_EVERY = 8  # weights: 0.1 s for SmolLM2's 211, whose packing leaves 2.5 MB of holes each
 
 
 class Packed(Protocol):
@@ -216,14 +214,13 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
     model, weights = without_weights(folder, dtype), WeightFolder(folder)
     names = stored_names(model, weights)
     reached = quantised_modules(weights.tensors, model.config.model_type, quant)
-    for done, paths in enumerate(_tied(model, reached), 1):
-        stored = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
-        W_OI = _out_by_in(model.get_submodule(paths[0]), stored)
-        packed = pack(W_OI, format_of(paths[0], quant), dtype, device)
-        for path in paths:
-            _replace(model, path, packed, W_OI.shape)
-        if not done % _GIVE_BACK_EVERY:
-            give_back()
+    with no_holes():
+        for paths in _tied(model, reached):
+            stored = as_tensor(weights.read(names[f"{paths[0]}.weight"]))
+            W_OI = _out_by_in(model.get_submodule(paths[0]), stored)
+            packed = pack(W_OI, format_of(paths[0], quant), dtype, device)
+            for path in paths:
+                _replace(model, path, packed, W_OI.shape)
     wide = _kept_wide(model, dtype)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
