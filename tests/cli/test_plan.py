@@ -174,6 +174,17 @@ def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
     ]
 
 
+def test_rows_that_are_left_out_are_told_in_words(vox, service) -> None:
+    """In `--json` they are counted, file by file."""
+    found = {"rows": {"files": [{"file": "a.jsonl", "rows": 9}], "leaked": 0}}
+    service.report = replace(REPORT, found=found)
+    assert "a.jsonl" not in vox("plan").out
+    service.report = replace(REPORT, found=found, chosen=("a.jsonl: 7 of 9 rows",))
+    lines = [" ".join(line.split()) for line in vox("plan").out.splitlines()]
+    assert [line for line in lines if "a.jsonl" in line] == ["rows a.jsonl: 7 of 9 rows"]
+    assert json.loads(vox("plan", "--json").out)["found"] == found
+
+
 def test_as_json_it_is_one_object(vox, service) -> None:
     told = json.loads(vox("plan", "--json").out)
     assert told["memory"] == {

@@ -400,6 +400,9 @@ def test_the_suggestion_changes_numbers_last() -> None:
     small = suggest(same, 10**12)
     assert small is not None
     assert small.micro_batch_tokens == 1024  # more at once would change nothing
+    as_it_is = suggest(same, 10**12, tokens=2048)
+    assert as_it_is is not None
+    assert as_it_is.micro_batch_tokens == 2048
     generous = suggest(grid, 10**12)
     assert generous is not None
     assert generous.flags("none") == "--micro-batch-tokens 8192"

@@ -70,8 +70,10 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
         yield from _beside(data)
         if audit := report.audit.get(what):
             yield "  masks", _masks(audit)
+    yield from (("rows", line) for line in report.chosen)
     for what, found in report.found.items():
-        yield from ((_label(what), line) for line in told(found))
+        if what != "rows":
+            yield from ((_label(what), line) for line in told(found))
 
 
 def _beside(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -72,11 +72,14 @@ def fitting(grid: Iterable[Option], memory: int) -> list[Option]:
     return [option for option in grid if option.peak <= (1 - SPARE) * memory]
 
 
-def suggest(grid: Sequence[Option], memory: int, quant: Quant = "none") -> Option | None:
+def suggest(
+    grid: Sequence[Option], memory: int, quant: Quant = "none", tokens: int = 0
+) -> Option | None:
     """The one to begin with in so many bytes; None if nothing fits.
 
     Args:
         quant: what was asked for, and is kept where it fits; `none` for no wish.
+        tokens: `micro_batch_tokens` as they are, which stay where others are no gain.
     """
     fits = fitting(grid, memory)
     if not fits:
@@ -89,4 +92,11 @@ def suggest(grid: Sequence[Option], memory: int, quant: Quant = "none") -> Optio
         == (first.quant, first.gradient_checkpointing)
     ]
     # Beyond the largest step of the data, more tokens at once change nothing.
-    return max(alike, key=lambda option: (option.peak, -option.micro_batch_tokens))
+    return max(
+        alike,
+        key=lambda option: (
+            option.peak,
+            option.micro_batch_tokens == tokens,
+            -option.micro_batch_tokens,
+        ),
+    )

@@ -4,9 +4,10 @@ Beside the process and the adapter in float32 there is the largest tensor as it 
 read of a file is given back block by block); or, while the result is proven, the logits of base, of
 base + adapter and of the merged model, and what they are compared with.
 
-Merges by the CPU backend took 521 to 591 MB in seven rounds (SmolLM2-135M, rank 16), 609 to 648 MB
-(rank 64), 613 MB (rank 128) and 623 MB (a llama of 1 GB whose largest tensor has 205 MB), where this
-says 541, 600, 678 and 694. The bound that they keep to is that of tests/run/test_merge_memory.py.
+Merges by the CPU backend took 521 to 591 MB (SmolLM2-135M, rank 16, seven rounds), 609 to 648 MB
+(rank 64, three), 613 MB (rank 128) and 623 MB (a llama of 1 GB whose largest tensor has 205 MB),
+where this says 541, 600, 678 and 694. The bound that they keep to is that of
+tests/run/test_merge_memory.py.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ def _report(
         digest=digest_of(kept) if kept else None,
         versions=card.versions(),
         audit={what: each.to_json() for what, each in prepared.audits.items()},
+        chosen=tuple(prepared.rows.told()) if prepared.rows else (),
     )
 
 
@@ -166,7 +167,8 @@ def _suggestions(
         yield Suggestion(seen.limit, made, measured=True)
         return
     for size in memory or [size for size in (seen.limit,) if size is not None]:
-        yield Suggestion(size, suggest(grid, size, plan.contract.quant))
+        asked = plan.contract.quant, plan.micro_batch_tokens
+        yield Suggestion(size, suggest(grid, size, *asked))
 
 
 def _memory(seen: Foresight, took: Measured | None) -> MemoryPlan:

@@ -178,6 +178,7 @@ class PlanReport:
         data, valid: what became of the rows, as in `preflight.json`, and the longest document;
             None without data.
         found: what else `preflight.json` would say of the data.
+        chosen: the same of rows that are left out, in words; nothing where every row is used.
         audit: the audit of the masks, as in `preflight.json`.
         assumed: the documents that were planned with where there is no data.
         options: the same run under other settings, each with its peak.
@@ -217,4 +218,5 @@ class PlanReport:
     digest: str | None = None
     versions: dict[str, str] | None = None
     audit: dict[str, Any] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
     format: str = FORMAT
