@@ -35,7 +35,7 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session", autouse=True)
 def _hardware_is_looked_at_once() -> Iterator[None]:
-    """The probes of the plugins here are processes, six to a run, and hundreds of tests make runs.
+    """The probes of the plugins here are processes, three a run, and hundreds of tests run vox.
     What one has said stands while the environment that it reads is the same. A probe that a test
     has written is run each time, as all are in the processes that tests start."""
     from vox_core.host import probe

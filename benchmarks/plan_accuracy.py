@@ -37,7 +37,7 @@ from typing import NamedTuple
 RESULTS = Path(__file__).parent / "results" / "plan_accuracy.json"
 MODEL = "smollm2-135m"
 MEMORY, TIME = 0.15, 0.30
-"""How far a prediction may be off."""
+"""How far a prediction and a run may be apart, as a share of the smaller one."""
 
 
 class Setting(NamedTuple):
@@ -196,8 +196,9 @@ def summed(runs: list[dict[str, list[float]]]) -> dict[str, object]:
     memory = [ratio for run in runs if (ratio := _ratio(run["memory"]))]
     times = [ratio for run in runs if (ratio := _ratio(run["time"]))]
     merges = [ratio for run in runs if "merge" in run and (ratio := _ratio(run["merge"]))]
-    near = all(abs(each - 1) <= MEMORY for each in (*memory, *merges))
-    holds = exact and near and abs(statistics.median(times) - 1) <= TIME
+    near = all(max(each, 1 / each) <= 1 + MEMORY for each in (*memory, *merges))
+    time = statistics.median(times)
+    holds = exact and near and max(time, 1 / time) <= 1 + TIME
     ratios = {"memory": memory, "merge": merges, "time": times}
     ratios["steps_alone"] = [_ratio(run["steps_alone"]) for run in runs]
     return {"holds": holds, "exact": exact, "ratios": ratios, "runs": runs}

@@ -21,6 +21,7 @@ Refuse = Callable[[int, str], None]
 Progress = Callable[[int, int], None]
 """Called with bytes read and all bytes."""
 _TELL_EVERY = 1 << 14
+_MOST_SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
         if line is not None and (usual := usual_row(line)):
             shape = usual[1]
             shapes[shape] = shapes.get(shape, 0) + 1
+            if len(shapes) > _MOST_SHAPES:
+                _fold(shapes, kinds)
         else:
             try:
                 row = parse_row(parse_object(line))
@@ -69,9 +72,16 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
             progress(min(done, size), size)
     if progress:
         progress(size, size)
+    _fold(shapes, kinds)
+    return _seen(kinds, faulty)
+
+
+def _fold(shapes: dict[Shape, int], kinds: Counter[tuple[str, tuple[str, ...]]]) -> None:
+    """Into what is kept of a shape. Shapes are counted by identity, which is quick, and may come
+    again as another object."""
     for shape, rows in shapes.items():
         kinds[shape.form, shape.unused] += rows
-    return _seen(kinds, faulty)
+    shapes.clear()
 
 
 def _seen(kinds: Counter[tuple[str, tuple[str, ...]]], faulty: int) -> Seen:

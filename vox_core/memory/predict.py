@@ -26,7 +26,8 @@ from vox_core.memory.storage import BYTES, dequantising, largest_weight, weight_
 _WHOLE_GRADIENT = 4 * 4
 
 _START = 2
-"""Bytes a parameter of what a run begins with: float32, and the zeros of B take no page."""
+"""Bytes a parameter of what a run begins with: float32, and the zeros of B take no page. One that
+goes on has B and moments, 10 bytes more, which are not counted."""
 
 _LEAST_8_BIT = 4096
 """Elements of a tensor from which on bitsandbytes keeps its moments in 8 bits."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
+import os
 import platform
 import re
 import subprocess
@@ -174,14 +176,23 @@ def resident() -> int:
 
 @glibc
 def test_holes_in_the_heap_are_given_back():
-    """100 kB are too few for a mapping of their own, so that what is small holds them up."""
-    pairs = [(torch.ones(25_000), torch.ones(8)) for _ in range(2000)]
-    small = [each for _, each in pairs]
+    """100 kB are too few for a mapping of their own, and what is small holds them up."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def filled(size: int) -> int:
+        at = libc.malloc(ctypes.c_size_t(size))
+        ctypes.memset(at, 1, size)
+        return at
+
+    large, small = zip(*((filled(100_000), filled(32)) for _ in range(2000)), strict=True)
     before = resident()
-    pairs.clear()
+    for each in large:
+        libc.free(each)
     give_back()
     assert before - resident() > 150e6
-    assert len(small) == 2000
+    for each in small:
+        libc.free(each)
 
 
 # Said is how much more than what is packed the process has grown by, packing forty weights.
@@ -207,8 +218,13 @@ with no_holes() if sys.argv[1] == "without" else nullcontext():
 
 
 @glibc
-@pytest.mark.parametrize(("holes", "grown"), [("without", False), ("with", True)])
-def test_packing_leaves_no_holes(holes, grown):
-    command = [sys.executable, "-c", _PACKED, holes]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (int(done.stdout) > 10e6) == grown, done.stdout  # seen: 1 MB and 19
+def test_packing_leaves_no_holes():
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+
+    def grown(holes: str) -> int:
+        command = [sys.executable, "-c", _PACKED, holes]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    # Seen: 1 MB and 19. Where torch has an allocator of its own, neither is more than a little.
+    assert grown("without") < max(5e6, grown("with") / 2)

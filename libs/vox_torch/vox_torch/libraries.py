@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-# A micro-batch of four documents was seen to need 75; one of twenty short ones, some 200.
-_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "16"}
+# A micro-batch of four documents needs 75, and each further length some eight more. Who goes round
+# in more than there is room for finds none again.
+_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512", "LRU_CACHE_CAPACITY": "16"}
 """Shapes: oneDNN's, and those of ideep, torch's layer, which finds all it needs in oneDNN's."""
 
 

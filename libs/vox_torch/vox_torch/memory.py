@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED
 """What allocators, drivers and libraries under torch say, in errors of no class of their own."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_SET_BY_USERS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _MOST = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, up to which glibc raises it by itself
 
 
@@ -28,11 +30,12 @@ def no_holes() -> Iterator[None]:
     and not from its heap.
 
     What is packed lies in the heap after each weight's passing copies, whose holes the next ones do
-    not fit into: packing SmolLM2-135M to nf4 left 0.5 GB of them, which stayed to the end.
-    Afterwards it is as glibc's own rule has it once a large block was freed.
+    not fit into: packing SmolLM2-135M to nf4 left 0.4 GB of them, which stayed to the end.
+    Afterwards it is as glibc's own rule has it once a large block was freed. What the user has set
+    of it stays.
     """
     libc = _libc()
-    if libc is None:
+    if libc is None or _SET_BY_USERS & os.environ.keys():
         yield
         return
     libc.mallopt(_MMAP_THRESHOLD, 2**20)
