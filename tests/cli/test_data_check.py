@@ -31,6 +31,21 @@ def test_forms_rows_and_unused_fields_of_each_file(vox) -> None:
     ]
 
 
+def test_fields_of_other_names_lead_to_data_fields(vox, tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\nhow?,so\n")
+    last = vox("data", "check", path).out.splitlines()[-1]
+    assert last.startswith("next: correct these lines")
+    assert '[data.fields], prompt = "name of the field"' in last
+
+
+def test_pairs_of_answers_are_said_not_to_be_trained(vox, tmp_path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "how?", "chosen": "so", "rejected": "no"}')
+    done = vox("data", "check", path)
+    assert (done.code, done.out) == (0, f"{path}: 1 preference (checked, and not trained)\n")
+
+
 def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
     rows = GOOD + '{"text": ""}\n' * 3 + '{"messages": [{"role": "x"}]}\n' * 2 + "{\n" * 30
     Path("bad.jsonl").write_text(rows)
@@ -50,7 +65,8 @@ def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
         "the first 20:",
         '- bad.jsonl, line 2: found "text" empty, expected text',
     ]
-    assert len(lines) == 9 + 20
+    assert len(lines) == 9 + 20 + 1
+    assert lines[-1] == "next: correct these lines, or remove them, and run again"
     report = json.loads(vox("data", "check", "bad.jsonl", "--json").out)
     assert (report["rows"], report["faults"], len(report["first"])) == (1, 35, 20)
     assert list(report["kinds"].values()) == [30, 3, 2]

@@ -68,6 +68,16 @@ def test_with_a_model_tokens_and_truncation_are_told(vox, data: Path) -> None:
     assert "with tiny" in done.out
 
 
+@pytest.mark.usefixtures("model")
+def test_files_stand_in_place_of_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> None:
+    said = vox("data", "stats", data).out
+    assert said == vox("data", "stats", "--data", data).out
+    asked = ("data", "stats", data, "--model", "tiny")
+    assert "that are chosen" not in vox(*asked).out
+    some = vox(*asked, "--category", "a").out
+    assert "with tiny, of the 1 rows that are chosen; all else here is of all rows" in some
+
+
 def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> None:
     asked: list[dict[str, object]] = []
 

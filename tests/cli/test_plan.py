@@ -106,13 +106,13 @@ def test_a_plan_is_shown(vox, service) -> None:
         "in disk",
         "would write  runs/m: plan.json, README.md",
         "",
-        "what fits in 4.0 GB, with a tenth to spare:",
+        "what fits in 4.0 GB, with a tenth to spare, by --micro-batch-tokens:",
         "",
         "--quant  --gradient-checkpointing  512     1024",
         "none     off                       3.0 GB  -",
         "none     on                        2.0 GB  -",
         "",
-        "4.0 GB: --micro-batch-tokens 512   (3.0 GB)",
+        "4.0 GB: try --micro-batch-tokens 512   (3.0 GB)",
     ]
 
 

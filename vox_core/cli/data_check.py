@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import data_options
+from vox_core.cli.data_flags import data_options, files_argument
 from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from vox_core.run.data.check import CheckReport, FileReport
 
 FAULTY = 2
+_NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 
 
 @click.command(
     "check",
     cls=Command,
     params=[
-        click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path)),
+        files_argument(),
         *data_options(),
         json_option(),
     ],
@@ -85,10 +86,12 @@ def _show(report: CheckReport) -> None:
     click.echo(f"\nthe first {len(report.first)}:" if len(report.first) > 1 else "\nthe first:")
     for fault in report.first:
         click.echo(printable(f"- {fault}"))
+    click.echo(f"next: {report.next}")
 
 
 def _file(file: FileReport) -> str:
-    forms = ", ".join(f"{rows:,} {form}" for form, rows in file.forms.items()) or "no rows"
+    named = ((_NOT_TRAINED.get(form, form), rows) for form, rows in file.forms.items())
+    forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
     wrong = f"; {file.faulty:,} row{_s(file.faulty)} with faults" if file.faulty else ""
     side = "" if file.side == "train" else f" ({file.side})"
     return f"{file.path}{side}: {forms}{wrong}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
 
 from vox_core.cli.options import options_of
 from vox_core.config import TrainSettings
 from vox_core.config.data import DataSettings
-
-if TYPE_CHECKING:
-    import click
 
 NAMES = ("model", "revision", "data", "valid", "seq_len", "config_file")
 SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*NAMES, *DataSettings.model_fields)}
@@ -19,3 +20,13 @@ def data_options() -> list[click.Parameter]:
     """Flags of `TrainSettings`, as far as they matter for rows."""
     wanted = {name for names in SECTIONS.values() for name in names}
     return [option for option in options_of(TrainSettings) if option.name in wanted]
+
+
+def files_argument() -> click.Argument:
+    """FILES, as many as there are; none for those of the settings."""
+    return click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path))
+
+
+def in_place_of_data(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """`flags` with FILES as what `--data` names, if there are any."""
+    return {**flags, "data": files} if files else dict(flags)

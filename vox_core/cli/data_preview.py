@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import SECTIONS, data_options
+from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, in_place_of_data
 from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option, settings_from
@@ -29,6 +29,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
     "preview",
     cls=Command,
     params=[
+        files_argument(),
         *data_options(),
         click.Option(["-n", "number"], type=click.IntRange(1), default=5, help="Rows to show."),
         click.Option(
@@ -53,9 +54,10 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
         json_option(),
     ],
     sections=SECTIONS,
-    epilog="Example: vox data preview --model smollm2-135m --data train.jsonl -n 3",
+    epilog="Example: vox data preview train.jsonl --model smollm2-135m -n 3",
 )
 def preview(
+    files: tuple[Path, ...],
     config_file: Path | None,
     as_json: bool,
     number: int,
@@ -68,10 +70,11 @@ def preview(
 ) -> PreviewReport:
     """Rows as they will be trained: rendered, with what is trained marked.
 
-    The rows are spread over the data. Special tokens are shown; what is trained is green, or, where
-    there is no colour, in ⟦brackets⟧. At the end stands what the audit of the masks found.
+    FILES stand in place of --data. The rows are spread over the data. Special tokens are shown;
+    what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end stands what
+    the audit of the masks found.
     """
-    settings = settings_from(TrainSettings, config_file, flags)
+    settings = settings_from(TrainSettings, config_file, in_place_of_data(files, flags))
     from vox_core.run.data.preview import preview as look
 
     with display() as shown:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import SECTIONS, data_options
+from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, in_place_of_data
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from, source_of
 from vox_core.cli.output import print_columns, print_json, print_table
@@ -25,17 +25,21 @@ MOST_SHOWN = 8
 @click.command(
     "stats",
     cls=Command,
-    params=[*data_options(), json_option()],
+    params=[files_argument(), *data_options(), json_option()],
     sections=SECTIONS,
-    epilog="Example: vox data stats --data train.jsonl --model smollm2-135m",
+    epilog="Example: vox data stats train.jsonl --model smollm2-135m",
 )
-def stats(config_file: Path | None, as_json: bool, **flags: Any) -> StatsReport:
+def stats(
+    files: tuple[Path, ...], config_file: Path | None, as_json: bool, **flags: Any
+) -> StatsReport:
     """What there is in the data: rows, lengths, duplicates, languages, attributes.
 
+    FILES stand in place of --data. All rows are counted, whatever is chosen among them; tokens are
+    those of the chosen ones.
     Lengths are in characters, and nothing is tokenised, unless a model is named, here or in
     vox.toml: then in tokens, with what is trained and what each limit would cut.
     """
-    settings = settings_from(TrainSettings, config_file, flags)
+    settings = settings_from(TrainSettings, config_file, in_place_of_data(files, flags))
     named = "model" in given(flags) or source_of(TrainSettings, "model", config_file) != "default"
     from vox_core.run.data.stats import stats as count
 
@@ -73,7 +77,9 @@ def _rows(found: Stats) -> Iterator[tuple[str, str]]:
     if found.tokens:
         tokens = found.tokens
         share = tokens.trained / tokens.tokens if tokens.tokens else 0
-        yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}"
+        of = f", of the {tokens.rows:,} rows that are chosen; all else here is of all rows"
+        chosen = of if tokens.rows != found.rows else ""
+        yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
         yield (
             "  at seq-len",
             f"{tokens.tokens:,} of at most {tokens.seq_len:,} a row, "

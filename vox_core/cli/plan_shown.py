@@ -154,7 +154,9 @@ def _show_options(report: PlanReport) -> None:
         click.echo("what the device has is unknown; --memory SIZE suggests settings for a size")
         return
     limit = max(suggestion.memory for suggestion in report.suggested)
-    click.echo(f"\nwhat fits in {megabytes(limit)}, with a tenth to spare:\n")
+    click.echo(
+        f"\nwhat fits in {megabytes(limit)}, with a tenth to spare, by --micro-batch-tokens:\n"
+    )
     print_columns(_grid(report.options, limit))
     click.echo()
     for suggestion in report.suggested:
@@ -163,7 +165,7 @@ def _show_options(report: PlanReport) -> None:
         click.echo(
             f"{megabytes(suggestion.memory)}: "
             + (
-                f"{option.flags(report.quant)}   ({megabytes(option.peak)})"
+                f"try {option.flags(report.quant)}   ({megabytes(option.peak)})"
                 + (", measured to be the fastest here" if suggestion.measured else "")
                 if option
                 else f"too little; the least is {megabytes(least)}"

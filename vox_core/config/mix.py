@@ -35,7 +35,9 @@ class MixSource(Section):
 
     section: ClassVar[str] = "source"
 
-    path: Path = Field(description="JSONL file, or folder with train.jsonl.")
+    path: Path = Field(
+        description="Data file of any format that training reads, or folder with train.jsonl."
+    )
     weight: Weight | None = Field(
         None, description="Share of the mixture, beside the other weights; all sources or none."
     )

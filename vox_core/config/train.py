@@ -32,9 +32,11 @@ class TrainSettings(DataSettings):
     model: str = Field(DEFAULT_MODEL, description="Base: folder, hub id, GGUF file or catalog id.")
     revision: str | None = Field(None, description="Commit or tag of a hub model.")
     data: Paths = Field(
-        (), description="JSONL file, or folder with train.jsonl (and valid.jsonl). Repeatable."
+        (),
+        description="Data file (JSONL, JSON, CSV, TSV, Parquet; .gz, .zst), folder with "
+        "train.jsonl (and valid.jsonl), or hf:owner/name. Repeatable.",
     )
-    valid: Path | None = Field(None, description="JSONL file with held-out rows.")
+    valid: Path | None = Field(None, description="Data file with held-out rows.")
     out: Path | None = Field(None, description="Run folder to make.  [default: runs/MODEL-TIME]")
     backend: str | None = Field(None, description="Backend to use, and no other.")
     dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")

@@ -178,8 +178,19 @@ def _malformed(paths: Sequence[Path], faults: Sequence[str]) -> DataError:
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected='rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}',
         faults=faults,
-        remedy="correct these lines, or remove them, and run again",
+        remedy=next_step(faults),
     )
+
+
+def next_step(faults: Iterable[str]) -> str:
+    """What somebody can do about malformed rows."""
+    step = "correct these lines, or remove them, and run again"
+    if any("found the fields" in fault or "found none of" in fault for fault in faults):
+        step += (
+            '; if only the names differ, say so in vox.toml: [data.fields], prompt = "name of the '
+            'field", completion = "name of the other"'
+        )
+    return step
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

@@ -35,10 +35,10 @@ def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
     if not settings.data:
         raise ConfigError(
             "C004",
-            "there is no data to train on",
+            "there is no data",
             where="--data",
-            expected="a JSONL file, or a folder with train.jsonl",
-            remedy="vox train --data train.jsonl; `vox quickstart` shows one that works",
+            expected="a data file, a folder with train.jsonl, or hf:owner/name",
+            remedy="name it: --data train.jsonl; `vox quickstart` shows one that works",
         )
     train, valid = find_split(settings.data, settings.valid)
     if settings.valid_share and valid:

@@ -22,7 +22,7 @@ from vox_core.config import TrainSettings
 from vox_core.data.kinds import Faults
 from vox_core.data.look import look
 from vox_core.data.readers import FieldMap, Source, open_source, place_of
-from vox_core.data.records import read_records, readable
+from vox_core.data.records import next_step, read_records, readable
 from vox_core.data.split import find_split
 from vox_core.errors import ConfigError, InputError
 
@@ -81,6 +81,11 @@ class CheckReport:
         """Nothing is wrong with the rows and their masks."""
         wrong = any(each.of_level("error") for each in self.audits.values())
         return not (self.faults or self.notes or wrong)
+
+    @property
+    def next(self) -> str:
+        """What to do about the faults; empty if there are none."""
+        return next_step(self.kinds) if self.faults else ""
 
     def to_json(self) -> dict[str, Any]:
         """All but the error."""

@@ -278,7 +278,11 @@ def _counts(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> list[int]:
     if weights[0] is None and not faults and rows and most is not None and rows > most:
         faults = [f"{rows} rows are asked for, and all sources together have {most}"]
     if faults or not rows:
-        raise _short(where, faults or ["no row is left to be taken"], _way(most))
+        nothing = [
+            f"{source.path}: no row is left of {_has(source, pool)}"
+            for source, pool in zip(recipe.source, pools, strict=True)
+        ]
+        raise _short(where, faults or nothing, _way(most))
     return counts
 
 
@@ -297,8 +301,12 @@ def _has(source: MixSource, pool: Pool) -> str:
 
 
 def _way(most: int | None) -> str:
-    fits = f"rows = {most} would fit at these weights; " if most else ""
-    return f"{fits}or give such a source a smaller weight, or repeat = true"
+    if not most:
+        return "look at the filters of such a source (vox data stats shows what its rows have)"
+    return (
+        f"rows = {most} would fit at these weights; or give such a source a smaller weight, or "
+        "repeat = true"
+    )
 
 
 def _short(where: Path, faults: Sequence[str], remedy: str) -> DataError:
