@@ -24,6 +24,8 @@ from vox_core.data.messages import Message
 from vox_core.data.rows import Row, form_of_completion, parse_row
 
 _loads = orjson.loads
+# As numbers, which are looked for ten times as fast as texts.
+_TAB, _RETURN, _BACKSLASH = b"\t\r\\"
 _NONE = type(None)
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(WORDS, (str, _NONE)),
@@ -81,13 +83,15 @@ def usual_row(line: bytes) -> Usual | None:
         values = _loads(line)
     except ValueError:
         return None
-    if type(values) is not dict or b" :" in line or b"\t:" in line or b"\r:" in line:
+    if type(values) is not dict or line.find(b" :") >= 0:
+        return None
+    if (_TAB in line and b"\t:" in line) or (_RETURN in line and b"\r:" in line):
         return None
     shape = _shape(tuple(values))
     if shape is None:
         return None
     keys, ends = _keys_of(values, shape), line.count(b'":')
-    if b"\\" in line:
+    if _BACKSLASH in line:
         if b'\\\\":' in line:
             return None
         ends -= line.count(b'\\":')

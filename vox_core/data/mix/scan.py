@@ -179,6 +179,7 @@ class _Found:
         the first."""
         lines = data.split(b"\n")
         rows = [line.strip() for line in lines]
+        self._rows += sum(map(bool, rows))
         states = np.frombuffer(bytes(self._states(rows, number)), np.uint8)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         starts = start + _starts(lines)
@@ -197,9 +198,9 @@ class _Found:
             if not row:
                 yield _LEFT_OUT
                 continue
-            self._rows += 1
+            usual = usual_row(row) if len(row) <= MAX_LINE_BYTES else None
             try:
-                fields = _fields(row)
+                fields = usual[0] if usual else _fields(row)
             except RowError as fault:
                 self._reasons["faulty"] += 1
                 self._faults += (f"{place_of(self._shown, line)}: {text}" for text in fault.faults)
@@ -235,13 +236,11 @@ def _starts(lines: Sequence[bytes]) -> Ints:
 
 
 def _fields(row: bytes) -> Mapping[str, object]:
-    """What a row says, which is one that can be trained.
+    """What an unusual row says, which is one that can be trained.
 
     Raises:
         RowError: it is none.
     """
-    if len(row) <= MAX_LINE_BYTES and (usual := usual_row(row)):
-        return usual[0]
     fields = parse_object(row if len(row) <= MAX_LINE_BYTES else None)
     parse_row(fields)
     return fields
