@@ -31,9 +31,9 @@ def multiply(lengths):
     for length in lengths:
         torch.ones(length, 64, dtype=torch.bfloat16) @ weight
 
-multiply(range(64, 400))
+multiply(range(64, 664))
 before = info().uordblks
-multiply(range(400, 700))
+multiply(range(664, 964))
 print(info().uordblks - before)
 """
 

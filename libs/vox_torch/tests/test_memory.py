@@ -190,7 +190,8 @@ def test_holes_in_the_heap_are_given_back():
     for each in large:
         libc.free(each)
     give_back()
-    assert before - resident() > 150e6
+    # Of 200 MB; some of them were in holes of other tests. Nothing is given back without it.
+    assert before - resident() > 50e6
     for each in small:
         libc.free(each)
 
