@@ -178,7 +178,7 @@ class PlanReport:
         data, valid: what became of the rows, as in `preflight.json`, and the longest document;
             None without data.
         found: what else `preflight.json` would say of the data.
-        chosen: the same of rows that are left out, in words; nothing where every row is used.
+        chosen: which rows are left out and why, in words; nothing where every row is used.
         audit: the audit of the masks, as in `preflight.json`.
         assumed: the documents that were planned with where there is no data.
         options: the same run under other settings, each with its peak.
