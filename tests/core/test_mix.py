@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vox_core.config.mix import read_recipe
+from vox_core.data import plain
 from vox_core.data.mix import copy
 from vox_core.data.mix import scan as scanning
 from vox_core.data.mix.draw import drawn, mixed, permutation
@@ -172,7 +173,8 @@ def test_a_lane_is_written_where_there_is_none(tmp_path: Path) -> None:
 
 def test_faults_are_told_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the ends of blocks, and past a line that is too long."""
-    monkeypatch.setattr(scanning, "MAX_LINE_BYTES", 200)
+    for module in (plain, scanning):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
     good = '{"text": "t"}\n'
     lines = [b"\xef\xbb\xbf" + good.encode(), b'{"text": "' + b"x" * 900 + b'"}\n', b"\n", b"{\n"]
     (tmp_path / "a.jsonl").write_bytes(b"".join([*lines, b"  ", good.encode(), b"[]"]))

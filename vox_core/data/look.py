@@ -1,7 +1,7 @@
 """A look at every row of a file: how many there are, of which forms, and what is wrong with the
 rest.
 
-Only counts are kept. The usual row is not even made (`quick.py`), so that a look takes about as
+Only counts are kept. The usual row is not even made (`plain.py`), so that a look takes about as
 long as `json.loads` of each line.
 """
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
-from vox_core.data.quick import Shape, usual_row
+from vox_core.data.plain import Shapes
+from vox_core.data.quick import Shape
 from vox_core.data.rows import parse_row
 
 Refuse = Callable[[int, str], None]
@@ -51,12 +52,11 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
         refuse(0, other)
         return Seen(0, {}, {}, 1)
     shapes, kinds = dict[Shape, int](), Counter[tuple[str, tuple[str, ...]]]()
-    faulty, done = 0, 0
+    faulty, done, shape_of = 0, 0, Shapes().of
     size = path.stat().st_size
     for count, (number, line) in enumerate(numbered_lines(path)):
         done += len(line or b"")
-        if line is not None and (usual := usual_row(line)):
-            shape = usual[1]
+        if line is not None and (shape := shape_of(line)):
             shapes[shape] = shapes.get(shape, 0) + 1
             if len(shapes) > _MOST_SHAPES:
                 _fold(shapes, kinds)

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, other_format, parse_object
+from vox_core.data.plain import Shapes
 from vox_core.data.quick import usual_row
 from vox_core.data.readers import place_of
 from vox_core.data.records import readable
@@ -169,6 +170,7 @@ class _Found:
     ) -> None:
         self._shown = shown
         self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
+        self._shapes = Shapes()
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
         self._columns: list[tuple[Ints, Ints, NDArray[np.uint8]]] = []
@@ -193,24 +195,28 @@ class _Found:
 
     def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
         """What is to be done to each row: its lane, or that it is left out."""
-        wanted, every, laned = self._wanted, self._wanted.all, self._wanted.lane is not None
+        every, laned = self._wanted.all, self._wanted.lane is not None
+        shape_of, unlaned = self._shapes.of, WITHOUT_LANE if laned else AS_IT_IS
         for line, row in enumerate(rows, number):
-            if not row:
-                yield _LEFT_OUT
-                continue
-            usual = usual_row(row) if len(row) <= MAX_LINE_BYTES else None
-            try:
-                fields = usual[0] if usual else _fields(row)
-            except RowError as fault:
-                self._reasons["faulty"] += 1
-                self._faults += (f"{place_of(self._shown, line)}: {text}" for text in fault.faults)
-                yield _LEFT_OUT
-                continue
-            if not every and (reason := wanted.refused(fields)):
-                self._reasons[reason] += 1
-                yield _LEFT_OUT
+            shape = shape_of(row) if every else None
+            if shape and not (laned and "lane" in shape.attributes):
+                yield unlaned
             else:
-                yield _lane_of(fields) if laned else AS_IT_IS
+                yield self._state(row, line) if row else _LEFT_OUT
+
+    def _state(self, row: bytes, line: int) -> int:
+        """The same of a row whose values have to be looked at."""
+        usual = usual_row(row) if len(row) <= MAX_LINE_BYTES else None
+        try:
+            fields = usual[0] if usual else _fields(row)
+        except RowError as fault:
+            self._reasons["faulty"] += 1
+            self._faults += (f"{place_of(self._shown, line)}: {text}" for text in fault.faults)
+            return _LEFT_OUT
+        if reason := self._wanted.refused(fields):
+            self._reasons[reason] += 1
+            return _LEFT_OUT
+        return _lane_of(fields) if self._wanted.lane is not None else AS_IT_IS
 
     def pool(self) -> Pool:
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
