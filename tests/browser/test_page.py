@@ -34,7 +34,7 @@ def row(line: int, answer: str, **rest: object) -> SeenRow:
         **{
             "source": Path("a.jsonl"),
             "line": line,
-            "kind": "chat",
+            "form": "messages",
             "texts": texts,
             "kept": len(texts),
             **told,
@@ -49,7 +49,7 @@ ROWS = [
     row(3, "weighted", weights=(0.0, 0.0, 0.0, 0.0, 0.25, 1.0)),
     row(4, "a|b|c", kept=6, cut="mid-turn", findings=("cut-in-answer",)),
     row(5, "elsewhere", source=Path("b.jsonl")),
-    SeenRow(Path("b.jsonl"), 6, "chat", fault="the chat template refuses the row"),
+    SeenRow(Path("b.jsonl"), 6, "messages", fault="the chat template refuses the row"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_what_is_trained_is_marked(opened) -> None:
     assert texts(opened, "article:nth-of-type(4) .cut") == ["c", "</s>"]
     assert "refuses the row" in texts(opened, "article:nth-of-type(6) pre")[0]
     heads = texts(opened, "article header")
-    assert heads[0] == "a.jsonl:1 chat, 7 tokens, 3 trained"
+    assert heads[0] == "a.jsonl:1 messages, 7 tokens, 3 trained"
     assert heads[3].endswith("cut: mid-turn cut-in-answer")
     colours = "getComputedStyle(document.querySelector('.on')).backgroundColor"
     assert opened.evaluate(colours) != opened.evaluate(colours.replace(".on", ".t"))

@@ -38,6 +38,7 @@ def test_what_is_trained_stands_in_brackets(vox, data: Path) -> None:
     done = vox("data", "preview", "--data", data)
     assert (done.code, done.err) == (0, "")
     assert "<|im_start|>user\nhow?<|im_end|>\n<|im_start|>assistant\n⟦so<|im_end|>⟧\n" in done.out
+    assert f"── {data}:1, prompt/completion, " in done.out
     assert f"── {data}:3, text, " in done.out and "rendered-text ──" in done.out
     assert "rows     3 of 3, at most 2,048 tokens each" in done.out
     assert "3 rows end with a trained end-of-turn token" in done.out

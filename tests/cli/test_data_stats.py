@@ -47,7 +47,7 @@ def test_without_a_model_nothing_is_tokenised(vox, data: Path, monkeypatch) -> N
     lines = dict(line.split("  ", 1) for line in done.out.splitlines() if line[0] != " ")
     told = {name: text.strip() for name, text in lines.items()}
     assert told["rows"] == "3, 1 more cannot be read: vox data check says why"
-    assert told["forms"] == "completion 67 %, text 33 %"
+    assert told["forms"] == "prompt/completion 67 %, text 33 %"
     assert told["messages"] == "2 user, 2 assistant"
     assert told["duplicates"] == f"1 rows repeat one of 1 ({data}:2 as {data}:1)"
     assert "tokens" not in told and "--seq-len" not in done.out
@@ -119,7 +119,7 @@ def test_any_format_with_other_names_is_counted_as_jsonl_is(
         found = json.loads(vox("data", "stats", "--data", path, "--json").out)["train"]
         assert found["files"] == {str(path): 4}
         assert found["duplicates"]["first"] == [[f"{path}:3", f"{path}:1"]]
-        for told in ("rows", "malformed", "kinds", "characters", "roles", "turns", "languages"):
+        for told in ("rows", "malformed", "forms", "characters", "roles", "turns", "languages"):
             assert found[told] == expected[told]
         assert slowly == [1, 4]
 

@@ -62,7 +62,7 @@ def test_every_row_is_counted_as_the_records_say(tmp_path: Path, times: int) -> 
     path = write(tmp_path / "a.jsonl", *ROWS * times)
     found, records = count([path]), list(read_records(path, []))
     assert (found.rows, found.malformed) == (len(records), 0)
-    assert found.kinds == Counter(record.kind for record in records)
+    assert found.forms == Counter(record.form for record in records)
     said = [[m.content for m in record.messages or ()] or [record.text or ""] for record in records]
     assert [*found.characters] == [sum(map(len, texts)) for texts in said]
     assert [*found.lines] == [record.line for record in records]
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_counted_apart(tmp_path: Path, wrong: bytes) -> N
 def test_a_row_after_a_broken_one_in_its_block_is_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *([ROWS[0]] * 5), b'{"text": "\xff"}', *([ROWS[5]] * 5))
     found = count([path])
-    assert (found.rows, found.malformed, found.kinds["text"]) == (10, 1, 5)
+    assert (found.rows, found.malformed, found.forms["text"]) == (10, 1, 5)
 
 
 def test_blocks_and_files_make_no_difference(

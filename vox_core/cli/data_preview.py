@@ -118,7 +118,7 @@ def _colourful() -> bool:
 
 
 def _heading(row: SeenRow) -> str:
-    told = [f"{row.source}:{row.line}", row.kind, f"{len(row.ids):,} tokens"]
+    told = [f"{row.source}:{row.line}", row.form, f"{len(row.ids):,} tokens"]
     told += [f"{row.trained:,} trained"]
     told += [f"cut: {row.cut}"] if row.cut != "none" else []
     told += [f"dropped: {row.dropped}"] if row.dropped else []

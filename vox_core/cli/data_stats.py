@@ -73,7 +73,7 @@ def _rows(found: Stats) -> Iterator[tuple[str, str]]:
     if len(found.files) > 1:
         for path, rows in found.files.items():
             yield f"  {path}", f"{rows:,}"
-    yield "forms", _mix(found.kinds, found.rows)
+    yield "forms", _mix(found.forms, found.rows)
     if found.tokens:
         tokens = found.tokens
         share = tokens.trained / tokens.tokens if tokens.tokens else 0

@@ -33,6 +33,7 @@ class SeenRow:
     """One row, token by token.
 
     Args:
+        form: what the form of the row is called.
         texts: what each token stands for in the text; the rest of a character that several tokens
             make up is empty.
         ids, weights: of each token; the weight of one that is cut away is 0.
@@ -45,7 +46,7 @@ class SeenRow:
 
     source: Path
     line: int
-    kind: str
+    form: str
     texts: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
@@ -66,7 +67,7 @@ class SeenRow:
         return {
             "file": str(self.source),
             "line": self.line,
-            "kind": self.kind,
+            "form": self.form,
             "tokens": [*self.texts],
             "ids": [*self.ids],
             "weights": [*self.weights],
@@ -89,7 +90,7 @@ class Looker:
         self._unlimited = Encoder(tokenizer, _WITHOUT_LIMIT)
 
     def look(self, record: Record) -> SeenRow:
-        place = (record.source, record.line, record.kind)
+        place = (record.source, record.line, record.form or record.kind)
         observer = Observer(self._encoder)
         try:
             rendered = self._encoder.renderer.render(record)

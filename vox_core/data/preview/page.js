@@ -44,7 +44,7 @@
     const article = make("article");
     article.tabIndex = 0;
     const head = make("header");
-    head.append(make("b", "", `${data.files[row.file]}:${row.line}`), ` ${row.kind}, ` +
+    head.append(make("b", "", `${data.files[row.file]}:${row.line}`), ` ${row.form}, ` +
       `${row.tokens.length} tokens, ${row.weights.filter(w => w !== 0).length} trained`);
     if (row.cut !== "none") head.append(`, cut: ${row.cut}`);
     if (row.dropped) head.append(make("span", "finding", `, dropped: ${row.dropped}`));

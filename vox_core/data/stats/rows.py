@@ -24,7 +24,7 @@ import orjson
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
 from vox_core.data.records import readable
-from vox_core.data.rows import Kind, Row, parse_row
+from vox_core.data.rows import Row, parse_row
 
 SAMPLE = 2000
 SAMPLE_CHARACTERS = 600
@@ -35,11 +35,12 @@ _OTHER = "other values"
 _BLOCK_BYTES = 1 << 20
 _MOST_SHAPES = 1000
 _PAIR = ("user", "assistant")
-_FIELDS: dict[Kind, set[str]] = {
-    "chat": {"messages"},
-    "completion": {"prompt", "completion"},
+_FIELDS = {
+    "messages": {"messages"},
+    "prompt/completion": {"prompt", "completion"},
     "text": {"text"},
 }
+"""Name of a form -> the fields of its usual rows."""
 
 Progress = Callable[[int, int], None]
 
@@ -52,15 +53,16 @@ class Counts:
         characters, digests, lines, files: of each row: characters of what is said, a digest of it,
             where it stands.
         roles: sequence of roles -> rows; a text has none.
+        forms: name of a form, as `vox data check` says it -> rows.
         shapes: fields of a usual row, in order -> its form, and whether it has attributes.
         attributes: name -> value -> rows.
         sample: what some rows say, spread over all of them.
         malformed: rows that cannot be read.
     """
 
-    kinds: Counter[str] = field(default_factory=Counter)
+    forms: Counter[str] = field(default_factory=Counter)
     roles: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    shapes: dict[tuple[str, ...], tuple[Kind, bool]] = field(default_factory=dict)
+    shapes: dict[tuple[str, ...], tuple[str, bool]] = field(default_factory=dict)
     characters: array[int] = field(default_factory=lambda: array("q"))
     digests: array[int] = field(default_factory=lambda: array("q"))
     lines: array[int] = field(default_factory=lambda: array("q"))
@@ -74,9 +76,9 @@ class Counts:
     def rows(self) -> int:
         return len(self.digests)
 
-    def say(self, kind: str, roles: tuple[str, ...], texts: Sequence[str], line: int) -> None:
+    def say(self, form: str, roles: tuple[str, ...], texts: Sequence[str], line: int) -> None:
         """One row."""
-        self.kinds[kind] += 1
+        self.forms[form] += 1
         self.roles[roles] += 1
         said = "\n".join(texts)
         if not len(self.digests) % self._stride:
@@ -147,11 +149,11 @@ def _count_block(counts: Counts, data: bytes, first: int) -> None:
     for number, line in enumerate(data.split(b"\n"), start=first):
         try:
             fields = loads(line)
-            kind, more = shapes[tuple(fields)]
+            form, more = shapes[tuple(fields)]
             if more:
                 values = tuple(map(fields.get, ATTRIBUTES))
                 hash(values)
-            usual = _count_usual(counts, kind, fields, number)
+            usual = _count_usual(counts, form, fields, number)
         except (ValueError, TypeError, KeyError, AttributeError):
             usual = False
         if not usual:
@@ -163,21 +165,21 @@ def _count_block(counts: Counts, data: bytes, first: int) -> None:
         counts.say_attributes(values, rows)
 
 
-def _count_usual(counts: Counts, kind: Kind, fields: dict[str, Any], line: int) -> bool:
+def _count_usual(counts: Counts, form: str, fields: dict[str, Any], line: int) -> bool:
     """Count a row as it is; False, or whatever a look at it raises, if it is not a usual one."""
-    if kind == "chat":
+    if form == "messages":
         messages = fields["messages"]
         roles = tuple([message["role"] for message in messages])
         texts = [message["content"] for message in messages]
         if not roles or roles not in counts.roles or sum(map(len, messages)) != 2 * len(roles):
             return False
-    elif kind == "text":
+    elif form == "text":
         roles, texts = (), [fields["text"]]
     else:
         roles, texts = _PAIR, [fields["prompt"], fields["completion"]]
     if not all(map(str.strip, texts)):
         return False
-    counts.say(kind, roles, texts, line)
+    counts.say(form, roles, texts, line)
     return True
 
 
@@ -189,20 +191,20 @@ def _count_slowly(counts: Counts, line: bytes, number: int) -> None:
         counts.malformed += 1
         return
     _count_row(counts, row, number)
-    form = _FIELDS.get(row.kind, set())
-    if form <= fields.keys() <= {*form, *ATTRIBUTES, *row.unused}:
+    usual = _FIELDS.get(row.form)
+    if usual and usual <= fields.keys() <= {*usual, *ATTRIBUTES, *row.unused}:
         more = not fields.keys().isdisjoint(ATTRIBUTES)
         if len(counts.shapes) < _MOST_SHAPES:
-            counts.shapes[tuple(fields)] = row.kind, more
+            counts.shapes[tuple(fields)] = row.form, more
 
 
 def _count_row(counts: Counts, row: Row, line: int) -> None:
     if row.kind == "text":
-        counts.say("text", (), [row.text or ""], line)
+        counts.say(row.form, (), [row.text or ""], line)
     else:
         messages = row.messages or ()
         roles = tuple(message.role for message in messages)
-        counts.say(row.kind, roles, [message.content for message in messages], line)
+        counts.say(row.form, roles, [message.content for message in messages], line)
     found = row.attributes
     counts.say_attributes(tuple(getattr(found, name) for name in ATTRIBUTES), 1)
 

@@ -58,6 +58,7 @@ class Stats:
     """Of some files.
 
     Args:
+        forms: name of a form, as `vox data check` says it -> rows.
         malformed: rows that are left out, because they cannot be read.
         characters: lengths of what a row says, in characters.
         roles: messages of each role.
@@ -70,7 +71,7 @@ class Stats:
     files: dict[str, int]
     rows: int
     malformed: int
-    kinds: dict[str, int]
+    forms: dict[str, int]
     characters: Lengths
     roles: dict[str, int]
     turns: dict[int, int]
@@ -141,7 +142,7 @@ def _stats(
         files={str(path): bounds[n + 1] - bounds[n] for n, path in enumerate(paths)},
         rows=counts.rows,
         malformed=counts.malformed,
-        kinds=dict(counts.kinds.most_common()),
+        forms=dict(counts.forms.most_common()),
         characters=lengths(*histogram_of(counts.characters)),
         roles=_roles(counts),
         turns=_turns(counts),
