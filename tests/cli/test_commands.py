@@ -28,6 +28,11 @@ def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
     return service
 
 
+@pytest.fixture
+def _told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vox_core.cli.progress.WORTH_SECONDS", 0.0)
+
+
 # --- train ----------------------------------------------------------------------------------------
 
 
@@ -214,6 +219,7 @@ def test_convert_needs_a_format_it_knows(vox, flags, code) -> None:
 # --- generate -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_told_at_once")
 def test_generate_prints_the_answer_alone(vox, voice: Voice) -> None:
     done = vox("generate", "runs/a", "--prompt", "hello", "--temperature", 0.5)
     assert (done.code, done.out) == (0, "1:HELLO\n")
@@ -249,6 +255,7 @@ def test_model_list(vox) -> None:
     assert [entry["sha256"] for entry in listed] == [entry.sha256 for entry in entries.values()]
 
 
+@pytest.mark.usefixtures("_told_at_once")
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_model_pull(vox, monkeypatch, flags) -> None:
     def resolve(reference, *, progress):

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.services import STEP, events, start
+from vox_core.cli import progress
 from vox_core.cli.live import LiveDisplay
 from vox_core.cli.progress import LineDisplay, Pace, display
 from vox_core.contract import CheckpointWritten, Event, Notice, StepDone
@@ -98,6 +99,18 @@ def test_a_transfer_is_told_in_quarters(capsys) -> None:
     ]
 
 
+def test_a_transfer_that_is_over_at_once_is_not_told(capsys, monkeypatch) -> None:
+    """Each by itself, however long the ones before took."""
+    clock = iter([0.0, 0.9, 1.0, 1.1, 7.0, 7.9])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    with display() as shown:
+        for done in (1, 2, 3, 4):
+            shown.transfer("looking at rows", done * 10**6, 4 * 10**6)
+        for done in (1, 4):
+            shown.transfer("mixing", done * 10**6, 0)
+    assert lines(capsys) == ["looking at rows: 3 MB of 4 MB", "looking at rows: 4 MB of 4 MB"]
+
+
 def test_pace_is_that_of_recent_steps() -> None:
     pace = Pace(start(100))
     for number in range(1, 21):
@@ -147,7 +160,7 @@ def test_a_live_display_is_closed_when_its_block_fails() -> None:
 SCRIPT = """
 from vox_core.cli.progress import display
 with display() as shown:
-    print(type(shown.shown).__name__)
+    print(type(shown.shown.shown).__name__)
 """
 
 
@@ -204,7 +217,8 @@ def test_the_display_closes_after_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert closed == [True]
 
 
-def test_the_name_of_a_file_does_not_steer_the_terminal(capsys) -> None:
+def test_the_name_of_a_file_does_not_steer_the_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "WORTH_SECONDS", 0.0)
     with display() as shown:
         shown.transfer("reading a\x1b]0;title\x07.jsonl", 1, 2)
     told = capsys.readouterr().err

@@ -1,7 +1,8 @@
 """What is happening, on stderr: a live display on a terminal, plain lines elsewhere.
 
-A display is told of events and of transfers (downloads, conversions) and shows them in words that
-both forms share. Lines are kept few: every step of a short run, about twenty of a long one.
+A display is told of events and of transfers (downloads, conversions, rows that are read) and shows
+them in words that both forms share. Lines are kept few: every step of a short run, about twenty of
+a long one, and of a transfer nothing that is over within a second.
 Results are not shown here; they go to stdout (output.py).
 """
 
@@ -12,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Protocol
 
 import click
@@ -32,6 +34,8 @@ SHORT_RUN = 50
 LINES_OF_A_LONG_RUN = 20
 RECENT_STEPS = 20
 QUARTERS = 4
+WORTH_SECONDS = 1.0
+"""Of a transfer that is shown: one that takes less is over before anybody asks."""
 
 
 class Display(Protocol):
@@ -60,6 +64,7 @@ def display(*, by_the_way: bool = True) -> Iterator[Display]:
         shown = LiveDisplay()
     else:
         shown = LineDisplay()
+    shown = Unhurried(shown)
     if by_the_way:
         shown = ByTheWay(shown)
     try:
@@ -91,6 +96,27 @@ class ByTheWay:
             show()
         except OSError as error:  # a full disk under a log may have room again
             self._gone = abandon_stderr(error)
+
+
+class Unhurried:
+    """A display that shows a transfer only once it has gone on for a second."""
+
+    def __init__(self, shown: Display) -> None:
+        self.shown = shown
+        self._label, self._since = "", 0.0
+
+    def observe(self, event: Event) -> None:
+        self.shown.observe(event)
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        now = monotonic()
+        if label != self._label:
+            self._label, self._since = label, now
+        if now - self._since >= WORTH_SECONDS:
+            self.shown.transfer(label, done, total)
+
+    def close(self) -> None:
+        self.shown.close()
 
 
 class Pace:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from vox_core.data.audit.report import Audit
     from vox_core.data.render import Renderer
 
-_WORTH_TELLING = 10_000_000
 Progress = Callable[[str, int, int], None]
 
 
@@ -153,7 +152,7 @@ def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Aud
     size = sum(file.lines.stat().st_size for file in rows.train)
 
     def tell(done: int, all: int) -> None:
-        if progress and size >= _WORTH_TELLING:
+        if progress:
             progress("tokens", size * done // max(1, all), size)
 
     opener = Opener.of(settings, progress)
@@ -188,7 +187,7 @@ def _checked(
         faults.add(place_of(path, number), text)
 
     def tell(done: int, size: int) -> None:
-        if progress and size >= _WORTH_TELLING:
+        if progress:
             progress(f"checking {path.name}", done, size)
 
     with readable(path):
