@@ -505,6 +505,8 @@ def test_what_no_row_has_is_refused_with_what_there_is(tmp_path: Path) -> None:
         choose_rows([path], [], DataPolicy(category=("cod", "code")))
     assert caught.value.code == "VOX-D021"
     assert (caught.value.found, caught.value.expected) == ("cod", "code (3), prose (1)")
+    remedy = "did you mean code? name a category that rows have, or leave out --category"
+    assert caught.value.remedy == remedy
     with pytest.raises(DataError, match=r"x \(3\), y \(3\)"):
         choose_rows([path], [], DataPolicy(tag=("z",)))
     with pytest.raises(DataError, match="none has one"):

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vox_core.config.mix import read_recipe
@@ -20,7 +20,7 @@ from vox_core.data.mix import scan as scanning
 from vox_core.data.mix.draw import drawn, mixed, permutation
 from vox_core.data.mix.same import shared, without_duplicates
 from vox_core.data.mix.scan import Wanted, scan
-from vox_core.data.mix.shares import apportion, most_rows
+from vox_core.data.mix.shares import apportion, largest_rows, most_rows
 from vox_core.errors import ConfigError
 
 FIRST_DRAW = [4, 5, 3, 0, 2]
@@ -61,6 +61,38 @@ def test_the_most_rows_fit(weights: list[float], data: st.DataObject) -> None:
 def test_without_limits_there_is_no_most() -> None:
     assert most_rows([1, 2], [None, None]) is None
     assert most_rows([1, 2], [None, 20]) == 30
+
+
+limited = st.tuples(st.sampled_from([0.1, 0.2, 0.5, 1, 2, 3, 7, 9]), st.integers(0, 8) | st.none())
+
+
+@given(st.lists(limited, min_size=1, max_size=5))
+@example([(1, 3), (1, None)])  # one more than most_rows
+@example([(0.1, 1), (9, None), (9, None), (9, None)])  # rounding is not monotonic
+def test_the_largest_number_of_rows_is_the_one_that_counting_finds(
+    sources: list[tuple[float, int | None]],
+) -> None:
+    weights, limits = [weight for weight, _ in sources], [limit for _, limit in sources]
+    quotas = [(n + 1) * sum(weights) / w for w, n in sources if n is not None]
+    if not quotas:
+        assert largest_rows(weights, limits) is None
+        return
+    fits = [
+        rows
+        for rows in range(int(min(quotas)) + 2)
+        if all(
+            limit is None or count <= limit
+            for count, limit in zip(apportion(rows, weights), limits, strict=True)
+        )
+    ]
+    assert largest_rows(weights, limits) == fits[-1]
+
+
+def test_a_search_among_too_many_numbers_ends_with_one_that_fits() -> None:
+    weights, limits = [1e-9, 1.0, 1.0], [1, None, None]
+    found = largest_rows(weights, limits)
+    assert found and found >= (most_rows(weights, limits) or 0) >= 2 * 10**9
+    assert apportion(found, weights)[0] <= 1
 
 
 # --- draw -----------------------------------------------------------------------------------------

@@ -190,8 +190,54 @@ def test_a_shortage_says_what_would_fit(folder: Path) -> None:
     assert [fault.partition("jsonl: ")[2] for fault in caught.value.faults] == [
         "100 rows are asked for, and it has 40"
     ]
-    assert caught.value.remedy.startswith("rows = 80 would fit")
-    mix(recipe(folder, a(weight=1), b(weight=1), rows=80), folder / "out.jsonl")
+    assert caught.value.remedy.startswith("rows = 81 would fit")
+
+
+def test_the_number_that_would_fit_is_the_largest(folder: Path) -> None:
+    """81 rows are 41 and 40: the source that is named first gets the odd one."""
+    with pytest.raises(DataError, match="rows = 81 would fit"):
+        mix(recipe(folder, a(weight=1), b(weight=1), rows=200), folder / "out.jsonl")
+    assert mix(recipe(folder, a(weight=1), b(weight=1), rows=81), folder / "out.jsonl").rows == 81
+    with pytest.raises(DataError, match="VOX-D030"):
+        mix(recipe(folder, a(weight=1), b(weight=1), rows=82), folder / "next.jsonl")
+    assert mix(recipe(folder, a(weight=1), b(weight=1)), folder / "all.jsonl").rows == 80
+
+
+def lanes(folder: Path) -> None:
+    """Three of code, one of them hard, one of prose, one that names none."""
+    rows = [("code", "hard"), ("code", "easy"), ("code", "easy"), ("prose", "long"), (None, None)]
+    told = ({"text": f"c{n}", "lane": x, "category": y} for n, (x, y) in enumerate(rows))
+    (folder / "b.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in told))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "expected", "remedy"),
+    [
+        ({"lanes": ["Codes"]}, "lanes: Codes", "code (3), prose (1)", "did you mean code? name a"),
+        ({"lanes": ["x"], "lane": "own"}, "lanes: x", "code (3), prose (1), own (1)", "name a l"),
+        ({"categories": ["hrd", "zz"]}, "categories: hrd, zz", "easy (2), hard (1), long (1)",
+         "did you mean hard? name a category that rows have, or leave out categories"),
+        ({"lanes": ["code"], "categories": ["long"]}, "categories: long", "easy (2), hard (1)",
+         "name a category that rows have, or leave out categories"),
+    ],
+)  # fmt: skip
+def test_a_filter_that_no_row_matches_says_what_there_is(
+    folder: Path, asked: dict[str, Any], found: str, expected: str, remedy: str
+) -> None:
+    lanes(folder)
+    with pytest.raises(DataError) as caught:
+        mix(recipe(folder, a(), b(**asked)), folder / "out.jsonl")
+    error = caught.value
+    assert (error.code, error.found, error.expected) == ("VOX-D021", found, expected)
+    assert error.remedy.startswith(remedy)
+    of = ", of the 3 rows that lanes lets through" if asked.get("lanes") == ["code"] else ""
+    assert error.where == f"{folder / 'mix.toml'}, {folder / 'b.jsonl'}{of}"
+
+
+def test_a_filter_of_which_one_value_matches_is_none_of_these(folder: Path) -> None:
+    lanes(folder)
+    report = mix(recipe(folder, b(lanes=["prose", "x"])), folder / "out.jsonl")
+    assert (report.rows, report.sources[0].left_out) == (1, {"other lane": 4})
 
 
 def test_rows_are_repeated_where_that_is_said(folder: Path) -> None:

@@ -9,9 +9,9 @@ Shape legend: N rows of a source that may be taken.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
@@ -41,6 +41,9 @@ AS_IT_IS, WITHOUT_LANE, EMPTY_LANE = 0, 1, 2
 
 _LEFT_OUT = 255
 
+_MOST_VALUES = 10_000
+"""Different values of a field that are told apart."""
+
 BLOCK_BYTES = 1 << 20
 Tell: TypeAlias = Callable[[int], None]
 
@@ -66,13 +69,19 @@ class Wanted:
 
     def refused(self, fields: Mapping[str, object]) -> Reason | None:
         """Why a row is not wanted."""
-        if self.lanes and _word(fields.get("lane") or self.lane) not in self.lanes:
+        if self.lanes and self.said("other lane", fields) not in self.lanes:
             return "other lane"
-        if self.categories and _word(fields.get("category")) not in self.categories:
+        if self.categories and self.said("other category", fields) not in self.categories:
             return "other category"
         if self.min_rating is not None and not _rating(fields) >= self.min_rating:
             return "low rating"
         return None
+
+    def said(self, reason: Reason, fields: Mapping[str, object]) -> str | None:
+        """What a row has where it would need another lane or category."""
+        if reason == "other lane":
+            return _word(fields.get("lane") or self.lane)
+        return _word(fields.get("category")) if reason == "other category" else None
 
 
 def _word(value: object) -> str | None:
@@ -99,6 +108,7 @@ class Pool:
         marks_N: int64, Python's hash of these bytes, which is another in each process: rows with
             other marks are not the same. Zeros if nobody wanted them.
         lanes_N: uint8, `AS_IT_IS`, `WITHOUT_LANE` or `EMPTY_LANE`.
+        others: of the rows with another lane or category, which they have -> rows.
     """
 
     path: Path
@@ -108,6 +118,7 @@ class Pool:
     sizes_N: NDArray[np.int32]
     marks_N: NDArray[np.int64]
     lanes_N: NDArray[np.uint8]
+    others: Mapping[Reason, Counter[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.starts_N)
@@ -115,14 +126,13 @@ class Pool:
     def only(self, kept_N: NDArray[np.bool_], reason: Reason) -> Pool:
         """Those of them that are kept; the others are counted under `reason`."""
         reasons = self.reasons + Counter({reason: int((~kept_N).sum())})
-        return Pool(
-            self.path,
-            self.rows,
-            reasons,
-            self.starts_N[kept_N],
-            self.sizes_N[kept_N],
-            self.marks_N[kept_N],
-            self.lanes_N[kept_N],
+        return replace(
+            self,
+            reasons=reasons,
+            starts_N=self.starts_N[kept_N],
+            sizes_N=self.sizes_N[kept_N],
+            marks_N=self.marks_N[kept_N],
+            lanes_N=self.lanes_N[kept_N],
         )
 
 
@@ -173,6 +183,7 @@ class _Found:
         self._shapes = Shapes()
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
+        self._others: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
         self._columns: list[tuple[Ints, Ints, NDArray[np.uint8]]] = []
         self._marks_of: list[Ints] = []
 
@@ -215,8 +226,14 @@ class _Found:
             return _LEFT_OUT
         if reason := self._wanted.refused(fields):
             self._reasons[reason] += 1
+            self._note(reason, self._wanted.said(reason, fields))
             return _LEFT_OUT
         return _lane_of(fields) if self._wanted.lane is not None else AS_IT_IS
+
+    def _note(self, reason: Reason, value: str | None) -> None:
+        known = self._others[reason]
+        if value and (value in known or len(known) < _MOST_VALUES):
+            known[value] += 1
 
     def pool(self) -> Pool:
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
@@ -232,6 +249,7 @@ class _Found:
             sizes_N.astype(np.int32),
             marks_N if self._marks else np.zeros(len(starts_N), np.int64),
             lanes_N,
+            self._others,
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +18,8 @@ from vox_core.errors import DataError
 if TYPE_CHECKING:
     from vox_core.data.policy.choose import Codes
 
-_SHOWN = 10
+_SHOWN, _NEAR = 10, 1000
+"""Values that are shown, and looked through for one that may be meant."""
 _FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
 """Flag -> how facts call it."""
 
@@ -55,14 +58,35 @@ def require_known(train: Table, policy: DataPolicy) -> None:
         wanted = getattr(policy, flag)
         there = values(train, name) if wanted else Counter[str]()
         if unknown := [value for value in wanted if value not in there]:
-            raise DataError(
-                "D021",
-                f"no row has the {flag} that is asked for",
-                where=f"--{flag}",
-                found=", ".join(unknown),
-                expected=_shown(there) or f"rows with a {flag}; none has one",
-                remedy=f"name a {flag} that rows have, or leave out --{flag}",
-            )
+            raise no_such(flag, f"--{flag}", f"--{flag}", unknown, there)
+
+
+def no_such(
+    name: str, setting: str, where: str, unknown: Sequence[str], there: Counter[str]
+) -> DataError:
+    """What is said of a filter that names what no row has.
+
+    Args:
+        name: what it looks at: lane, category, tag.
+        setting: the filter itself.
+        there: what rows have, and how many.
+    """
+    return DataError(
+        "D021",
+        f"no row has the {name} that is asked for",
+        where=where,
+        found=", ".join(unknown) if setting == where else f"{setting}: {', '.join(unknown)}",
+        expected=_shown(there) or f"rows with a {name}; none has one",
+        remedy=f"{_meant(unknown, there)}name a {name} that rows have, or leave out {setting}",
+    )
+
+
+def _meant(unknown: Sequence[str], there: Counter[str]) -> str:
+    """`did you mean …? `, where a value of rows is near."""
+    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAR))}
+    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
+    meant = dict.fromkeys(known[each[0]] for each in near if each)
+    return f"did you mean {' or '.join(meant)}? " if meant else ""
 
 
 def values(table: Table, name: str) -> Counter[str]:

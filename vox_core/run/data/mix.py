@@ -23,8 +23,9 @@ from vox_core.config.mix import MixRecipe, MixSource, read_recipe
 from vox_core.data.mix.copy import pieces
 from vox_core.data.mix.draw import drawn, mixed, permutation
 from vox_core.data.mix.same import without_duplicates
-from vox_core.data.mix.scan import REASONS, Pool, Wanted, scan
-from vox_core.data.mix.shares import apportion, most_rows
+from vox_core.data.mix.scan import REASONS, Pool, Reason, Wanted, scan
+from vox_core.data.mix.shares import apportion, largest_rows, most_rows
+from vox_core.data.policy.refused import no_such
 from vox_core.data.readers import open_source
 from vox_core.data.records import changed, find_split, readable, refuse
 from vox_core.data.rules import rules_digest
@@ -47,7 +48,8 @@ def mix(
 
     Raises:
         ConfigError: C002, C003, the recipe.
-        DataError: D001 to D003, the sources; D030, they have not got what the weights ask.
+        DataError: D001 to D003, the sources; D021, they have nothing that a filter names; D030,
+            they have not got what the weights ask.
         OutputError: O001, what is in the way is no mixture; O002.
         StorageError: it cannot be written.
     """
@@ -61,6 +63,7 @@ def mix(
         there.require_own()
     read.require_another(out)
     pools, faults = _scanned(asked, read.paths, progress)
+    _require_known(recipe, asked, pools)
     pools = _reduced(asked, pools)
     counts = _counts(recipe, asked, pools)
     read.require_unchanged()
@@ -230,6 +233,24 @@ def _scanned(
     return pools, left
 
 
+def _require_known(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> None:
+    """Raises:
+    DataError: D021, a filter names only what no row of its source has.
+    """
+    for source, pool in zip(recipe.source, pools, strict=True):
+        left = sound = pool.rows - pool.reasons["faulty"]
+        filters: list[tuple[Reason, str, tuple[str, ...]]] = [
+            ("other lane", "lanes", source.lanes),
+            ("other category", "categories", source.categories),
+        ]
+        for reason, key, wanted in filters:
+            if left and pool.reasons[reason] == left:
+                of = "" if left == sound else f", of the {left:,} rows that lanes lets through"
+                name, place = reason.removeprefix("other "), f"{where}, {source.path}{of}"
+                raise no_such(name, key, place, wanted, pool.others[reason])
+            left -= pool.reasons[reason]
+
+
 def _wanted(source: MixSource) -> Wanted:
     return Wanted(
         source.lane, frozenset(source.lanes), frozenset(source.categories), source.min_rating
@@ -282,7 +303,7 @@ def _counts(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> list[int]:
             f"{source.path}: no row is left of {_has(source, pool)}"
             for source, pool in zip(recipe.source, pools, strict=True)
         ]
-        raise _short(where, faults or nothing, _way(most))
+        raise _short(where, faults or nothing, _way(most and largest_rows(known, limits)))
     return counts
 
 
