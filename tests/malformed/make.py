@@ -1,4 +1,4 @@
-"""Forty data files that are wrong, one for each way in which data go wrong.
+"""Some fifty data files that are wrong, one for each way in which data go wrong.
 
     python -m tests.malformed.make FOLDER     writes them
     python -m tests.malformed.make            writes expected.json, to be read before it is kept
@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,6 +36,13 @@ def said(*turns: object) -> dict[str, object]:
 def parquet(table: pa.Table) -> bytes:
     file = io.BytesIO()
     pq.write_table(table, file)
+    return file.getvalue()
+
+
+def zipped(name: str, data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), data)
     return file.getvalue()
 
 
@@ -94,12 +102,18 @@ def cases() -> dict[str, bytes]:
         "ragged.csv": b"prompt,completion\na,b\na,b,c\na\n",
         "quotes.csv": b'prompt,completion\n"a" x,b\na,b\n',
         "semicolons.csv": b"prompt;completion\na;b\n",
+        "tabs.csv": b"prompt\tcompletion\na\tb\n",
+        "commas.tsv": b"prompt,completion\na,b\n",
+        "latin-1.csv": "prompt,completion\ncafé,b\na,b\n".encode("latin-1"),
+        "windows-1252.csv": "name,prompt,completion\n“a”,b,c\n".encode("windows-1252"),
         "columns-twice.csv": b"prompt,prompt,completion\na,b,c\n",
         "cell.tsv": b'messages\trating\n[{"role": user}]\t\n[]\thigh\n',
         "utf-16.csv": "prompt,completion\na,b\n".encode("utf-16"),
         "numbers.parquet": parquet(pa.table({"text": [1, 2]})),
         "binary.parquet": parquet(pa.table({"text": [b"\xff\xfe"], "id": [1]})),
         "not.parquet": GOOD,
+        "table.xlsx": zipped("xl/workbook.xml", b"<workbook/>"),
+        "table.xls": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504),
     }
 
 

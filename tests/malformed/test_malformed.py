@@ -10,6 +10,7 @@ import pytest
 
 from tests.malformed.make import EXPECTED, cases
 from vox_core.config import TrainSettings
+from vox_core.data.records import STEP
 from vox_core.run.data.check import check
 
 WRITTEN: dict[str, list[str]] = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -21,12 +22,15 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def diagnosis(folder: Path, name: str, data: bytes) -> list[str]:
-    """What `vox data check` says of a file, without the folder."""
+    """What `vox data check` says of a file, without the folder; the next step, where it says more
+    than of any fault."""
     path = folder / name
     path.write_bytes(data)
     report = check(TrainSettings(data=(path,)))
     assert report.faults == len(report.first) == sum(report.kinds.values())
     told = [*report.first, *report.notes]
+    if report.next not in ("", STEP):
+        told.append(f"next: {report.next.removeprefix(f'{STEP}; ')}")
     assert told, "nothing is wrong with it"
     return [text.replace(f"{folder}/", "") for text in told]
 

@@ -21,6 +21,8 @@ from vox_core.bounded_json import repeated
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
+_SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""How ZIP (.xlsx, .ods) and OLE (.xls) files begin."""
 _UNREAD = b"\x15"
 """NAK, which begins no JSON."""
 
@@ -59,6 +61,8 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
 def other_format(path: Path) -> str | None:
     """What the file is instead of JSON Lines, if its first line gives that away."""
     first = next((line for _, line in numbered_lines(path)), None) or b""
+    if first.startswith(_SPREADSHEETS) and path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        return "it is a spreadsheet, expected rows as text: save it as CSV (UTF-8), and name that"
     start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
         return (

@@ -21,6 +21,9 @@ from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row
 from vox_core.data.split import find_split, require_files
 from vox_core.errors import DataError
 
+STEP = "correct these lines, or remove them, and run again"
+"""What can be done about any malformed row."""
+
 __all__ = ["Message", "Record", "find_split", "load_records"]
 
 
@@ -184,7 +187,12 @@ def _malformed(paths: Sequence[Path], faults: Sequence[str]) -> DataError:
 
 def next_step(faults: Iterable[str]) -> str:
     """What somebody can do about malformed rows."""
-    step = "correct these lines, or remove them, and run again"
+    faults, step = list(faults), STEP
+    if any("invalid UTF-8" in fault for fault in faults):
+        step += (
+            "; a file with invalid UTF-8 may be Latin-1 or Windows-1252, and then this makes it "
+            "UTF-8: iconv -f windows-1252 -t utf-8 OLD > NEW"
+        )
     if any("found the fields" in fault or "found none of" in fault for fault in faults):
         step += (
             '; if only the names differ, say so in vox.toml: [data.fields], prompt = "name of the '

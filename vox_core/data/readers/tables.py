@@ -8,6 +8,7 @@ a fault: what follows a comma that should have been quoted would stand in the wr
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator
 
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_value
@@ -16,6 +17,12 @@ from vox_core.data.readers.opened import Stream
 _JSON_STARTS = ("[", "{")
 _NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
 _NUMBERS = ("rating", "difficulty")
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas"}
+_REMEDIES = {
+    "\t": "name it .tsv, and it is read",
+    ";": "save it with commas (in a spreadsheet, the field separator when saving as CSV)",
+    ",": "name it .csv, and it is read",
+}
 
 
 def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | RowError]:
@@ -83,13 +90,23 @@ def _names(reader: Iterator[list[str]], delimiter: str) -> list[str]:
         names = next(reader, [])
     except csv.Error as error:
         raise RowError(f"found a first row that is no CSV ({error})") from None
-    if len(names) == 1 and names[0].count(";" if delimiter == "," else ",") > 0:
-        raise RowError(
-            f'found one column "{names[0]}", expected columns with "{delimiter}" between'
-        )
+    if len(names) == 1:
+        _require_separated(names[0], delimiter)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RowError(f'found the column "{twice}" more than once, expected it once')
     return [name or f"column {number}" for number, name in enumerate(names, start=1)]
+
+
+def _require_separated(only: str, delimiter: str) -> None:
+    """Raises:
+    RowError: the only column looks like several, with another separator.
+    """
+    if found := next((s for s in _SEPARATORS if s in only and s != delimiter), None):
+        raise RowError(
+            f"found one column {json.dumps(only, ensure_ascii=False)}, expected columns with "
+            f"{_SEPARATORS[delimiter]} between; it looks separated by {_SEPARATORS[found]}: "
+            f"{_REMEDIES[found]}"
+        )
 
 
 def _row(names: list[str], cells: list[str], line: int) -> dict[str, object] | RowError:
