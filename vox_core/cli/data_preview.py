@@ -34,9 +34,9 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
         click.Option(["-n", "number"], type=click.IntRange(1), default=5, help="Rows to show."),
         click.Option(
             ["--row", "places"],
-            metavar="FILE:LINE",
+            metavar="[FILE:]LINE",
             multiple=True,
-            help="Show this row instead. Repeatable.",
+            help="Show this row instead; without FILE where there is one. Repeatable.",
         ),
         click.Option(
             ["--seed"], type=click.IntRange(0), default=0, help="Seed of the rows.  [default: 0]"
