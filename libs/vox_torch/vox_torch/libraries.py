@@ -49,11 +49,10 @@ def import_bitsandbytes() -> ModuleType:
 @contextmanager
 def absent(name: str) -> Iterator[None]:
     """Let the library seem not to be installed."""
-    before = sys.modules.get(name)
+    before = {name: sys.modules[name]} if name in sys.modules else {}
     sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
+        sys.modules.update(before)

@@ -1,0 +1,154 @@
+"""What vox does not use is not imported, and works for whoever imports it later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+_BEGIN = """
+import gc, sys, torch, types
+from vox_torch.importing import import_models, without_compiler
+from vox_torch.libraries import absent
+
+def tiny():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, vocab_size=64)
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+"""
+
+
+def says(code: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Words that Python code prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _BEGIN + code],
+        env=dict(environ) if environ is not None else None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_nothing_is_imported_that_a_step_does_not_need() -> None:
+    """Building a model, an adapter in it, a step and an optimizer's."""
+    code = """
+with without_compiler(), absent('bitsandbytes'):
+    import_models()
+    from peft import LoraConfig, get_peft_model
+    with torch.device("meta"):
+        tiny()
+    model = get_peft_model(tiny(), LoraConfig(target_modules=["q_proj"]))
+    optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+unused = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "bitsandbytes"]
+print([name for name in unused if sys.modules.get(name)])
+"""
+    assert says(code) == ["[]"]
+
+
+def test_nothing_of_the_stand_in_is_left() -> None:
+    """But one class that is asked for by its name, and only made once it is called."""
+    code = """
+import_models()
+with without_compiler(), torch.device("meta"):
+    tiny()
+from vox_torch import importing
+ours = (importing._Compiler, importing._Later)
+for name, module in list(sys.modules.items()):
+    for key, value in list(vars(module).items()) if name != "vox_torch.importing" else ():
+        owner = value.__self__ if type(value) is types.MethodType else value
+        if issubclass(type(owner), ours):
+            print(f"{name}.{key}")
+for function in (each for each in gc.get_objects() if type(each) is types.FunctionType):
+    if "__dynamo_disable" in vars(function):
+        print(function)
+from transformers import masking_utils
+import torch._dynamo._trace_wrapped_higher_order_op as real
+print(isinstance(masking_utils.TransformGetItemToIndex(), real.TransformGetItemToIndex))
+print(torch.distributed.is_available())
+"""
+    available = "import torch.distributed; print(torch.distributed.is_available())"
+    assert says(code) == ["True", *says(available)]
+
+
+def test_a_model_can_be_compiled_afterwards() -> None:
+    code = """
+with without_compiler():
+    import_models()
+    model = tiny().eval()
+tokens = torch.arange(8)[None]
+with torch.no_grad():
+    expected = model(input_ids=tokens).logits
+    found = torch.compile(model, backend="eager")(input_ids=tokens).logits
+print(type(sys.modules["torch._dynamo"]).__name__, torch.equal(found, expected))
+"""
+    assert says(code) == ["module", "True"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "from torch._dynamo.utils import counters",
+        "from torch._dynamo import config",
+        "import torch._dynamo.exc",
+        "import torch._dynamo; torch._dynamo.config.suppress_errors",
+        "from transformers import masking_utils; masking_utils.TransformGetItemToIndex()",
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))",
+    ],
+)
+def test_the_stand_in_gives_way(asked: str) -> None:
+    code = f"with without_compiler():\n    {asked}\n    import torch._dynamo\n"
+    assert says(code + "    print(type(torch._dynamo).__name__)") == ["module"]
+
+
+def test_a_mark_is_a_decorator_with_and_without_arguments() -> None:
+    code = """
+with without_compiler():
+    @torch.compiler.disable
+    def one(): return "one"
+    @torch._dynamo.disable(recursive=False)
+    def two(): return "two"
+    print(one(), two())
+print("torch._dynamo" in sys.modules)
+"""
+    assert says(code) == ["one", "two", "False"]
+
+
+def test_what_is_in_use_stays() -> None:
+    code = """
+import torch._dynamo
+before = torch._dynamo
+with without_compiler():
+    print(sys.modules["torch._dynamo"] is before)
+print(sys.modules["torch._dynamo"] is before)
+"""
+    assert says(code) == ["True", "True"]
+
+
+@pytest.mark.parametrize(("environ", "known"), [({}, "False"), ({"WORLD_SIZE": "2"}, "True")])
+def test_several_processes_are_known_to_transformers(environ: dict[str, str], known: str) -> None:
+    code = "from transformers.utils import is_torch_distributed_available as known\n"
+    code = f"import_models()\n{code}print(known())"
+
+    inherited = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    assert says(code, {**inherited, **environ}) == [known]
+
+
+def test_what_transformers_has_found_before_it_finds_again() -> None:
+    """A run that makes its tokens has asked transformers for a tokenizer."""
+    code = """
+from transformers.utils import is_scipy_available, is_torch_distributed_available as known
+print(is_scipy_available(), known())
+import_models()
+import transformers.modeling_utils as modeling
+print(is_scipy_available(), known())
+"""
+    words = says(code)
+    assert words[:2] == words[2:]
