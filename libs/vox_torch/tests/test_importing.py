@@ -96,8 +96,6 @@ print(type(sys.modules["torch._dynamo"]).__name__, torch.equal(found, expected))
     "asked",
     [
         "from torch._dynamo.utils import counters",
-        "from torch._dynamo import config",
-        "import torch._dynamo.exc",
         "import torch._dynamo; torch._dynamo.config.suppress_errors",
         "from transformers import masking_utils; masking_utils.TransformGetItemToIndex()",
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))",
