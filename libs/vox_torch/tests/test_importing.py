@@ -47,7 +47,7 @@ with without_compiler(), absent('bitsandbytes'):
     model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-unused = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "bitsandbytes"]
+unused = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "bitsandbytes"]
 print([name for name in unused if sys.modules.get(name)])
 """
     assert says(code) == ["[]"]
@@ -95,7 +95,6 @@ print(type(sys.modules["torch._dynamo"]).__name__, torch.equal(found, expected))
 @pytest.mark.parametrize(
     "asked",
     [
-        "from torch._dynamo.utils import counters",
         "import torch._dynamo; torch._dynamo.config.suppress_errors",
         "from transformers import masking_utils; masking_utils.TransformGetItemToIndex()",
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))",
@@ -104,6 +103,32 @@ print(type(sys.modules["torch._dynamo"]).__name__, torch.equal(found, expected))
 def test_the_stand_in_gives_way(asked: str) -> None:
     code = f"with without_compiler():\n    {asked}\n    import torch._dynamo\n"
     assert says(code + "    print(type(torch._dynamo).__name__)") == ["module"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [
+        ("import torch._dynamo.exc as it", "torch._dynamo.exc"),
+        ("from torch._dynamo.utils import counters as it", "torch._dynamo.utils.counters"),
+    ],
+)
+def test_what_is_asked_for_first_is_what_the_compiler_has(asked: str, same: str) -> None:
+    """A module within that were executed twice would be two modules."""
+    code = f"with without_compiler():\n    {asked}\nimport torch._dynamo\nprint(it is {same})\n"
+    assert says(code + "print(torch._dynamo.exc.__spec__.origin.endswith('exc.py'))") == [
+        "True",
+        "True",
+    ]
+
+
+def test_the_compiler_can_be_looked_for() -> None:
+    code = """
+import importlib.util
+with without_compiler():
+    print(importlib.util.find_spec("torch._dynamo").origin.endswith("_dynamo/__init__.py"))
+print(any("vox_torch" in type(finder).__module__ for finder in sys.meta_path))
+"""
+    assert says(code) == ["True", "False"]
 
 
 def test_a_mark_is_a_decorator_with_and_without_arguments() -> None:

@@ -1,25 +1,29 @@
 """transformers and PEFT imported in half their time: without what they import for others.
 
 Models of transformers import torch's compiler (dynamo) to mark some functions for it, and torch's
-layers for models over several processes: 1,200 modules. vox compiles nothing and computes in one
+layers for models over several processes: 800 modules. vox compiles nothing and computes in one
 process.
 
 While they are imported and a model is built and trained, a stand-in is in the compiler's place,
 which marks nothing, and gives way to the compiler as soon as it is asked for more. While they are
 imported, torch says of itself that it is built for one process, as some builds are; they ask once,
-and believe it for as long as the process lasts. Nothing is done where the compiler, or several
-processes, are in use already, or where transformers may have asked before.
+and believe it for as long as the process lasts (ADR 0012). Nothing is done where the compiler, or
+several processes, are in use already, or where transformers may have asked before.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from vox_torch.libraries import absent
@@ -35,8 +39,7 @@ _SHARED = (
     "transformers.models.auto.modeling_auto", "peft",
 )  # fmt: skip
 """What all causal language models import."""
-_UNUSED = ("scipy", "sklearn")
-"""What losses and metrics of other models import, wherever it is installed."""
+_ALONE = threading.RLock()
 
 
 def import_models() -> None:
@@ -45,12 +48,9 @@ def import_models() -> None:
     Raises:
         ImportError: one of them, or torch, is not there.
     """
-    with without_compiler(), ExitStack() as stack:
-        stack.enter_context(absent("bitsandbytes"))
+    with _ALONE, without_compiler(), absent("bitsandbytes"), ExitStack() as stack:
         if "transformers" not in sys.modules and not _in_several_processes():
             stack.enter_context(patch("torch.distributed.is_available", return_value=False))
-            for name in _UNUSED:
-                stack.enter_context(absent(name))
         for name in _SHARED:
             importlib.import_module(name)
 
@@ -72,7 +72,7 @@ def without_compiler() -> Iterator[None]:
         yield
         return
     compiler = _Compiler()
-    sys.modules |= compiler.modules
+    compiler.take_place()
     try:
         yield
     finally:
@@ -82,17 +82,21 @@ def without_compiler() -> Iterator[None]:
 class _Compiler(ModuleType):
     """What marks functions, and leaves them as they are."""
 
+    __path__: ClassVar[list[str]] = []
+
     def __init__(self) -> None:
         super().__init__(_COMPILER)
+        self.__spec__ = importlib.util.find_spec(_COMPILER)
         self._marked: list[object] = []
-        self.modules = {_COMPILER: self, _ASKED_FOR_A_CLASS: _Later(_ASKED_FOR_A_CLASS, self)}
+        self._within = _Within(self)
+        self._modules = {_COMPILER: self, _ASKED_FOR_A_CLASS: _Later(_ASKED_FOR_A_CLASS, self)}
 
     def __getattr__(self, name: str) -> Any:
         if name in _MARKERS:
             return self._mark
-        if name.startswith("__") and name != "__path__":
+        if name.startswith("__"):
             raise AttributeError(name)
-        self.give_way()  # who imports a module within asks for `__path__`
+        self.give_way()
         return getattr(importlib.import_module(_COMPILER), name)
 
     def _mark(self, function: object = None, *_: object, **__: object) -> object:
@@ -102,15 +106,52 @@ class _Compiler(ModuleType):
         self._marked.append(function)
         return function
 
+    def take_place(self) -> None:
+        """Be what is imported as the compiler."""
+        sys.modules.update(self._modules)
+        sys.meta_path.insert(0, self._within)
+
     def give_way(self) -> None:
         """Leave the place to the real module, with nothing kept."""
-        for name, module in self.modules.items():
+        if self._within in sys.meta_path:
+            sys.meta_path.remove(self._within)
+        for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
         for function in self._marked:
             if getattr(function, _CACHE, None) is function:
                 delattr(function, _CACHE)
         self._marked.clear()
+
+
+class _Within(MetaPathFinder):
+    """Finds modules within the compiler, for the import system: the stand-in gives way before one
+    is imported, and the compiler, which is imported then, may have it already."""
+
+    def __init__(self, compiler: _Compiler) -> None:
+        self._compiler = compiler
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(f"{_COMPILER}."):
+            return None
+        self._compiler.give_way()
+        importlib.import_module(_COMPILER)
+        if module := sys.modules.get(name):
+            return ModuleSpec(name, _Made(module))
+        return importlib.util.find_spec(name)
+
+
+class _Made(Loader):
+    """Gives the import system a module that is there already, as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
 
 
 class _Later(ModuleType):
