@@ -105,20 +105,19 @@ def test_the_stand_in_gives_way(asked: str) -> None:
     assert says(code + "    print(type(torch._dynamo).__name__)") == ["module"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "same"),
-    [
-        ("import torch._dynamo.exc as it", "torch._dynamo.exc"),
-        ("from torch._dynamo.utils import counters as it", "torch._dynamo.utils.counters"),
-    ],
-)
-def test_what_is_asked_for_first_is_what_the_compiler_has(asked: str, same: str) -> None:
+def test_what_is_asked_for_first_is_what_the_compiler_has() -> None:
     """A module within that were executed twice would be two modules."""
-    code = f"with without_compiler():\n    {asked}\nimport torch._dynamo\nprint(it is {same})\n"
-    assert says(code + "print(torch._dynamo.exc.__spec__.origin.endswith('exc.py'))") == [
-        "True",
-        "True",
-    ]
+    code = """
+with without_compiler():
+    import torch._dynamo.config as config
+with without_compiler():
+    import torch._dynamo.exc as it
+import torch._dynamo.symbolic_convert as user
+print(config is user.config)
+print(it is user.exc is torch._dynamo.exc is sys.modules["torch._dynamo.exc"])
+print(it.__spec__.origin.endswith("exc.py"), it.Unsupported is user.Unsupported)
+"""
+    assert says(code) == ["True", "True", "True", "True"]
 
 
 def test_the_compiler_can_be_looked_for() -> None:

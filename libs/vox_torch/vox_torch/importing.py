@@ -136,9 +136,12 @@ class _Within(MetaPathFinder):
             return None
         self._compiler.give_way()
         importlib.import_module(_COMPILER)
-        if module := sys.modules.get(name):
-            return ModuleSpec(name, _Made(module))
-        return importlib.util.find_spec(name)
+        module = sys.modules.get(name)
+        if module is None:
+            return importlib.util.find_spec(name)
+        spec = ModuleSpec(name, _Made(module))
+        vars(module)["__spec__"] = spec  # the import system would take the module's own instead
+        return spec
 
 
 class _Made(Loader):
@@ -151,7 +154,7 @@ class _Made(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
+        vars(module)["__spec__"] = self._spec
 
 
 class _Later(ModuleType):
