@@ -31,7 +31,7 @@ def written(row: Mapping[str, object], *, ascii_only: bool = True, spaced: bool 
 def matches(pattern_of: Mapping[str, object], line: bytes) -> bool:
     """Whether the expression that is made of one row is that of another line."""
     values, shape = usual_row(written(pattern_of)) or pytest.fail("expected a usual row")
-    return bool(re.fullmatch(expression(tuple(values), shape), line, re.DOTALL))
+    return bool(re.fullmatch(expression(values, shape), line, re.DOTALL))
 
 
 @pytest.mark.parametrize("form", ["messages", "pairs", "Alpaca", "text"])
@@ -66,15 +66,44 @@ def test_what_is_not_certain_is_not_known(case: str) -> None:
     assert shapes.of(SLOW[case]) is None
 
 
-def test_only_so_many_shapes_and_none_that_is_long_are_learnt() -> None:
+def test_only_so_many_shapes_are_kept_and_those_that_matched_last() -> None:
     shapes = Shapes()
     for number in range(2 * plain._MOST):
         line = written({"text": "a", f"x{number}": 1})
         assert shapes.of(line) is shapes.of(line) is not None
+        assert shapes._matches[0][1] is shapes.of(line)
     assert len(shapes._matches) == plain._MOST
+    older = written({"text": "a", f"x{number - 1}": 1})
+    assert shapes._matches[0][1] is not shapes.of(older) is shapes._matches[0][1]
+
+
+def test_where_rows_are_written_in_ever_other_ways_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plain, "_MOST_MISSES", 20)
     shapes = Shapes()
-    assert shapes.of(written({"text": "a", "x" * 2000: 1})) is not None
+    for number in range(30):
+        assert shapes.of(written({"text": "a", f"x{number}": 1})) is not None
+        assert bool(shapes._matches) is (number < 20)
+
+
+@pytest.mark.parametrize("more", [{"x" * 2000: 1}, {"x": {"y" * 2000: 1}}, {"x": [1]}, {"x": [{}]}])
+def test_what_would_match_nothing_is_not_kept(more: dict[str, object]) -> None:
+    """Or would be long."""
+    shapes = Shapes()
+    assert shapes.of(written({"text": "a", **more})) is not None
     assert not shapes._matches
+
+
+@pytest.mark.parametrize("value", [{"file": "a.md", "line": 3}, {}, 1e-05, 0.1 + 0.2, -1.5e300])
+def test_what_goes_with_a_row_may_be_an_object_or_a_number(value: object) -> None:
+    row = {"text": "a", "provenance": value}
+    shapes = Shapes()
+    assert shapes.of(written(row)) is not None
+    assert bool(shapes._matches) is (value != -1.5e300)
+    assert matches(row, written(row)) is bool(shapes._matches)
+    twice = b'{"text": "a", "provenance": {"file": "a.md", "file": 3}}'
+    assert shapes.of(twice) is None
 
 
 def test_a_line_that_is_too_long_has_no_shape() -> None:
@@ -143,7 +172,7 @@ def lines(draw: st.DrawFn) -> bytes:
         f'{{"messages": {draw(conversation)}}}',
         f'{{"instruction": {draw(text)}, "input": {draw(value)}, "output": {draw(text)}}}',
         f'{{"text": {draw(text)}, "rating": {draw(value)}, "category": {draw(value)}}}',
-        f'{{"text": {draw(text)}, "tags": {draw(value)}, "x": {draw(value)}}}',
+        f'{{"text": {draw(text)}, "tags": {draw(value)}, "x": {{"y": {draw(value)}, "z": ""}}}}',
     ]
     data = bytearray(draw(st.sampled_from(rows)).encode("utf-8", "surrogatepass"))
     if draw(st.integers(0, 5)) == 0:
@@ -155,7 +184,7 @@ KNOWN: list[Mapping[str, object]] = [
     USUAL["messages"],
     USUAL["Alpaca"],
     {"text": "a", "rating": 1, "category": "b"},
-    {"text": "a", "tags": [], "x": 1},
+    {"text": "a", "tags": [], "x": {"y": 1, "z": ""}},
 ]
 
 

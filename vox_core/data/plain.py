@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from vox_core.data.attributes import WORDS
 from vox_core.data.jsonl import MAX_LINE_BYTES
@@ -24,12 +24,15 @@ from vox_core.data.quick import Shape, usual_row
 
 Match: TypeAlias = Callable[[bytes], re.Match[bytes] | None]
 
-_MOST = 4
-"""Expressions that a line is held against."""
+_MOST, _MOST_TRIED = 4, 64
+"""Expressions that a line is held against, those that matched last first; and shapes for which one
+is made."""
 _MAX_NAMES = 1000
 """Bytes of the names that an expression is made of."""
-_MAX_LINE = 1 << 16
-"""Bytes: each escape in a text costs `re` memory, and a long line is soon parsed for its length."""
+_MAX_LINE = 2048
+"""Bytes; a longer line is parsed as quickly, for its length."""
+_MOST_MISSES = 1000
+"""Lines that matched nothing; if they are more than those that did, no more are held against it."""
 
 # Of single characters alone are repeats possessive (`*+`): groups have mistakes before Python
 # 3.11.5. Nothing matches in two ways, so that giving back takes no longer than going on did.
@@ -48,7 +51,7 @@ _SAID = rb"(?: |\\[nrt])*(?=" + _BLACK + rb")" + _REST
 _TEXT = rb'"' + _SAID + rb'"'
 _MAYBE_EMPTY = rb'"(?:' + _SAID + rb')?"'
 _ANY_TEXT = rb'"' + _REST + rb'"'
-_NUMBER = rb"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
+_NUMBER = rb"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?"
 _TEXTS = rb"\[(?:" + _ANY_TEXT + rb"(?:, ?" + _ANY_TEXT + rb")*)?\]"
 _VALUES = {
     **dict.fromkeys(WORDS, (_ANY_TEXT, rb"null")),
@@ -56,7 +59,8 @@ _VALUES = {
     "difficulty": (_ANY_TEXT, _NUMBER, rb"null"),
     "tags": (_TEXTS, rb"null"),
 }
-_OTHER = (_ANY_TEXT, _NUMBER, _TEXTS, rb"true", rb"false", rb"null")
+_ANYTHING = rb"(?:" + rb"|".join((_ANY_TEXT, _NUMBER, _TEXTS, rb"true|false|null")) + rb")"
+"""But objects, whose names would have to be known, and lists of them."""
 
 
 class Shapes:
@@ -66,6 +70,7 @@ class Shapes:
     def __init__(self) -> None:
         self._matches: list[tuple[Match, Shape]] = []
         self._known: set[Shape] = set()
+        self._hits = self._misses = 0
 
     def of(self, line: bytes) -> Shape | None:
         """The shape of a line whose row is a usual one with nothing wrong, as `usual_row` gives it;
@@ -73,20 +78,40 @@ class Shapes:
         if len(line) > MAX_LINE_BYTES:
             return None
         if len(line) <= _MAX_LINE:
-            for match, shape in self._matches:
+            for place, (match, shape) in enumerate(self._matches):
                 if match(line) and (line.isascii() or _is_utf8(line)):
+                    self._hits += 1
+                    if place:
+                        self._matches.insert(0, self._matches.pop(place))
                     return shape
         if (usual := usual_row(line)) is None:
             return None
         values, shape = usual
-        if len(self._matches) < _MOST and shape not in self._known:
-            self._learn(tuple(values), shape)
+        if len(line) <= _MAX_LINE:
+            self._learn_of(line, values, shape)
         return shape
 
-    def _learn(self, names: tuple[str, ...], shape: Shape) -> None:
+    def _learn_of(self, line: bytes, values: dict[str, Any], shape: Shape) -> None:
+        """From a usual row that matched nothing."""
+        self._misses += 1
+        if self._misses > max(_MOST_MISSES, self._hits):
+            self._matches.clear()
+        elif shape not in self._known and len(self._known) < _MOST_TRIED:
+            self._learn(line, values, shape)
+
+    def _learn(self, line: bytes, values: dict[str, Any], shape: Shape) -> None:
+        """An expression that does not even match its own row would match none."""
         self._known.add(shape)
-        if sum(map(len, names)) <= _MAX_NAMES:
-            self._matches.append((re.compile(expression(names, shape), re.DOTALL).fullmatch, shape))
+        if _length_of_names(values) > _MAX_NAMES:
+            return
+        match = re.compile(expression(values, shape), re.DOTALL).fullmatch
+        if match(line):
+            self._matches = [(match, shape), *self._matches[: _MOST - 1]]
+
+
+def _length_of_names(values: Mapping[str, object]) -> int:
+    within = [value for value in values.values() if isinstance(value, dict)]
+    return sum(len(name) for names in (values, *within) for name in names)
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -97,22 +122,32 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def expression(names: tuple[str, ...], shape: Shape) -> bytes:
-    """Of rows of this shape whose names stand in this order, with or without the end of a line."""
-    fields = [_written(name) + rb": ?" + _value(name, shape) for name in names]
-    return rb"\{" + rb", ?".join(fields) + rb"\}[ \r\n]*+"
+def expression(values: Mapping[str, Any], shape: Shape) -> bytes:
+    """Of rows of this shape that are written as the one with these values: with the same names in
+    the same order, with or without the end of a line."""
+    fields = {name: _value(name, value, shape) for name, value in values.items()}
+    return _object(fields) + rb"[ \r\n]*+"
+
+
+def _object(fields: Mapping[str, bytes]) -> bytes:
+    pairs = [_written(name) + rb": ?" + value for name, value in fields.items()]
+    return rb"\{" + rb", ?".join(pairs) + rb"\}"
 
 
 def _written(name: str) -> bytes:
     return re.escape(json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
-def _value(name: str, shape: Shape) -> bytes:
+def _value(name: str, value: object, shape: Shape) -> bytes:
     if name in shape.names:
         return _conversation() if shape.group == "messages" else _TEXT
     if name == "input" and shape.input:
         return _MAYBE_EMPTY
-    return rb"(?:" + rb"|".join(_VALUES.get(name, _OTHER)) + rb")"
+    if name in _VALUES:
+        return rb"(?:" + rb"|".join(_VALUES[name]) + rb")"
+    if not isinstance(value, dict):
+        return _ANYTHING
+    return _object(dict.fromkeys(value, _ANYTHING))  # of what is in it, no more objects
 
 
 def _conversation() -> bytes:

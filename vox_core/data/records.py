@@ -181,24 +181,49 @@ def _malformed(paths: Sequence[Path], faults: Sequence[str]) -> DataError:
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected='rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}',
         faults=faults,
-        remedy=next_step(faults),
+        remedy=next_step(faults, paths),
     )
 
 
-def next_step(faults: Iterable[str]) -> str:
-    """What somebody can do about malformed rows."""
+def next_step(faults: Iterable[str], paths: Iterable[Path]) -> str:
+    """What somebody can do about malformed rows of some files."""
     faults, step = list(faults), STEP
     if any("invalid UTF-8" in fault for fault in faults):
-        step += (
-            "; a file with invalid UTF-8 may be Latin-1 or Windows-1252, and then this makes it "
-            "UTF-8: iconv -f windows-1252 -t utf-8 OLD > NEW"
-        )
+        step += "".join(dict.fromkeys(map(_what_else_it_may_be, paths)))
     if any("found the fields" in fault or "found none of" in fault for fault in faults):
         step += (
             '; if only the names differ, say so in vox.toml: [data.fields], prompt = "name of the '
             'field", completion = "name of the other"'
         )
     return step
+
+
+_UTF_16 = "UTF-16, and this makes it UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW"
+_MARKS = {
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+    b"\x1f\x8b": "gzip: name it .gz, and it is read as that",
+    b"PK\x03\x04": "a ZIP archive, as spreadsheets are: save it as CSV",
+}
+
+
+def _what_else_it_may_be(path: Path) -> str:
+    """Than UTF-8. Where other characters than ASCII's are UTF-8, one that is not is a mistake of
+    its own, and changing all of them would be one more."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 20)
+    except OSError:
+        return ""
+    for mark, meaning in _MARKS.items():
+        if start.startswith(mark):
+            return f"; {path.name} looks like {meaning}"
+    if start.isascii() or not start.decode("utf-8", "ignore").isascii():
+        return ""
+    return (
+        f"; {path.name} may be Latin-1 or Windows-1252, and then this makes it UTF-8: "
+        "iconv -f windows-1252 -t utf-8 OLD > NEW"
+    )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

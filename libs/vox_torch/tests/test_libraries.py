@@ -6,16 +6,18 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import ExitStack
+from types import ModuleType
 
 import pytest
 
-from vox_torch.libraries import bound_primitives
+from vox_torch.libraries import absent, bound_primitives
 
 # Live bytes of the C library's heap before and after 300 products of shapes never seen before.
 _MULTIPLY = """
 import ctypes, sys
 import torch
-from vox_torch.libraries import bound_primitives
+from vox_torch.libraries import absent, bound_primitives
 
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -59,3 +61,20 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     bound_primitives()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
     assert os.environ["LRU_CACHE_CAPACITY"]
+
+
+def test_a_library_is_away_until_nobody_wants_it_away(monkeypatch: pytest.MonkeyPatch):
+    """In whatever order they end, as threads may."""
+    library = ModuleType("some_library")
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    first, second = absent("some_library"), absent("some_library")
+    with ExitStack() as stack:
+        first.__enter__()
+        stack.enter_context(second)
+        first.__exit__(None, None, None)
+        with pytest.raises(ImportError):
+            __import__("some_library")
+    assert sys.modules["some_library"] is library
+    with absent("another_library"), absent("another_library"):
+        pass
+    assert "another_library" not in sys.modules

@@ -17,6 +17,8 @@ import importlib
 import logging
 import os
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -25,6 +27,11 @@ from types import ModuleType
 # in more than there is room for finds none again.
 _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512", "LRU_CACHE_CAPACITY": "16"}
 """Shapes: oneDNN's, and those of ideep, torch's layer, which finds all it needs in oneDNN's."""
+
+
+_HIDING = threading.Lock()
+_hidden = Counter[str]()
+_seen: dict[str, ModuleType] = {}
 
 
 def bound_primitives() -> None:
@@ -48,11 +55,17 @@ def import_bitsandbytes() -> ModuleType:
 
 @contextmanager
 def absent(name: str) -> Iterator[None]:
-    """Let the library seem not to be installed."""
-    before = {name: sys.modules[name]} if name in sys.modules else {}
-    sys.modules[name] = None  # type: ignore[assignment]
+    """Let the library seem not to be installed; it is back when nobody wants it away."""
+    with _HIDING:
+        if not _hidden[name] and name in sys.modules:
+            _seen[name] = sys.modules[name]
+        _hidden[name] += 1
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[name]
-        sys.modules.update(before)
+        with _HIDING:
+            _hidden[name] -= 1
+            if not _hidden[name]:
+                del sys.modules[name]
+                sys.modules.update({name: _seen.pop(name)} if name in _seen else {})

@@ -41,8 +41,8 @@ AS_IT_IS, WITHOUT_LANE, EMPTY_LANE = 0, 1, 2
 
 _LEFT_OUT = 255
 
-_MOST_VALUES = 10_000
-"""Different values of a field that are told apart."""
+_LONGEST, _MOST_VALUES = 200, 10_000
+"""Characters of a field's value that is counted, and how many are told apart."""
 
 BLOCK_BYTES = 1 << 20
 Tell: TypeAlias = Callable[[int], None]
@@ -180,7 +180,7 @@ class _Found:
     ) -> None:
         self._shown = shown
         self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
-        self._shapes = Shapes()
+        self._shapes, self._closely = Shapes(), not wanted.all
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
         self._others: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
@@ -206,13 +206,14 @@ class _Found:
 
     def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
         """What is to be done to each row: its lane, or that it is left out."""
-        every, laned = self._wanted.all, self._wanted.lane is not None
-        shape_of, unlaned = self._shapes.of, WITHOUT_LANE if laned else AS_IT_IS
+        shape_of, laned = self._shapes.of, self._wanted.lane is not None
+        unlaned = WITHOUT_LANE if laned else AS_IT_IS
         for line, row in enumerate(rows, number):
-            shape = shape_of(row) if every else None
+            shape = None if self._closely else shape_of(row)
             if shape and not (laned and "lane" in shape.attributes):
                 yield unlaned
             else:
+                self._closely |= shape is not None  # where a row has a lane, others do
                 yield self._state(row, line) if row else _LEFT_OUT
 
     def _state(self, row: bytes, line: int) -> int:
@@ -232,7 +233,7 @@ class _Found:
 
     def _note(self, reason: Reason, value: str | None) -> None:
         known = self._others[reason]
-        if value and (value in known or len(known) < _MOST_VALUES):
+        if value and len(value) <= _LONGEST and (value in known or len(known) < _MOST_VALUES):
             known[value] += 1
 
     def pool(self) -> Pool:

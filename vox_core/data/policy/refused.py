@@ -18,7 +18,7 @@ from vox_core.errors import DataError
 if TYPE_CHECKING:
     from vox_core.data.policy.choose import Codes
 
-_SHOWN, _NEAR = 10, 1000
+_LONGEST, _SHOWN, _NEAR = 60, 10, 1000
 """Values that are shown, and looked through for one that may be meant."""
 _FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
 """Flag -> how facts call it."""
@@ -102,7 +102,7 @@ def values(table: Table, name: str) -> Counter[str]:
 
 
 def _shown(counts: Counter[str]) -> str:
-    names = [f"{value} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
+    names = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
     more = len(counts) - len(names)
     return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
 

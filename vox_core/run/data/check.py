@@ -84,7 +84,8 @@ class CheckReport:
     @property
     def next(self) -> str:
         """What to do about the faults; empty if there are none."""
-        return next_step(self.kinds) if self.faults else ""
+        paths = [Path(file.path) for file in self.files if file.faulty]
+        return next_step(self.kinds, paths) if self.faults else ""
 
     def to_json(self) -> dict[str, Any]:
         """All but the error."""
