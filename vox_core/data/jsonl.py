@@ -21,8 +21,19 @@ from vox_core.bounded_json import repeated
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
-_SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
-"""How ZIP (.xlsx, .ods) and OLE (.xls) files begin."""
+_UTF_16 = "it is UTF-16, expected UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW makes it that"
+_SPREADSHEET = (
+    "it is a spreadsheet or an archive, expected rows as text: save a spreadsheet as CSV (UTF-8), "
+    "and name that"
+)
+_MARKS = {
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+    b"\x1f\x8b": "it is compressed by gzip: name it .gz, and it is read",
+    b"PK\x03\x04": _SPREADSHEET,  # ZIP: .xlsx, .ods
+    b"\xd0\xcf\x11\xe0": _SPREADSHEET,  # OLE: .xls
+}
+"""How files begin that are no text, or none in UTF-8."""
 _UNREAD = b"\x15"
 """NAK, which begins no JSON."""
 
@@ -61,8 +72,9 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
 def other_format(path: Path) -> str | None:
     """What the file is instead of JSON Lines, if its first line gives that away."""
     first = next((line for _, line in numbered_lines(path)), None) or b""
-    if first.startswith(_SPREADSHEETS) and path.suffix.lower() in (".xlsx", ".xls", ".ods"):
-        return "it is a spreadsheet, expected rows as text: save it as CSV (UTF-8), and name that"
+    for mark, meaning in _MARKS.items():
+        if first.startswith(mark):
+            return meaning
     start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
         return (

@@ -198,15 +198,6 @@ def next_step(faults: Iterable[str], paths: Iterable[Path]) -> str:
     return step
 
 
-_UTF_16 = "UTF-16, and this makes it UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW"
-_MARKS = {
-    b"\xff\xfe": _UTF_16,
-    b"\xfe\xff": _UTF_16,
-    b"\x1f\x8b": "gzip: name it .gz, and it is read as that",
-    b"PK\x03\x04": "a ZIP archive, as spreadsheets are: save it as CSV",
-}
-
-
 def _what_else_it_may_be(path: Path) -> str:
     """Than UTF-8. Where other characters than ASCII's are UTF-8, one that is not is a mistake of
     its own, and changing all of them would be one more."""
@@ -215,9 +206,6 @@ def _what_else_it_may_be(path: Path) -> str:
             start = file.read(1 << 20)
     except OSError:
         return ""
-    for mark, meaning in _MARKS.items():
-        if start.startswith(mark):
-            return f"; {path.name} looks like {meaning}"
     if start.isascii() or not start.decode("utf-8", "ignore").isascii():
         return ""
     return (
