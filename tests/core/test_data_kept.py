@@ -19,7 +19,7 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import checked, kept, parts, store
+from vox_core.data import byte_level, checked, kept, parts, store
 from vox_core.data.blocks import Block, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
@@ -308,10 +308,12 @@ def test_blocks_hold_every_row_with_its_line(
     assert len(blocks) >= (2 if size > 200 else 10)
 
 
+@pytest.mark.parametrize("quick", [False, True])
 def test_any_number_of_processes_gives_the_same(
-    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
 ) -> None:
     """This process dawdles until the others are there."""
+    monkeypatch.setattr(kept, "_BYTES_FOR_QUICK", 0 if quick else 1 << 60)
     data, here, make = write(tmp_path / "long.jsonl", rows=160), [], parts.make_part
     one = contents(made(data, model=model, workers=0))
     shutil.rmtree(cache)
@@ -327,6 +329,26 @@ def test_any_number_of_processes_gives_the_same(
     assert contents(two) == one
     assert 0 < len(here) < blocks
     assert not [path for path in entries(cache)[0].rglob("*") if path.suffix == ".npy"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tokens_that_fastokens_cuts_otherwise_are_not_kept(
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Noticed late, when parts are written already."""
+    data, cut_by_both = write(tmp_path / "long.jsonl", rows=80), []
+    one = contents(made(data, model=model, workers=0))
+    shutil.rmtree(cache)
+
+    def differ(*_: object) -> bool:
+        cut_by_both.append(1)
+        return len(cut_by_both) > 3
+
+    monkeypatch.setattr(byte_level, "_differ", differ)
+    monkeypatch.setattr(kept, "_BYTES_FOR_QUICK", 0)
+    assert contents(made(data, model=model, workers=workers, block_bytes=300)) == one
+    assert len(cut_by_both) == 4
+    assert contents(from_cache(data, model=model)) == one
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ SAME = [
     "{{ m.content.replace('Hi', 'Ho') }}{{ '{:>5}'.format('a') }}{% endfor %}{{ nothing }}{{ none }}",
     "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ [1, 2] + [3] }}"
     "{{ dict(a=1) }}{{ (1, 2) }}{{ 7 // 2 }}{{ 2 ** 8 }}{{ range(3) | list }}{{ tools is none }}",
+    "{{ 'a' + ('b' + 'c') + messages[0].content + '' }}{{ 1 + 2 * 3 + 4.5 }}{{ [1] + [2] + [[3]] }}"
+    "{{ ('a' | escape) + '<' + '>' }}{{ 'a' + 'b' ~ 1 + 'c' }}{{ -1 + (2 - 3) + 4 }}",
+    "{% for m in messages %}{{ loop.index0 + loop.length }}{{ loop.revindex }}{{ loop.depth }}"
+    "{{ loop.previtem is defined }}{{ loop.no }}{{ loop.first }}{% endfor %}",
 ]
 
 
@@ -85,6 +89,7 @@ TOO_MUCH = {
     "a generator": "{{ range(99999) | map('center', 99999) | join }}",
     "~": DOUBLING.format("'ab'", "{% set ns.x = ns.x ~ ns.x %}"),
     "+": DOUBLING.format("'ab'", "{% set ns.x = ns.x + ns.x %}"),
+    "+ of three": DOUBLING.format("'ab'", "{% set ns.x = ns.x + 'c' + ns.x %}"),
     "a block": DOUBLING.format("'ab'", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
     "lists in lists": DOUBLING.format("[1]", "{% set ns.x = [ns.x, ns.x] %}"),
     "tuples in tuples": DOUBLING.format("(1,)", "{% set ns.x = (ns.x, ns.x) %}"),
@@ -142,6 +147,9 @@ def test_memory_stays_low(tmp_path: Path) -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% block a %}{{ self.a() }}{% endblock %}",
         "{{ 1 / 0 }}",
+        "{{ 'a' + 'b' + 1 }}",
+        "{{ messages.no + 'a' + 'b' }}",
+        "{% for m in messages %}{{ loop.__init__.__globals__ }}{% endfor %}",
         "{{ messages.no.such }}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{{ 'open",

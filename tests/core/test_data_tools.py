@@ -53,7 +53,7 @@ def trained(by: Encoder, record: Record) -> list[tuple[float, str]]:
 
 def runs(by: Encoder, document: Document) -> list[tuple[float, str]]:
     pairs = zip(document.weights_T.tolist(), document.tokens_T.tolist(), strict=True)
-    decode = by._tokenizer.decode
+    decode = by.tokenizer.decode
     found = [(w, decode([id for _, id in run])) for w, run in groupby(pairs, lambda pair: pair[0])]
     return [(weight, text) for weight, text in found if weight]
 

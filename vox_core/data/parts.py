@@ -17,9 +17,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +84,38 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What any process needs to make the encoder: the folder of its tokenizer, and the other
+    arguments of `Encoder`."""
+
+    model: Path
+    seq_len: int
+    quick: bool
+
+
 def make_parts(
-    encoder: Encoder, blocks: Iterator[Block], model: Path, scratch: Path, workers: int
+    load: Callable[[], Encoder],
+    blocks: Iterator[Block],
+    recipe: Recipe,
+    scratch: Path,
+    workers: int,
 ) -> Iterator[Part]:
     """The parts of all blocks, in order.
 
     Args:
-        model: folder of the encoder's tokenizer, for other processes.
+        load: this process's encoder, as `recipe` says; made while others start.
         scratch: an empty folder for their arrays.
         workers: processes to start beside this one.
     """
-    if not workers:
-        yield from (make_part(encoder, block) for block in blocks)
-        return
     with ExitStack() as stack:
         queue = _Queue(blocks)
         for number in range(workers):
             with suppress(OSError):  # one process less
-                worker = _Worker(queue, encoder.seq_len, model, scratch / str(number))
+                worker = _Worker(queue, recipe, scratch / str(number))
                 stack.callback(worker.stop)
+        encoder = load()
+        stack.enter_context(quick_collections())
         while (taken := queue.take()) is not None:
             queue.give(taken[0], make_part(encoder, taken[1]))
             for part in queue.ready():
@@ -162,14 +175,15 @@ class _Queue:
 class _Worker:
     """A process, and the thread that asks it."""
 
-    def __init__(self, queue: _Queue, seq_len: int, model: Path, scratch: Path) -> None:
+    def __init__(self, queue: _Queue, recipe: Recipe, scratch: Path) -> None:
         scratch.mkdir()
         self._queue, self._scratch = queue, scratch
-        request = {"model": str(model), "seq_len": seq_len, "scratch": str(scratch)}
+        request = {**asdict(recipe), "model": str(recipe.model), "scratch": str(scratch)}
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "TOKENIZERS_PARALLELISM": "false",  # the processes are the threads
+            "RAYON_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "vox_core.data.worker", json.dumps(request)],

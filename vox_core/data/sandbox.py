@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import reduce, wraps
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import nodes, pass_context
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -47,6 +47,8 @@ STEP = 64
 
 # A row's tools may have numbers of any size; widths in a format are looked for in its text.
 _ANY_INT = frozenset({"default", "d", "int", "float", "string", "format"})
+
+_OF_A_LOOP = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
 
 _FORMATS = frozenset({"format", "format_map"})
 
@@ -75,9 +77,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         own = {**self.filters, **dict(filters)}
         self.filters = {name: self._metered(name, filter) for name, filter in own.items()}
         self.filters |= {
-            "%tick": pass_context(lambda _context, value: self._tick(value)),
+            "%tick": self._tick,
             "%made": pass_context(lambda _context, value: self.made(value)),
             "%joined": pass_context(lambda _context, parts: self._concat(map(self._text, parts))),
+            "%sum": self._sum,
         }
 
     def parse_metered(self, source: str) -> nodes.Template:
@@ -87,6 +90,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return template.set_environment(self)  # type: ignore[return-value]
 
     # --- what the sandbox intercepts
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in _OF_A_LOOP:  # numbers and truth values
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    @pass_context
+    def _sum(self, context: Context, parts: list[Any]) -> Any:
+        """`a + b + c`, charged and joined at once where all of it is text."""
+        if set(map(type, parts)) == {str}:
+            self._charge(sum(map(len, parts)) + STEP * len(parts))
+            return "".join(parts)
+        return reduce(lambda left, right: self.call_binop(context, "+", left, right), parts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and type(left) is str and type(right) is str:
@@ -118,7 +134,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not self._charges & 0xFF and time.monotonic() > self._until:
             raise TooMuch(f"the template takes more than {SECONDS:.0f} seconds")
 
-    def _tick(self, value: Any) -> Any:
+    @pass_context
+    def _tick(self, _context: Context, value: Any) -> Any:
         self._charge(0)
         return value
 
@@ -191,6 +208,15 @@ class _Metered(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _through("%joined", nodes.List(node.nodes))
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        parts: list[nodes.Expr] = [node.right]
+        left = node.left
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        visited = [self.visit(part) for part in (left, *reversed(parts))]
+        return _through("%sum", nodes.List(visited, lineno=node.lineno))
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)

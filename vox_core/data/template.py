@@ -59,6 +59,8 @@ class ChatTemplate:
             self._template: Template = self._sandbox.from_string(
                 self._sandbox.parse_metered(source)
             )
+            # Copied for each rendering, which takes a plain dictionary half the time.
+            self._template.globals = dict(self._template.globals)
 
     def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
         """The text of a conversation.

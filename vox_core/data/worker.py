@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vox_core.data.blocks import Block
 from vox_core.data.encode import Encoder
@@ -23,7 +23,9 @@ def main() -> None:
     request: dict[str, Any] = json.loads(sys.argv[1])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a library prints is no answer
-        encoder = Encoder(load_tokenizer(Path(request["model"])), request["seq_len"])
+        sys.modules["torch"] = cast(Any, None)  # transformers would import it, for three seconds
+        tokenizer = load_tokenizer(Path(request["model"]))
+        encoder = Encoder(tokenizer, request["seq_len"], quick=request["quick"])
         print("ready", file=answers, flush=True)
         with quick_collections():
             for line in sys.stdin:
