@@ -76,19 +76,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, Path]:
     """Backend -> its run of twenty steps, with each conversation a micro-batch of its own."""
-    model = models.resolve("smollm2-135m").path
-    given = {"model": str(model), "data": [folder / "train.jsonl"], "dtype": "fp32", **RATE}
-    numbers = {"max_steps": STEPS, "batch_size": BATCH, "seed": SEED, "save_every": MOVED}
+    return {backend: run_of(folder, backend, "fp32") for backend in OTHER}
+
+
+def run_of(folder: Path, backend: str, dtype: str) -> Path:
+    given = {"model": str(models.resolve("smollm2-135m").path), "data": [folder / "train.jsonl"]}
+    numbers = {"max_steps": STEPS, "batch_size": BATCH, "seed": SEED, "save_every": MOVED, **RATE}
     cut = {"micro_batch_tokens": 32, "tune": "ignore"}
-    return {
-        backend: train(
-            validate(
-                TrainSettings,
-                {**given, **numbers, **cut, "backend": backend, "out": folder / backend},
-            )
-        ).run
-        for backend in OTHER
-    }
+    to = {"backend": backend, "dtype": dtype, "out": folder / f"{backend}-{dtype}"}
+    return train(validate(TrainSettings, {**given, **numbers, **cut, **to})).run
 
 
 def lines(run: Path, event: str) -> list[dict[str, Any]]:
@@ -197,6 +193,16 @@ def test_every_loss_is_the_reference_loops(runs, reference):
     assert len(found) == STEPS
     assert found == pytest.approx(expected, rel=LOSS)
     assert found[-1] < 0.7 * found[0]
+
+
+def test_bfloat16_stays_with_float32(runs, folder):
+    """A step trains some 25 tokens here, and in bfloat16 one of them is up to 2 % away, above or
+    below: 0.15 % in the mean. Where the adapter's part is added to numbers that are rounded
+    already, it is 1.2 %, and half of the steps are 1 % above (docs/adr/0014)."""
+    half, full = np.array(losses(run_of(folder, "cpu", "bf16"))), np.array(losses(runs["cpu"]))
+    apart = half / full - 1
+    assert abs(apart.mean()) < 0.005
+    assert np.median(np.abs(apart)) < 0.005
 
 
 def test_the_final_adapter_is_the_reference_loops(runs, reference):

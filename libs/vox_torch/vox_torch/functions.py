@@ -98,6 +98,12 @@ class _Chunked(torch.autograd.Function):
 class LoraLinear(torch.autograd.Function):
     """A frozen linear layer with its adapter (Hu et al., arXiv:2106.09685).
 
+    The product with the base is added to the adapter's part, in the accumulator, and their sum is
+    rounded once. The other way round, what the adapter adds is added to numbers that are rounded
+    already, and where it is less than half of their last bit it is lost: in bfloat16 two thirds of
+    an adapter that adds a thousandth, and the loss of a run stays 1 % above that of float32
+    (docs/adr/0014).
+
     The base is frozen, so the backward has no weight gradient for it; x A^T is computed once more
     there, which costs R / O of what it would cost to keep an output.
     """
@@ -114,8 +120,8 @@ class LoraLinear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x_XI, A_RI, B_OR)
         ctx.weight, ctx.scale = weight, scale
-        y_XO = torch.nn.functional.linear(x_XI, weight(), bias_O)
-        return y_XO.addmm_(x_XI @ A_RI.T, B_OR.T, alpha=scale)
+        y_XO = _scaled(x_XI @ A_RI.T, B_OR.T, scale).addmm_(x_XI, weight().T)
+        return y_XO if bias_O is None else y_XO.add_(bias_O)
 
     @staticmethod
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -125,8 +131,13 @@ class LoraLinear(torch.autograd.Function):
         gradient_B = (g_XO.T @ (x_XI @ A_RI.T)) * ctx.scale
         gradient_x = None
         if ctx.needs_input_grad[0]:
-            gradient_x = (g_XO @ ctx.weight()).addmm_(gB_XR, A_RI, alpha=ctx.scale)
+            gradient_x = _scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
         return gradient_x, gradient_A, gradient_B, None, None, None
+
+
+def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    """`scale * left @ right`, rounded once."""
+    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 class FrozenLinear(torch.autograd.Function):

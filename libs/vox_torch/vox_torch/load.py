@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract import LoadJob, Sampling
 from vox_torch.base import load_base
 from vox_torch.inject import attach
+from vox_torch.lora import fuse
 from vox_torch.profile import ComputeDType
 from vox_torch.stream import streamed_model
 
@@ -24,6 +25,7 @@ def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -
     model = load_base(job.model, compute_dtype or job.dtype, device, job.quant)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
+        fuse(model)  # rounded as it was while it was trained
     return TorchModel(model, device)
 
 

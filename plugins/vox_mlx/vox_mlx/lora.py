@@ -57,12 +57,20 @@ class Adapted(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         dropped = self._dropout(x, self._index)
         update = self._scale * ((dropped @ self.lora_A.T) @ self.lora_B.T)
-        y = self.linear(x)
         if self.magnitude is None:
-            return y + update.astype(y.dtype)
+            return self._onto(update, x)
+        y = self.linear(x)
         without_bias = self.linear(dropped) - self.linear.get("bias", 0)
         gain_O = self._gain().astype(y.dtype)
         return y + (gain_O - 1) * without_bias + gain_O * update
+
+    def _onto(self, update: mx.array, x: mx.array) -> mx.array:
+        """`linear(x) + update`; for plain layers rounded once (docs/adr/0014)."""
+        if type(self.linear) is not nn.Linear:
+            y = self.linear(x)
+            return y + update.astype(y.dtype)
+        y = mx.addmm(update.astype(x.dtype), x, self.linear.weight.T)
+        return y + self.linear.bias if "bias" in self.linear else y
 
     def _gain(self) -> mx.array:
         W_OI = weight_of(self.linear).astype(mx.float32)
