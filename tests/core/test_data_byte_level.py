@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,9 +142,8 @@ def test_texts_of_hard_pieces_are_cut_alike(
     tokenizer: PreTrainedTokenizerFast, ours: ByteLevel, texts: list[str]
 ) -> None:
     """What NFC would change is left to tokenizers; nothing else is."""
-    changed = tokenizer.backend_tokenizer.normalizer and any("e\u0301" in text for text in texts)
-    found = ours._tokens(texts)
-    assert same(found, tokenise(tokenizer, texts)) if not changed else found is None
+    texts = [unicodedata.normalize("NFC", text) for text in texts]
+    assert same(ours._tokens(texts), tokenise(tokenizer, texts))
 
 
 @settings(max_examples=60, deadline=None)
@@ -165,11 +165,41 @@ def test_many_texts_are_cut_alike_or_left(
     assert found is None or same(found, tokenise(tokenizer, texts))
 
 
-@pytest.mark.parametrize("text", [WITHOUT_A_TOKEN, "a\u0301", ""])
-def test_what_it_cannot_cut_the_tokenizer_does(text: str) -> None:
+@pytest.mark.parametrize("text", [WITHOUT_A_TOKEN, "a\u0301", "", "\U00040000", "日 " * 9000])
+def test_what_it_cannot_cut_the_tokenizer_does(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, unless it is of a byte beyond ASCII that has no token."""
     tokenizer = tokenizer_of({"normalizer": {"type": "NFC"}})
-    texts = ["before", text, "after"]
-    assert same(quick(tokenizer)(texts), tokenise(tokenizer, texts))
+    texts = ["before", text, "äfter", text, text + "!"]
+    expected = tokenise(tokenizer, texts)
+    by_tokenizer: list[Sequence[str]] = []
+    monkeypatch.setattr(
+        byte_level, "tokenise", lambda *given: (by_tokenizer.append(given[1]), tokenise(*given))[1]
+    )
+    assert same(quick(tokenizer)(texts), expected)
+    alone = {"": [["before"]], "\U00040000": [texts]}
+    assert by_tokenizer == alone.get(text, [["before"], [text, text, text + "!"]])
+
+
+@pytest.mark.parametrize("piece", ["日本語", "=", " ", "\n", "a", "<|im_start|>x ", "word, 12 "])
+def test_texts_up_to_the_longest_are_cut_alike(
+    tokenizer: PreTrainedTokenizerFast, ours: ByteLevel, piece: str
+) -> None:
+    text = (piece * byte_level._LONG)[: byte_level._LONG]
+    assert same(ours._tokens([text, "b", text]), tokenise(tokenizer, [text, "b", text]))
+
+
+def test_what_panics_is_left_to_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As Rust's are."""
+
+    class Panics:
+        def encode_batch_flat(self, *_: object, **__: object) -> None:
+            raise PanicException
+
+    tokenizer = tokenizer_of({})
+    ours = quick(tokenizer)
+    ours._quick = Panics()
+    assert same(ours(["text"]), tokenise(tokenizer, ["text"]))
 
 
 def test_some_texts_of_a_batch_are_cut_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +230,7 @@ def test_a_text_that_is_cut_otherwise_is_noticed() -> None:
         {"post_processor": mapping(trim_offsets=True)},
         {"model": {**smollm2()["model"], "dropout": 0.1}},
         {"added_tokens": [{**smollm2()["added_tokens"][0], "rstrip": True}]},
+        {"added_tokens": [{**smollm2()["added_tokens"][0], "single_word": True}]},
     ],
 )
 def test_other_tokenizers_are_left_alone(changed: dict[str, Any]) -> None:

@@ -149,6 +149,7 @@ def test_memory_stays_low(tmp_path: Path) -> None:
         "{{ 1 / 0 }}",
         "{{ 'a' + 'b' + 1 }}",
         "{{ messages.no + 'a' + 'b' }}",
+        "{{ ['ab', 'cd'] | map('%sum') | list }}",
         "{% for m in messages %}{{ loop.__init__.__globals__ }}{% endfor %}",
         "{{ messages.no.such }}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",

@@ -111,6 +111,8 @@ def cases() -> dict[str, bytes]:
         "utf-16.jsonl": '{"text": "a"}\n'.encode("utf-16"),
         "gzip.jsonl": gzip.compress(GOOD, mtime=0),
         "zip.jsonl": b"PK\x03\x04" + bytes(range(256)),
+        "utf-16.json": '[{"text": "a"}]'.encode("utf-16"),
+        "gzip.csv": gzip.compress(b"text\na\n", mtime=0),
         "one-byte.jsonl": '{"text": "日本"}\n'.encode() + b'{"text": "caf\xc3"}\n',
         "utf-16.csv": "prompt,completion\na,b\n".encode("utf-16"),
         "numbers.parquet": parquet(pa.table({"text": [1, 2]})),

@@ -15,8 +15,10 @@ Shape legend: T tokens of all texts, R texts, V entries of the vocabulary, B byt
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from unicodedata import is_normalized
 
 import numpy as np
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _ONE_IN = 64
 """Texts of a batch that are cut by both; two percent of the time."""
+_LONG = 1 << 13
+"""Characters; fastokens cuts texts of 16 KiB and more in stretches, by several threads."""
 _CUTTERS = {"ByteLevel", "Digits", "Split"}
 
 
@@ -53,6 +57,9 @@ class ByteLevel:
         self._tokenizer, self._quick = tokenizer, quick
         self._bytes_V = [vocabulary.get(id, b"") for id in range(1 + max(vocabulary))]
         self._lengths_V = np.array([len(one) for one in self._bytes_V], np.int64)
+        single = set(vocabulary.values())
+        lacking = [byte for byte in range(0x80) if bytes([byte]) not in single]
+        self._without_a_token = re.compile("|".join(re.escape(chr(b)) for b in lacking) or "(?!)")
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ByteLevel | None:
@@ -79,20 +86,42 @@ class ByteLevel:
         Raises:
             Disagreement: one of the texts that were cut by both is cut otherwise.
         """
-        texts = list(texts)
-        if (tokens := self._tokens(texts)) is None:
+        left = [number for number, text in enumerate(texts) if self._is_left(text)]
+        quick = sorted(set(range(len(texts))) - set(left))
+        some = [texts[number] for number in quick]
+        if not some or (tokens := self._tokens(some)) is None:
             return tokenise(self._tokenizer, texts)
-        some = texts[::_ONE_IN]
-        if _differ(self._tokens(some), tokenise(self._tokenizer, some)):
+        self._compare(some, tokens)
+        if not left:
+            return tokens
+        others = [texts[number] for number in left]
+        by_number = dict(zip(quick, _split(tokens, some), strict=True))
+        by_number |= zip(left, _split(tokenise(self._tokenizer, others), others), strict=True)
+        return _in_order(texts, by_number)
+
+    def _is_left(self, text: str) -> bool:
+        """For the tokenizer: long texts, which fastokens cuts in stretches, and what the ids would
+        not stand for."""
+        return (
+            len(text) > _LONG
+            or self._without_a_token.search(text) is not None
+            or not is_normalized("NFC", text)
+        )
+
+    def _compare(self, texts: Sequence[str], tokens: Tokens) -> None:
+        by_both = texts[::_ONE_IN]
+        theirs = _split(tokenise(self._tokenizer, by_both), by_both)
+        if any(map(_differ, _split(tokens, texts, _ONE_IN), theirs)):
             raise Disagreement
-        return tokens
 
     def _tokens(self, texts: list[str]) -> Tokens | None:
         """None if the ids do not stand for the texts."""
         try:
             written = [text.encode() for text in texts]
             ids, bounds = self._quick.encode_batch_flat(texts, add_special_tokens=False)
-        except ValueError:  # half a character, or a byte without a token
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # noqa: BLE001  # half a character, a byte without a token, a panic
             return None
         ids_T = np.frombuffer(ids, "<u4").astype(np.int32)
         bounds_R1 = np.frombuffer(bounds, "<u8").astype(np.int64)
@@ -127,7 +156,10 @@ def _is_byte_level(made_of: Mapping[str, Any]) -> bool:
         and {cutter["type"] for cutter in cutters} <= _CUTTERS
         and [cutter["add_prefix_space"] for cutter in maps] == [False]
         and not any(part.get("trim_offsets") for part in _parts(made_of["post_processor"]))
-        and not any(token["lstrip"] or token["rstrip"] for token in made_of["added_tokens"])
+        and not any(
+            token["lstrip"] or token["rstrip"] or token["single_word"]
+            for token in made_of["added_tokens"]
+        )
     )
 
 
@@ -165,7 +197,35 @@ def _characters(data: bytes) -> NDArray[np.int64]:
     return np.cumsum(starts_B) - 1
 
 
-def _differ(ours: Tokens | None, theirs: Tokens) -> bool:
-    return ours is None or not all(
+def _split(tokens: Tokens, texts: Sequence[str], step: int = 1) -> list[Tokens]:
+    """The tokens of every `step`-th text by itself."""
+    starts, bounds = bounds_of([len(text) for text in texts]), tokens.bounds_R1
+    extents = [(bounds[n], bounds[n + 1], starts[n]) for n in range(0, len(texts), step)]
+    return [
+        Tokens(
+            tokens.ids_T[a:b],
+            tokens.begins_T[a:b] - start,
+            tokens.stops_T[a:b] - start,
+            np.array([0, b - a]),
+        )
+        for a, b, start in extents
+    ]
+
+
+def _in_order(texts: Sequence[str], by_number: Mapping[int, Tokens]) -> Tokens:
+    """The tokens of all texts, from those of each."""
+    parts = [by_number[n] for n in range(len(texts))]
+    bounds_R1 = bounds_of([len(part.ids_T) for part in parts])
+    shift_T = np.repeat(bounds_of([len(text) for text in texts])[:-1], np.diff(bounds_R1))
+    return Tokens(
+        np.concatenate([part.ids_T for part in parts]),
+        np.concatenate([part.begins_T for part in parts]) + shift_T,
+        np.concatenate([part.stops_T for part in parts]) + shift_T,
+        bounds_R1,
+    )
+
+
+def _differ(ours: Tokens, theirs: Tokens) -> bool:
+    return not all(
         np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in Tokens.__slots__
     )

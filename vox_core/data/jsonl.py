@@ -69,12 +69,16 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
         pass
 
 
+def no_text(start: bytes) -> str | None:
+    """What a file is that begins so, if that is no text in UTF-8."""
+    return next((meaning for mark, meaning in _MARKS.items() if start.startswith(mark)), None)
+
+
 def other_format(path: Path) -> str | None:
     """What the file is instead of JSON Lines, if its first line gives that away."""
     first = next((line for _, line in numbered_lines(path)), None) or b""
-    for mark, meaning in _MARKS.items():
-        if first.startswith(mark):
-            return meaning
+    if meaning := no_text(first):
+        return meaning
     start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
         return (

@@ -137,12 +137,12 @@ class _Making:
 
     def __call__(self, folder: Path) -> None:
         size = sum(file.lines.stat().st_size for file in self._checked)
-        try:
+        with suppress(Disagreement):
             self._make(folder, quick=size >= _BYTES_FOR_QUICK)
-        except Disagreement:
-            for left in folder.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            self._make(folder, quick=False)
+            return
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self._make(folder, quick=False)
 
     def _make(self, folder: Path, *, quick: bool) -> None:
         recipe = parts.Recipe(self._model, self._seq_len, quick)

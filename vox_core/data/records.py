@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.data.jsonl import RowError, numbered_lines, other_format
+from vox_core.data.jsonl import RowError, no_text, numbered_lines, other_format
 from vox_core.data.messages import Message
 from vox_core.data.quick import read_row
 from vox_core.data.readers import NO_FIELDS, FieldMap, is_hub, open_source, place_of
@@ -206,6 +206,8 @@ def _what_else_it_may_be(path: Path) -> str:
             start = file.read(1 << 20)
     except OSError:
         return ""
+    if meaning := no_text(start):
+        return f"; {path.name}: {meaning}"
     if start.isascii() or not start.decode("utf-8", "ignore").isascii():
         return ""
     return (

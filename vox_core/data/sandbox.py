@@ -7,7 +7,8 @@ macro. What is counted is the same on every machine; a clock stands behind it fo
 foresees. Values made by a template are bounded together, so those it keeps are, too.
 
 Operators and calls are what the sandbox intercepts. For the rest the parsed template is rewritten
-before it is compiled (`_Metered`), with filters whose names no template can write.
+before it is compiled (`_Metered`), with filters whose names no template can write but as text for
+`map`, where they are metered like any other.
 
 Not here: which globals and filters chat templates have (`template.py` takes transformers').
 """
@@ -21,6 +22,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import nodes, pass_context
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -99,6 +101,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     @pass_context
     def _sum(self, context: Context, parts: list[Any]) -> Any:
         """`a + b + c`, charged and joined at once where all of it is text."""
+        if type(parts) is not list:
+            raise SecurityError("no operands")  # `map` takes the name of any filter
         if set(map(type, parts)) == {str}:
             self._charge(sum(map(len, parts)) + STEP * len(parts))
             return "".join(parts)

@@ -16,15 +16,19 @@ def kept(found: torch.Tensor, base: torch.Tensor, part: torch.Tensor) -> float:
     return (there / part.square().sum()).item()
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_small_updates_are_not_rounded_away(dtype: torch.dtype, bias: bool) -> None:
+def test_small_updates_are_not_rounded_away(dtype: torch.dtype, bias: bool, device: str) -> None:
     """An update of a tenth of the last bit: of what is added to a rounded number, a third is left.
     Rounding once leaves it with an error of 0.02 (a fifth of a bit each, over 16,384 numbers)."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
     x_XI = random(TOKENS, WIDE).requires_grad_()
     W_OI, A_RI = random(WIDE, WIDE) / 16, (random(RANK, WIDE) / 16).requires_grad_()

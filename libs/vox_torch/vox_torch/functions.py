@@ -99,10 +99,10 @@ class LoraLinear(torch.autograd.Function):
     """A frozen linear layer with its adapter (Hu et al., arXiv:2106.09685).
 
     The product with the base is added to the adapter's part, in the accumulator, and their sum is
-    rounded once. The other way round, what the adapter adds is added to numbers that are rounded
-    already, and where it is less than half of their last bit it is lost: in bfloat16 two thirds of
-    an adapter that adds a thousandth, and the loss of a run stays 1 % above that of float32
-    (docs/adr/0014).
+    rounded once (a bias, which may be large, is added to that). The other way round, what the
+    adapter adds is added to numbers that are rounded already, and where it is less than half of
+    their last bit it is lost: in bfloat16 two thirds of an update of a tenth of a bit, and the loss
+    of a run stays 1 % above that of float32 (docs/adr/0014).
 
     The base is frozen, so the backward has no weight gradient for it; x A^T is computed once more
     there, which costs R / O of what it would cost to keep an output.

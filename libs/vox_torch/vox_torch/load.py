@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -
     model = load_base(job.model, compute_dtype or job.dtype, device, job.quant)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
-        fuse(model)  # rounded as it was while it was trained
+        fuse(model)  # rounded as it is while it is trained
     return TorchModel(model, device)
 
 
@@ -60,6 +61,7 @@ class TorchModel:
 
     def close(self) -> None:
         self._model = None
+        gc.collect()  # fused layers and their forwards know each other
 
     def _forward(self, ids_1T: torch.Tensor, cache: object, keep: int = 0) -> object:
         return self._model(

@@ -69,7 +69,8 @@ class Adapted(nn.Module):
         if type(self.linear) is not nn.Linear:
             y = self.linear(x)
             return y + update.astype(y.dtype)
-        y = mx.addmm(update.astype(x.dtype), x, self.linear.weight.T)
+        dtype = mx.result_type(x, self.linear.weight)
+        y = mx.addmm(update.astype(dtype), x, self.linear.weight.T)
         return y + self.linear.bias if "bias" in self.linear else y
 
     def _gain(self) -> mx.array:
