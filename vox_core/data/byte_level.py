@@ -3,8 +3,9 @@
 fastokens (https://github.com/crusoecloud/fastokens) gives ids alone. In byte-level BPE (Radford et
 al., "Language Models are Unsupervised Multitask Learners", 2019) each id stands for bytes that are
 known, so that the ids say where their characters are. They also say whether they are the text's:
-where their bytes are not, byte for byte, because a normalizer has changed it or a byte has no
-token, the texts are given to the tokenizer itself.
+where their bytes are not, byte for byte, all texts of the batch are given to the tokenizer itself.
+Texts for which that is known beforehand are given to it alone: those that NFC would change (looked
+at whether or not the tokenizer does that), with a character that has no token, or very long.
 
 What could still differ is how a text is cut. Some texts of each batch are cut by both, and one that
 is cut otherwise is a `Disagreement`: whoever meets it begins again without this module.
