@@ -174,3 +174,42 @@ print(is_scipy_available(), known())
 """
     words = says(code)
     assert words[:2] == words[2:]
+
+
+def test_scipy_is_there_once_a_function_of_it_is_called() -> None:
+    """That of a loss which no language model has; and nobody is told that scipy is missing."""
+    code = """
+import_models()
+print("scipy" in sys.modules)
+from transformers.utils import is_scipy_available
+from transformers.loss import loss_for_object_detection as detection
+print(is_scipy_available(), *detection.linear_sum_assignment([[1.0, 2.0], [0.0, 5.0]])[1])
+import scipy.optimize
+print(type(scipy.optimize).__name__)
+"""
+    assert says(code) == ["False", "True", "1", "0", "module"]
+
+
+def test_without_scipy_it_is_not_there() -> None:
+    code = """
+with absent("scipy"):
+    import_models()
+    from transformers.loss import loss_for_object_detection as detection
+print(hasattr(detection, "linear_sum_assignment"))
+"""
+    assert says(code) == ["False"]
+
+
+def test_models_are_known_by_one_scan_as_by_two() -> None:
+    own = """
+import transformers.models
+import transformers.utils.import_utils as utils
+print(utils.create_import_structure_from_path.cache_info().misses)
+print(hash(repr(sorted(transformers.models._class_to_module.items()))))
+print(hash(repr(sorted(transformers._class_to_module.items()))))
+"""
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    two, *names = says(own, environ)
+    one, *same = says(f"import_models(){own}", environ)
+    assert same == names
+    assert int(one) < 0.6 * int(two)

@@ -2,13 +2,15 @@
 
 Models of transformers import torch's compiler (dynamo) to mark some functions for it, and torch's
 layers for models over several processes: 800 modules. vox compiles nothing and computes in one
-process.
+process. They import scipy's optimisers for one function of the losses of object detection, and read
+the sources of all models of transformers twice, to know what each defines: once is enough.
 
 While they are imported and a model is built and trained, a stand-in is in the compiler's place,
 which marks nothing, and gives way to the compiler as soon as it is asked for more. While they are
 imported, torch says of itself that it is built for one process, as some builds are; they ask once,
 and believe it for as long as the process lasts (ADR 0012). Nothing is done where the compiler, or
-several processes, are in use already, or where transformers may have asked before.
+several processes, are in use already, or where transformers may have asked before. The function of
+scipy imports scipy when it is called.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 from vox_torch.libraries import absent
 
@@ -39,6 +41,8 @@ _SHARED = (
     "transformers.models.auto.modeling_auto", "peft",
 )  # fmt: skip
 """What all causal language models import."""
+_FOR_OTHERS = "scipy.optimize"
+_SCAN = "create_import_structure_from_path"
 _ALONE = threading.RLock()
 
 
@@ -48,9 +52,11 @@ def import_models() -> None:
     Raises:
         ImportError: one of them, or torch, is not there.
     """
-    with _ALONE, without_compiler(), absent("bitsandbytes"), ExitStack() as stack:
+    with _ALONE, without_compiler(), absent("bitsandbytes"), _later(_FOR_OTHERS), ExitStack() as on:
         if "transformers" not in sys.modules and not _in_several_processes():
-            stack.enter_context(patch("torch.distributed.is_available", return_value=False))
+            distributed = importlib.import_module("torch.distributed")
+            on.enter_context(_replaced(distributed, "is_available", lambda: False))
+        on.enter_context(_scanned_once(importlib.import_module("transformers.utils.import_utils")))
         for name in _SHARED:
             importlib.import_module(name)
 
@@ -60,6 +66,50 @@ def _in_several_processes() -> bool:
 
     started = distributed.is_available() and distributed.is_initialized()
     return started or "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def _replaced(owner: ModuleType, name: str, value: object) -> Iterator[None]:
+    own = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+@contextmanager
+def _scanned_once(utils: ModuleType) -> Iterator[None]:
+    """The packages `transformers` and `transformers.models` scan the same folder, and name it by
+    its path and by that of a file in it: what the first has found is not looked for again."""
+    own = getattr(utils, _SCAN, None)
+    if own is None:
+        yield
+        return
+
+    def scan(path: str | Path) -> object:
+        return own(Path(path).parent if Path(path).is_file() else path)
+
+    with _replaced(utils, _SCAN, scan):
+        yield
+
+
+@contextmanager
+def _later(name: str) -> Iterator[None]:
+    """A module's functions may be imported, and the module is when one is called."""
+    if name in sys.modules or importlib.util.find_spec(name.partition(".")[0]) is None:
+        yield
+        return
+
+    def give_way() -> None:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+
+    stand_in = sys.modules[name] = _Later(name, give_way)
+    try:
+        yield
+    finally:
+        give_way()
 
 
 @contextmanager
@@ -89,7 +139,8 @@ class _Compiler(ModuleType):
         self.__spec__ = importlib.util.find_spec(_COMPILER)
         self._marked: list[object] = []
         self._within = _Within(self)
-        self._modules = {_COMPILER: self, _ASKED_FOR_A_CLASS: _Later(_ASKED_FOR_A_CLASS, self)}
+        later = _Later(_ASKED_FOR_A_CLASS, self.give_way)
+        self._modules = {_COMPILER: self, _ASKED_FOR_A_CLASS: later}
 
     def __getattr__(self, name: str) -> Any:
         if name in _MARKERS:
@@ -160,16 +211,16 @@ class _Made(Loader):
 class _Later(ModuleType):
     """Whose functions and classes are those of the real module, once they are called."""
 
-    def __init__(self, name: str, compiler: _Compiler) -> None:
+    def __init__(self, name: str, give_way: Callable[[], None]) -> None:
         super().__init__(name)
-        self._compiler = compiler
+        self._give_way = give_way
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
 
         def call(*args: object, **more: object) -> object:
-            self._compiler.give_way()
+            self._give_way()
             return getattr(importlib.import_module(self.__name__), name)(*args, **more)
 
         return call

@@ -5,6 +5,9 @@ down projections), and is swapped if both ways give the same on random numbers b
 What is not recognised, or differs, or is trained itself, keeps its own forward. Only the instance
 is touched: other models of the same class never notice.
 
+Norms are tried one by one, as a norm of ones does not show where its weight comes in. Of the others
+the first with the same code answers for all.
+
 This module imports torch, and is imported when there is a model to compute with.
 
 Shape legend: X tokens, H hidden size, N heads, T tokens, D features of a head.
@@ -50,7 +53,7 @@ def swap(model: nn.Module, dtype: torch.dtype, device: str) -> dict[str, int]:
     """
     counts = {"norms": 0, "feed-forwards": 0, "rotary positions": 0}
     like = torch.empty(0, dtype=dtype, device=device)
-    ways: tuple[Way, ...] = (_norm, _gated, _rotary)
+    ways: tuple[Way, ...] = (_norm, partial(_gated, {}), partial(_rotary, {}))
     with torch.no_grad():
         for module in list(model.eval().modules()):
             for kind, way in zip(counts, ways, strict=True):
@@ -125,28 +128,39 @@ def _norm_ways(weight_H: torch.Tensor, eps: float) -> Iterator[_NormWay]:
 # --- feed-forwards --------------------------------------------------------------------------------
 
 
-def _gated(module: nn.Module, like: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _gated(
+    tried: dict[tuple[type, bool], bool], module: nn.Module, like: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
     code = getattr(type(module).forward, "__code__", None)
     if code is None or set(code.co_names) != _FEED_FORWARD or not _takes_one(module):
         return None
     tanh = _activation(module.act_fn, like)
-    width = getattr(module.gate_proj, "in_features", None)
-    if tanh is None or not isinstance(width, int):
+    if tanh is None:
         return None
-    x_1XH = _random(1, 3, width).to(like)
+    forward = partial(_feed_forward, module, tanh)
+    kind = type(module), tanh
+    if kind not in tried:
+        tried[kind] = _gates(module, forward, like)
+    return forward if tried[kind] else None
+
+
+def _gates(
+    module: Any, forward: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+) -> bool:
+    """Whether `forward` is what the module computes, for large gates too."""
+    x_1XH = _random(1, 3, module.gate_proj.in_features).to(like)
     largest = max(part(x_1XH).abs().max() for part in (module.gate_proj, module.up_proj))
     x_1XH[:, 1] *= (_LARGEST_GATE / largest.clamp(min=1e-3)).to(like)
-    forward = partial(_feed_forward, module, tanh)
-    return forward if _same(forward(x_1XH), module(x_1XH)) else None
+    return _same(forward(x_1XH), module(x_1XH))
 
 
 def _activation(act: Any, like: torch.Tensor) -> bool | None:
     """Whether it is the GELU by a hyperbolic tangent; None if it is neither that nor SiLU."""
-    x = torch.linspace(-6, 6, 97).to(like)
-    found = act(x)
-    if _same(found, functional.silu(x)):
+    x_2X = torch.stack([torch.linspace(-most, most, 97) for most in (6, _LARGEST_GATE)]).to(like)
+    found = act(x_2X)
+    if _same(found, functional.silu(x_2X)):
         return False
-    return True if _same(found, functional.gelu(x, approximate="tanh")) else None
+    return True if _same(found, functional.gelu(x_2X, approximate="tanh")) else None
 
 
 def _feed_forward(module: Any, tanh: bool, x: torch.Tensor) -> torch.Tensor:
@@ -157,14 +171,18 @@ def _feed_forward(module: Any, tanh: bool, x: torch.Tensor) -> torch.Tensor:
 # --- rotary positions -----------------------------------------------------------------------------
 
 
-def _rotary(module: nn.Module, like: torch.Tensor) -> Callable[..., Any] | None:
+def _rotary(
+    tried: dict[Callable[..., Pair], bool], module: nn.Module, like: torch.Tensor
+) -> Callable[..., Any] | None:
     """The forward of an attention module, with another function where it turns query and key."""
     forward = type(module).forward
     code = getattr(forward, "__code__", None)
     if code is None or _ROTARY not in code.co_names or "forward" in vars(module):
         return None
     own = forward.__globals__[_ROTARY]
-    if not _turns(own, like):
+    if own not in tried:
+        tried[own] = _turns(own, like)
+    if not tried[own]:
         return None
     changed = types.FunctionType(
         code,
