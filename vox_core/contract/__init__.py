@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from vox_core.contract.batch import (
     Batch,
     Step,
+    cut_to_rows,
     padded_groups,
 )
 from vox_core.contract.events import (
@@ -126,5 +127,6 @@ __all__ = [
     "Unrated",
     "Validation",
     "World",
+    "cut_to_rows",
     "padded_groups",
 ]

@@ -199,7 +199,7 @@ class ExecutionPlan:
             a knob that is left out has its first value. They change time and memory, and no number.
         packing: what `micro_batch_tokens` bounds: positions of a micro-batch in padded rows, or its
             tokens end to end. A backend that pads, and is given the latter, cuts its micro-batches
-            anew (`padded_groups`).
+            anew (`cut_to_rows`).
     """
 
     contract: FineTuneContract

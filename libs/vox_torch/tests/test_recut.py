@@ -9,10 +9,9 @@ import pytest
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, train
 from libs.vox_torch.tests.test_train import ADAPTER, LOSS, frobenius
 
-from vox_core.contract import Step
+from vox_core.contract import Step, cut_to_rows
 from vox_core.data.packing import grouped
 from vox_torch.forward import Padded
-from vox_torch.layout import cut_to_rows
 
 BUDGET = 60
 

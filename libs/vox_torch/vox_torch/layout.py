@@ -13,11 +13,9 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import Batch, padded_groups
+from vox_core.contract import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     from numpy.typing import NDArray
 
@@ -89,28 +87,6 @@ class EndToEnd:
     chosen_K: torch.Tensor
     extents: Extents
     trained: Trained
-
-
-def cut_to_rows(batches: Sequence[Batch], tokens: int) -> list[Batch]:
-    """The documents of some batches in others, each a single one or `tokens` positions at the most
-    when it is padded rows."""
-    import numpy as np
-
-    found = [(batch, extent) for batch in batches for extent in batch.documents()]
-    lengths = [extent.stop - extent.start for _, extent in found]
-    made = []
-    for group in padded_groups(lengths, tokens):
-        parts = [found[index] for index in group]
-        bounds = np.cumsum([0, *(lengths[index] for index in group)], dtype=np.int64)
-        made.append(
-            Batch(
-                np.concatenate([batch.tokens_T[at] for batch, at in parts]),
-                np.concatenate([batch.targets_T[at] for batch, at in parts]),
-                np.concatenate([batch.weights_T[at] for batch, at in parts]),
-                bounds[:-1],
-            )
-        )
-    return made
 
 
 def rows(batch: Batch, device: str) -> Rows:

@@ -24,11 +24,11 @@ from vox_core.contract import (
     TrainJob,
     TrainResult,
     TrainState,
+    cut_to_rows,
 )
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_torch.base import load_base
 from vox_torch.inject import attach
-from vox_torch.layout import cut_to_rows
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back, halved
 from vox_torch.optimizer import MasterAdamW

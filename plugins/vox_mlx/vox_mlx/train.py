@@ -7,22 +7,35 @@ seed, step, micro-batch).
 MLX builds a graph and computes when asked. Here it is asked once per micro-batch, for the loss and
 the sum of the gradients together, and once per step, for values and moments: a longer graph would
 hold every micro-batch's activations at once, a shorter one would wait for the device more often.
+
+A CPU is as quick with few tokens as with many, and slower with padding and with what leaves its
+caches: there, micro-batches are cut into smaller ones, most of a single document.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from vox_core.adapter.mlx_config import require_window
-from vox_core.contract import RunContext, Step, StepDone, TrainJob, TrainResult, TrainState
+from vox_core.contract import (
+    RunContext,
+    Step,
+    StepDone,
+    TrainJob,
+    TrainResult,
+    TrainState,
+    cut_to_rows,
+)
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
+from vox_mlx.attention import attend_in_blocks
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.head import choose_at_head
+from vox_mlx.heap import keep_memory
 from vox_mlx.inject import inject
 from vox_mlx.loss import LENGTHS, Arrays, rows, weighted_nll
 from vox_mlx.optimizer import AdamW, Values, global_norm
@@ -31,6 +44,9 @@ from vox_mlx.recompute import recompute_layers
 if TYPE_CHECKING:
     from vox_core.contract import Batch
 
+_ON_CPU = 256
+"""Positions of padded rows at once. The cost of a call is that of some 30 tokens of SmolLM2."""
+
 
 class Trainer:
     """One run: the model with room for the adapter, the optimizer, the way from step to step."""
@@ -38,6 +54,8 @@ class Trainer:
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
         require_window(read_config(job.model), plan.longest or contract.seq_len)
+        if not _on_gpu():
+            keep_memory()
         # Nothing is read of the weights before it is known that the adapter fits.
         model = load_base(job.model, plan.dtype, contract.quant, lazy=True)
         model.train()  # families with a kernel for inference alone choose by this flag
@@ -46,6 +64,8 @@ class Trainer:
         )
         mx.eval(model.parameters())
         self._chosen = choose_at_head(model)
+        if not _on_gpu():
+            attend_in_blocks(model)
         if plan.gradient_checkpointing:
             recompute_layers(self._injected)
         self._dtype = mlx_dtype(plan.dtype)
@@ -60,7 +80,7 @@ class Trainer:
     def evaluate(self, batches: Iterable[Batch]) -> float:
         """Weighted mean loss over `batches`."""
         total, weight = 0.0, 0.0
-        for batch in batches:
+        for batch in _cut(batches):
             total += self._share(self._optimizer.values, self._rows(batch), None).item()
             weight += float(batch.weights_T.sum())
         return total / weight
@@ -93,7 +113,7 @@ class Trainer:
     def _finite_gradients(self, step: Step) -> tuple[float, Values, float]:
         """Loss, gradients and their norm."""
         loss, gradients = 0.0, Values()
-        for index, batch in enumerate(step.batches):
+        for index, batch in enumerate(_cut(step.batches)):
             key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
             share, more = self._value_and_grad(self._optimizer.values, self._rows(batch), key)
             gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
@@ -116,6 +136,12 @@ class Trainer:
         self._injected.dropout.begin(key, len(self._job.start.adapter.modules))
         self._chosen.index_K = index_K
         return weighted_nll(self._injected.model(tokens_NL), targets_K, weights_K)
+
+
+def _cut(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """As they are to be computed."""
+    for batch in batches:
+        yield from [batch] if _on_gpu() else cut_to_rows([batch], _ON_CPU)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
