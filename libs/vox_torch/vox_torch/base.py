@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
@@ -54,18 +54,13 @@ def load_base(
 
 
 def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
+    from vox_torch.building import WithoutSymbols
 
-    model: PreTrainedModel
     with quiet(), model_errors(folder):
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch_dtype(dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        try:
+            model, report = _from_pretrained(folder, dtype, WithoutSymbols())
+        except RuntimeError:  # a family that computes with both devices
+            model, report = _from_pretrained(folder, dtype, nullcontext())
     missing = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
     if missing:
         raise ModelError(
@@ -76,6 +71,23 @@ def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
             remedy="fetch the model again, whole",
         )
     return model
+
+
+def _from_pretrained(
+    folder: Path, dtype: ComputeDType, context: AbstractContextManager[object]
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    from transformers import AutoModelForCausalLM
+
+    with context:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch_dtype(dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    return model, report
 
 
 @contextmanager
