@@ -168,10 +168,9 @@ class _ClampedInside(LlamaMLP):
 def test_a_feed_forward_that_clamps_keeps_its_own(kind, taken):
     """Where numbers are small as well: the limit is far from them."""
     config = LlamaConfig(hidden_size=16, intermediate_size=32, num_attention_heads=2)
-    module = kind(config).requires_grad_(False)
-    others = [LlamaMLP(config).requires_grad_(False) for _ in range(2)]
-    for pair in ((others[0], module), (module, others[1])):
-        assert swap(nn.Sequential(*pair), torch.float32, "cpu")["feed-forwards"] == 1 + taken
+    for pair in ((LlamaMLP, kind), (kind, LlamaMLP)):
+        model = nn.Sequential(*(each(config) for each in pair)).requires_grad_(False)
+        assert swap(model, torch.float32, "cpu")["feed-forwards"] == 1 + taken
 
 
 def test_a_quantised_feed_forward_without_an_adapter_is_swapped(tiny):

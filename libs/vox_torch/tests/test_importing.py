@@ -192,6 +192,42 @@ print(type(scipy.optimize).__name__)
     assert says(code) == ["False", "True", "1", "0", "module"]
 
 
+def test_what_is_within_scipys_module_is_imported() -> None:
+    """While the stand-in is there, too."""
+    code = """
+from vox_torch.importing import _later
+with _later("scipy.optimize"):
+    from scipy.optimize._linesearch import line_search_wolfe1
+import scipy.optimize._linesearch as real
+import scipy.optimize
+print(real is sys.modules["scipy.optimize._linesearch"] is scipy.optimize._linesearch)
+print(real.line_search_wolfe1 is line_search_wolfe1, type(sys.modules["scipy.optimize"]).__name__)
+"""
+    assert says(code) == ["True", "True", "module"]
+
+
+def test_scikit_learn_gets_no_stand_in(tmp_path) -> None:
+    """transformers imports it where it is installed, for a curve of candidates."""
+    package = tmp_path / "sklearn"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '1.8.0'")
+    (package / "metrics.py").write_text(
+        "from scipy import optimize\nfrom scipy.optimize import OptimizeResult\n"
+        "class roc_curve(OptimizeResult): pass\n"
+        "kind = type(optimize).__name__\n"
+    )
+    code = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import importlib.metadata as metadata
+own = metadata.version
+metadata.version = lambda name: "1.8.0" if name == "scikit-learn" else own(name)
+import_models()
+import sklearn.metrics
+print(sklearn.metrics.kind)
+"""
+    assert says(code) == ["module"]
+
+
 def test_without_scipy_it_is_not_there() -> None:
     code = """
 with absent("scipy"):

@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -41,7 +41,7 @@ _SHARED = (
     "transformers.models.auto.modeling_auto", "peft",
 )  # fmt: skip
 """What all causal language models import."""
-_FOR_OTHERS = "scipy.optimize"
+_LOSSES, _FOR_OTHERS = "transformers.loss.loss_utils", "scipy.optimize"
 _SCAN = "create_import_structure_from_path"
 _ALONE = threading.RLock()
 
@@ -52,11 +52,14 @@ def import_models() -> None:
     Raises:
         ImportError: one of them, or torch, is not there.
     """
-    with _ALONE, without_compiler(), absent("bitsandbytes"), _later(_FOR_OTHERS), ExitStack() as on:
+    with _ALONE, without_compiler(), absent("bitsandbytes"), ExitStack() as on:
         if "transformers" not in sys.modules and not _in_several_processes():
             distributed = importlib.import_module("torch.distributed")
             on.enter_context(_replaced(distributed, "is_available", lambda: False))
         on.enter_context(_scanned_once(importlib.import_module("transformers.utils.import_utils")))
+        # Nothing else gets the stand-in: scikit-learn, which transformers imports too, needs more.
+        with _later(_FOR_OTHERS), suppress(ModuleNotFoundError):
+            importlib.import_module(_LOSSES)
         for name in _SHARED:
             importlib.import_module(name)
 
@@ -102,10 +105,14 @@ def _later(name: str) -> Iterator[None]:
         return
 
     def give_way() -> None:
+        if within in sys.meta_path:
+            sys.meta_path.remove(within)
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
 
-    stand_in = sys.modules[name] = _Later(name, give_way)
+    within, stand_in = _Within(name, give_way), _Later(name, give_way)
+    sys.meta_path.insert(0, within)
+    sys.modules[name] = stand_in
     try:
         yield
     finally:
@@ -138,7 +145,7 @@ class _Compiler(ModuleType):
         super().__init__(_COMPILER)
         self.__spec__ = importlib.util.find_spec(_COMPILER)
         self._marked: list[object] = []
-        self._within = _Within(self)
+        self._within = _Within(_COMPILER, self.give_way)
         later = _Later(_ASKED_FOR_A_CLASS, self.give_way)
         self._modules = {_COMPILER: self, _ASKED_FOR_A_CLASS: later}
 
@@ -176,17 +183,17 @@ class _Compiler(ModuleType):
 
 
 class _Within(MetaPathFinder):
-    """Finds modules within the compiler, for the import system: the stand-in gives way before one
-    is imported, and the compiler, which is imported then, may have it already."""
+    """Finds modules within a package, for the import system: the stand-in gives way before one is
+    imported, and the package, which is imported then, may have it already."""
 
-    def __init__(self, compiler: _Compiler) -> None:
-        self._compiler = compiler
+    def __init__(self, package: str, give_way: Callable[[], None]) -> None:
+        self._package, self._give_way = package, give_way
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if not name.startswith(f"{_COMPILER}."):
+        if not name.startswith(f"{self._package}."):
             return None
-        self._compiler.give_way()
-        importlib.import_module(_COMPILER)
+        self._give_way()
+        importlib.import_module(self._package)
         module = sys.modules.get(name)
         if module is None:
             return importlib.util.find_spec(name)
@@ -210,6 +217,8 @@ class _Made(Loader):
 
 class _Later(ModuleType):
     """Whose functions and classes are those of the real module, once they are called."""
+
+    __path__: ClassVar[list[str]] = []
 
     def __init__(self, name: str, give_way: Callable[[], None]) -> None:
         super().__init__(name)

@@ -134,6 +134,8 @@ def _gated(
     code = getattr(type(module).forward, "__code__", None)
     if code is None or set(code.co_names) != _FEED_FORWARD or not _takes_one(module):
         return None
+    if "forward" in vars(module):
+        return None
     tanh = _activation(module.act_fn, like)
     if tanh is None:
         return None
