@@ -247,8 +247,17 @@ def _pip_change(row: Mapping[str, Any], before: Mapping[str, str]) -> Change:
         row["metadata"]["version"],
         source,
         row["is_direct"],
-        download.get("archive_info", {}).get("hashes", {}).get("sha256"),
+        _pip_sha256(download),
     )
+
+
+def _pip_sha256(download: Mapping[str, Any]) -> str | None:
+    """Of an archive; pip 23.0 leaves it out where the archive lies in a folder."""
+    told: str | None = download.get("archive_info", {}).get("hashes", {}).get("sha256")
+    archive = local_path(download["url"])
+    if told is None and archive is not None and archive.is_file():
+        return digest(archive)
+    return told
 
 
 # --- uv -------------------------------------------------------------------------------------------

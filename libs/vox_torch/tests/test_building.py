@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, MptConfig, PhimoeConfig
 
+from vox_core.errors import ModelError
 from vox_core.testing.tiny import FAMILIES
 from vox_torch import base
 from vox_torch.base import load_base
@@ -87,6 +88,27 @@ def test_families_that_nobody_thought_of_are_the_same(monkeypatch, tmp_path, kin
             setattr(config, name, value)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     require_same(tmp_path, monkeypatch)
+
+
+def test_what_has_memory_is_filled():
+    with WithoutSymbols():
+        filled = torch.full((64,), 7.0).normal_()
+        torch.nn.init.normal_(other := torch.full((64,), 7.0))
+    assert (filled != 7).all()
+    assert (other != 7).all()
+
+
+def test_what_fails_otherwise_is_tried_once(tiny, monkeypatch):
+    tries = []
+
+    def fail(*_):
+        tries.append(1)
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(base, "_from_pretrained", fail)
+    with pytest.raises(ModelError, match="cannot load"):
+        load_base(tiny("llama"), "fp32", "cpu")
+    assert len(tries) == 1
 
 
 def test_what_cannot_be_built_so_is_built_as_transformers_does(tiny, monkeypatch):

@@ -173,6 +173,19 @@ def test_a_feed_forward_that_clamps_keeps_its_own(kind, taken):
         assert swap(model, torch.float32, "cpu")["feed-forwards"] == 1 + taken
 
 
+@pytest.mark.parametrize(
+    ("known", "other"), [("silu", "quick_gelu"), ("gelu_pytorch_tanh", "relu")]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_feed_forward_with_another_activation_keeps_its_own(dtype, known, other):
+    """In half precision the two look alike."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    for names in ((known, other), (other, known)):
+        modules = [LlamaMLP(LlamaConfig(**sizes, hidden_act=name)) for name in names]
+        model = nn.Sequential(*modules).to(dtype).requires_grad_(False)
+        assert swap(model, dtype, "cpu")["feed-forwards"] == 1
+
+
 def test_a_quantised_feed_forward_without_an_adapter_is_swapped(tiny):
     """It has no parameter at all."""
     folder = tiny("llama")

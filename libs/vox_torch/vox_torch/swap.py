@@ -136,7 +136,8 @@ def _gated(
         return None
     if "forward" in vars(module):
         return None
-    tanh = _activation(module.act_fn, like)
+    # In float32, where activations that look alike in half precision do not.
+    tanh = _activation(module.act_fn, like.float())
     if tanh is None:
         return None
     forward = partial(_feed_forward, module, tanh)

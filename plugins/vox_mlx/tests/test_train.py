@@ -46,6 +46,29 @@ def test_recomputed_activations_are_not_kept(model, monkeypatch):
     assert len(seen) == 2 * layers
 
 
+def test_on_a_cpu_micro_batches_are_cut_and_no_number_changes(model, monkeypatch):
+    calls: dict[str, int] = {}
+
+    def noting(name):
+        own = getattr(train, name)
+
+        def note(*arguments):
+            calls[name] = calls.get(name, 0) + 1
+            return own(*arguments)
+
+        monkeypatch.setattr(train, name, note)
+
+    for name in ("rows", "keep_memory", "attend_in_blocks"):
+        noting(name)
+    monkeypatch.setattr(train, "_on_gpu", lambda: False)
+    whole, before = losses(model), dict(calls)
+    calls.clear()
+    monkeypatch.setattr(train, "_ON_CPU", 1)
+    assert losses(model) == pytest.approx(whole, rel=1e-5)
+    assert calls["rows"] == 2 * before["rows"]  # of batches of two documents
+    assert calls["keep_memory"] == calls["attend_in_blocks"] == 1
+
+
 def test_a_compiled_step_is_the_same(model, monkeypatch):
     plain = losses(model, count=2, dropout=0.1)
     monkeypatch.setattr(train, "_compiled", mx.compile)

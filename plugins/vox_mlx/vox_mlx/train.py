@@ -8,8 +8,9 @@ MLX builds a graph and computes when asked. Here it is asked once per micro-batc
 the sum of the gradients together, and once per step, for values and moments: a longer graph would
 hold every micro-batch's activations at once, a shorter one would wait for the device more often.
 
-A CPU is as quick with few tokens as with many, and slower with padding and with what leaves its
-caches: there, micro-batches are cut into smaller ones, most of a single document.
+From some hundred tokens on a CPU is as quick with few as with many, and slower with padding and
+with what leaves its caches: there, micro-batches are cut into smaller ones, most of a single
+document. Dropout is keyed by these.
 """
 
 from __future__ import annotations
