@@ -2,8 +2,7 @@
 
 Each measurement has a process of its own, and its memory is the most that this process held. Rounds
 are interleaved, so that a busy machine slows all, and ratios are taken round by round, of processor
-time (user and system); wall time is shown beside it. `slow` reads every row the slow way, which is
-what `quick.py` is held against.
+time (user and system); wall time is shown beside it.
 
     python benchmarks/reading.py [--rows 1000000] [--rounds 3]
 """
@@ -33,18 +32,9 @@ PEER = (
     "    for line in file:\n"
     "        json.loads(line)\n"
 )
-SLOW = (
-    "import sys\n"
-    "from pathlib import Path\n"
-    "from vox_core.data.jsonl import numbered_lines, parse_object\n"
-    "from vox_core.data.rows import parse_row\n"
-    "for number, line in numbered_lines(Path(sys.argv[1])):\n"
-    "    parse_row(parse_object(line))\n"
-)
 COMMANDS = {
     "wc -l and json.loads": ["-c", PEER],
     "vox data check": ["-m", "vox_core.cli", "data", "check"],
-    "the slow way": ["-c", SLOW],
 }
 
 

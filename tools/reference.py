@@ -147,12 +147,20 @@ def catalog_page() -> str:
     columns = ("id", "plugins", "libraries", "extends", "description")
     parts.append(f"## Bundles\n\n{table(*columns, bundles)}")
     models = [
-        [f"`{each.id}`", f"{each.size:,} bytes", each.licence, f"`{each.source}`", each.description]
+        [
+            f"`{each.id}`",
+            f"{each.parameters:,}",
+            each.licence,
+            in_words([part.source for part in each.parts]) or f"`{each.hub}`",
+            "yes" if each.gated else "",
+            each.description,
+        ]
         for each in catalog.models.values()
     ]
-    parts.append(f"## Models\n\n{table('id', 'size', 'licence', 'source', 'description', models)}")
+    columns = ("id", "parameters", "licence", "source", "gated", "description")
+    parts.append(f"## Models\n\n{_ABOUT_MODELS}\n{table(*columns, models)}")
     parts.append(_ABOUT_KEYS)
-    for section in schema.SECTIONS:
+    for section in schema.TABLES:
         rows = [key_row(section, *item) for item in schema.keys(section).items()]
         parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
     return "\n".join(parts)
@@ -163,6 +171,11 @@ What vox knows by name: `catalog.toml`, and the files that `VOX_CATALOG` (separa
 and `[plugin] catalogs` in `vox.toml` add to it. Only here does an id become the name of a
 distribution; it is never guessed. An id that two files define is an error. All faults of all files
 are reported at once.
+"""
+
+_ABOUT_MODELS = """\
+A model with `parts` comes out of wheels on the package index, whose sizes and SHA-256 are checked;
+the others come from the repository `hub`, of which nothing is pinned.
 """
 
 _ABOUT_KEYS = """\

@@ -11,6 +11,11 @@ from pathlib import Path
 from vox_core import files
 from vox_core.errors import OutputError
 
+CACHE_VERSION = 2
+"""Version of everything derived from data files: rows, facts, templates, tokens. Raise it with each
+change of the code that changes them: entries of another version are not used. A test compares it
+with the golden tokens (`tests/golden/test_cache_version.py`)."""
+
 
 def cache_root() -> Path:
     """The root of the cache; it need not exist yet."""

@@ -24,6 +24,7 @@ This module formats; it never prints and never exits.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 MAX_FAULTS_SHOWN = 20
@@ -72,12 +73,14 @@ CODES: dict[str, str] = {
     "A001": "the folder holds no adapter that vox can read",
     "A002": "the adapter does not belong to this base model",
     "A003": "the adapter uses a feature that vox cannot represent",
-    "O001": "the output folder exists",
+    "O001": "the output path exists",
     "O002": "the output folder cannot be written",
     "O003": "another process is working in this run folder",
+    "O004": "the output path is one that is read",
     "P001": "the contract cannot be carried out",
     "P002": "a target module does not exist in the model",
     "P003": "the run cannot be resumed under this contract",
+    "P004": "the run needs more memory than the device has",
     "P010": "the plan is none that can be run",
     "P011": "the run would not be the one that was planned",
     "P012": "a flag says something else than the plan",
@@ -116,6 +119,11 @@ CODES: dict[str, str] = {
     "X002": "a bug in vox",
     "X003": "pip could not make a wheel of a bundle",
 }
+
+
+def command(*words: object) -> str:
+    """A command line to copy into a shell, quoted where a path or a name needs it."""
+    return shlex.join(map(str, words))
 
 
 class VoxError(Exception):

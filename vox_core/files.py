@@ -15,7 +15,7 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -232,10 +232,40 @@ def require_absent(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise OutputError(
             "O001",
-            "the output folder exists",
+            "the output path exists",
             where=path,
-            remedy=f"choose another one with --out, or remove it: rm -r {path}",
+            found="a folder" if path.is_dir() else "a file",
+            expected="a path where there is nothing yet",
+            remedy="choose another one with --out",
         )
+
+
+def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
+    """Refuse to write to, into or around what is read.
+
+    A folder that is read and holds the working folder may hold the output, too: any relative path
+    lies in it.
+
+    Args:
+        inputs: what says it, such as `--data`, and the path.
+
+    Raises:
+        OutputError: O004.
+    """
+    place, here = out.resolve(), Path.cwd()
+    for flag, path in inputs:
+        read = path.resolve()
+        inside = read in place.parents and read not in (here, *here.parents)
+        if place == read or inside or place in read.parents:
+            how = "is" if place == read else "lies inside" if inside else "contains"
+            raise OutputError(
+                "O004",
+                "the output path is one that is read",
+                where=f"--out {out}",
+                found=f"it {how} {flag} {path}",
+                expected="a path apart from the data and the model",
+                remedy="choose another one with --out",
+            )
 
 
 def sync_folder(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core.adapter.targets import (
     HasShape,
     format_of,
+    leaf_names,
     linear_modules,
     parameter_names,
     quantised_modules,
@@ -202,7 +203,9 @@ def make_plan(
     }
     reached = quantised_modules(tensors, contract.model.model_type, contract.quant)
     quantised = {} if stored else reached
+    trained = {path: shape for path, shape in modules.items() if f"{path}.weight" not in saved}
     faults = [
+        *_rank_faults(contract.adapter.rank, trained),
         *_reasons_why_not(contract, saved, config),
         *_width_faults(contract.quant, quantised),
         *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
@@ -222,7 +225,7 @@ def make_plan(
         device=selection.hardware.devices[0].name if selection.hardware.devices else "unknown",
         dtype=resolve_dtype(settings.dtype, selection.hardware),
         micro_batch_tokens=settings.micro_batch_tokens,
-        modules={path: shape for path, shape in modules.items() if f"{path}.weight" not in saved},
+        modules=trained,
         eval_every=settings.eval_every,
         save_every=settings.save_every,
         saved=saved,
@@ -263,6 +266,20 @@ def _reasons_why_not(
                 f"--modules-to-save {module}: the model ties its embedding and its output head, "
                 "and training one whole would untie them"
             )
+
+
+def _rank_faults(rank: int, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+    """B @ A has at most the rank of the module's smaller side; beyond it, parameters are wasted."""
+    side = {path: min(each.out_features, each.in_features) for path, each in modules.items()}
+    narrow = [path for path in modules if side[path] < rank]
+    if not narrow:
+        return
+    path = min(narrow, key=lambda each: side[each])
+    shape = f"{modules[path].out_features} x {modules[path].in_features}"
+    fault = f"--rank {rank}: {path} is {shape}; the largest rank that fits is {side[path]}"
+    rest = {*leaf_names(modules)} - {*leaf_names(narrow)}
+    others = " ".join(f"--targets {name}" for name in sorted(rest))
+    yield fault + (f", or train other modules alone: {others}" if others else "")
 
 
 def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:

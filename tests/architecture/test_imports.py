@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports from rows below its own. `vox_core` is the package itself.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"vox_core"}),
-    frozenset({"bounded_json", "bounded_toml", "errors", "links", "quickstart", "disk"}),
+    frozenset({"bounded_json", "errors", "links", "quickstart", "disk"}),
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),

@@ -38,7 +38,8 @@ def vox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """`vox("train", "--rank", 8, stdin="…")` -> exit code, stdout, stderr."""
 
     def run(*arguments: object, stdin: str = "") -> Done:
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        text = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", text)
         capsys.readouterr()
         code = errors.run(root, [str(argument) for argument in arguments])
         return Done(code, *capsys.readouterr())

@@ -14,6 +14,7 @@ from typing import Any
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
 from vox_core.run.convert import ConvertReport
 from vox_core.run.equal import SameLogits
+from vox_core.run.load import Answer
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
 from vox_core.run.report import TrainReport
@@ -73,7 +74,7 @@ class Merging:
     def __call__(self, reference: str, settings: Any, *, observe: Any, **_: Any) -> MergeReport:
         self.calls.append((reference, settings))
         observe(Notice("proving"))
-        proof = Proof(1e-4, 1e-2, 0.3, 1.0, 1e-3, 32)
+        proof = Proof("bf16", 1e-4, 1e-2, 0.3, 0.83, 1e-3, 32)
         return MergeReport(settings.out or Path(f"{reference}-merged"), "m", 14, proof)
 
 
@@ -115,9 +116,13 @@ class Voice:
         observe(Notice(WHY))
         yield self
 
-    def reply(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def reply(self, messages: list[dict[str, str]], row: int = 0) -> Answer:
+        return Answer(7, lambda answer: self._pieces(messages, row, answer))
+
+    def _pieces(self, messages: list[dict[str, str]], row: int, answer: Answer) -> Iterator[str]:
         yield f"{len(messages)}:"
         if self.interrupted:
             self.interrupted -= 1
             raise KeyboardInterrupt
-        yield messages[-1]["content"].upper()
+        yield messages[-1]["content"].upper() + " again" * row
+        answer.completion_tokens, answer.finish_reason = 2, "stop"

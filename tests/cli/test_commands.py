@@ -6,17 +6,23 @@ Progress is on stderr, results on stdout; `--json` prints one object.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.services import WHY, Converting, Merging, Training, Voice
+from tests.cli.services import STEP, WHY, Converting, Merging, Training, Voice, start
+from tests.run.history_samples import make_run
 from vox_core.catalog import load_catalog
 from vox_core.config import MergeSettings
+from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
 from vox_core.run.equal import SameLogits
+from vox_core.run.locate import locate
 from vox_core.run.merge import MergeReport, Requantised
 from vox_core.run.stop import StoppedAtOnce
 
@@ -42,7 +48,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
     assert done.code == 0
     assert done.out.splitlines() == [
         "run            runs/a",
-        "steps          3 of 3 in 0:12, the first 4.2 s after the start",
+        "steps          3 of 3 in 0:12 (startup 4.2 s)",
         "loss           3.0000",
         "held-out loss  4.0000 -> 1.0000 (75 % lower)",
         "next: vox chat runs/a   or   vox merge runs/a",
@@ -58,6 +64,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "run": "runs/a",
         "stopped": False,
         "steps": 3,
+        "warnings": [],
         "total_steps": 3,
         "seconds": 12.0,
         "startup_seconds": 4.25,
@@ -67,7 +74,24 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "best_step": None,
         "best_loss": None,
         "adapter_step": None,
+        "rows": None,
+        "epochs": None,
     }
+
+
+def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
+    def hints(**report: Any) -> list[str]:
+        facts = {"rows": 20, "epochs": 1.0, **report}
+        monkeypatch.setattr("vox_core.run.train.train", Training(report=facts))
+        lines = vox("train", "--out", "runs/a").out.splitlines()
+        return [line for line in lines if line.startswith("hint")]
+
+    assert hints() == [
+        "hint: 3 steps are few. Try --epochs 3 (9 steps), --lr 1e-3, or more than 20 examples"
+    ]
+    assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
+    monkeypatch.setattr("vox_core.cli.train.SHORT_RUN", 3)
+    assert hints() == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
@@ -115,6 +139,34 @@ def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) 
     assert "'lr'" in done.err
 
 
+def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path) -> None:
+    """Of a run whose name has a space and a quote: what is copied names that folder."""
+    run, there = "it's mine/a run", "over there/it's"
+    services = {"train": Training(), "merge": Merging(), "convert": Converting()}
+    for name, service in services.items():
+        monkeypatch.setattr(f"vox_core.run.{name}.{name}", service)
+
+    def said(line: str, before: str) -> list[str]:
+        return shlex.split(line.partition(before)[2])
+
+    def last(*command: str) -> str:
+        return vox(*command).out.splitlines()[-1]
+
+    chat, merge = last("train", "--out", run).removeprefix("next: ").split("   or   ")
+    assert (shlex.split(chat), shlex.split(merge)) == (["vox", "chat", run], ["vox", "merge", run])
+    for command in (("merge", run), ("convert", run, "--to", "mlx", "--model", "org/m")):
+        assert said(last(*command, "--out", there), "next: ") == ["vox", "chat", there]
+    services["train"].stopped = True
+    resume = ["vox", "train", "--resume", run]
+    assert said(vox("train", "--out", run).err.splitlines()[-1], "go on with: ") == resume
+    make_run(tmp_path / run, [start(4), STEP])
+    assert said(vox("runs", "show", run).out, "next") == resume
+    (tmp_path / run / "checkpoints" / "step-1").mkdir(parents=True)
+    with pytest.raises(AdapterError) as caught:
+        locate(run)
+    assert said(caught.value.remedy, "finish it: ") == resume
+
+
 # --- merge ----------------------------------------------------------------------------------------
 
 
@@ -125,10 +177,11 @@ def test_merge_shows_its_proof(vox, monkeypatch) -> None:
     assert (done.code, done.err) == (0, "proving\n")
     assert service.calls[0][0] == "runs/a"
     assert done.out.splitlines() == [
-        "merged   whole",
-        "base     m, 14 modules changed",
-        "proof    logits differ from base + adapter by 1.0e-04 (allowed 1.0e-02) at 32 positions",
-        "adapter  changes the logits by 3.0e-01; 100.0% of that is in the merged model",
+        "merged    whole",
+        "base      m, 14 modules changed",
+        "verified  logits differ from base + adapter by 1.0e-04 (allowed 1.0e-02) at 32 positions",
+        "adapter   changes the logits by 3.0e-01; 83% of that survives rounding to bf16 "
+        "(--dtype fp32 keeps all of it)",
         "next: vox chat whole",
     ]
 
@@ -154,7 +207,7 @@ def test_merge_tells_of_the_quantised_base_and_of_what_it_wrote_quantised(vox, m
     [
         (("train", "--data", "d"), {"quant": "nvfp4"}),
         (("merge", "runs/a"), {"quant": "mxfp4", "onto": "trained-base"}),
-        (("generate", "runs/a", "--prompt", "Hi"), {"quant": "none"}),
+        (("generate", "runs/a", "Hi"), {"quant": "none"}),
     ],
 )
 def test_quantisation_reaches_the_service(vox, voice, monkeypatch, command, settings) -> None:
@@ -221,25 +274,52 @@ def test_convert_needs_a_format_it_knows(vox, flags, code) -> None:
 
 @pytest.mark.usefixtures("_told_at_once")
 def test_generate_prints_the_answer_alone(vox, voice: Voice) -> None:
-    done = vox("generate", "runs/a", "--prompt", "hello", "--temperature", 0.5)
+    done = vox("generate", "runs/a", "hello", "--temperature", 0.5)
     assert (done.code, done.out) == (0, "1:HELLO\n")
     assert done.err.splitlines() == ["downloading: 0 MB of 0 MB", WHY]
     assert voice.calls[0][0] == "runs/a"
     assert voice.calls[0][1].temperature == 0.5
 
 
+def test_the_prompt_may_follow_the_model(vox, voice: Voice) -> None:
+    assert vox("generate", "m", "hello there").out == "1:HELLO THERE\n"
+    assert vox("generate", "m").code == 2
+
+
 def test_generate_reads_the_prompt_from_stdin(vox, voice: Voice) -> None:
-    assert vox("generate", "m", "--prompt", "-", stdin="two\nlines\n").out == "1:TWO\nLINES\n"
+    assert vox("generate", "m", "-", stdin="two\nlines\n").out == "1:TWO\nLINES\n"
 
 
 def test_generate_as_json(vox, voice: Voice) -> None:
-    done = vox("generate", "m", "--prompt", "hé", "--json")
-    assert json.loads(done.out) == {"model": "m", "prompt": "hé", "answer": "1:HÉ"}
+    done = vox("generate", "m", "hé", "--json")
+    told = json.loads(done.out)
+    assert told.pop("seconds") >= 0
+    assert told == {
+        "model": "m",
+        "prompt": "hé",
+        "answer": "1:HÉ",
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "finish_reason": "stop",
+        "seed": 0,
+    }
+
+
+def test_generate_gives_several_answers(vox, voice: Voice) -> None:
+    asked = ("generate", "m", "hi", "-n", 2)
+    warm = (*asked, "--temperature", 1, "--stop", "a", "--stop", "b", "--top-k", 5)
+    assert vox(*warm).out == "1:HI\n1:HI again\n"
+    lines = vox(*warm, "--json").out.splitlines()
+    assert [json.loads(line)["answer"] for line in lines] == ["1:HI", "1:HI again"]
+    assert voice.calls[0][1].stop == ("a", "b")
+    refused = vox(*asked)
+    assert (refused.code, refused.out) == (2, "")
+    assert "greedy answers to one prompt are all the same" in refused.err
 
 
 @pytest.mark.parametrize(("prompt", "stdin"), [(" ", ""), ("-", "\n")])
 def test_an_empty_prompt_is_refused(vox, voice: Voice, prompt: str, stdin: str) -> None:
-    done = vox("generate", "m", "--prompt", prompt, stdin=stdin)
+    done = vox("generate", "m", prompt, stdin=stdin)
     assert (done.code, done.out, voice.calls) == (2, "", [])
     assert "the prompt is empty" in done.err
 
@@ -250,7 +330,17 @@ def test_an_empty_prompt_is_refused(vox, voice: Voice, prompt: str, stdin: str) 
 def test_model_list(vox) -> None:
     entries = load_catalog().models
     done = vox("model", "list")
-    assert [line.split()[0] for line in done.out.splitlines()] == [*entries]
+    table, about = done.out.split("\n\n")
+    assert [line.split()[0] for line in table.splitlines()] == ["id", *entries]
+    row = next(line for line in table.splitlines() if line.startswith("llama-3.2-1b-instruct"))
+    assert re.split("  +", row)[1:] == [
+        "1.2B",
+        "2.5 GB",
+        "LicenseRef-Llama-3.2",
+        "hub meta-llama/Llama-3.2-1B-Instruct, gated",
+        "chat",
+    ]
+    assert "hub: nothing is pinned" in about
     listed = json.loads(vox("model", "list", "--json").out)
     assert [entry["sha256"] for entry in listed] == [entry.sha256 for entry in entries.values()]
 
@@ -274,16 +364,25 @@ def test_model_pull(vox, monkeypatch, flags) -> None:
             "revision": "abc",
             "licence": "Apache-2.0",
             "model_type": "llama",
+            "description": "chat; the default",
         }
     else:
-        assert f"sha256      {sha256}\n" in done.out
-        assert "path        cache/m\n" in done.out
+        assert f"sha256       {sha256}\n" in done.out
+        assert "path         cache/m\n" in done.out
+
+
+def test_model_pull_says_when_nothing_is_pinned(vox, monkeypatch) -> None:
+    found = LocalModel(Path("cache/m"), "Qwen/Qwen3-0.6B", "abc", "Apache-2.0", "qwen3")
+    monkeypatch.setattr("vox_core.models.resolve", lambda reference, *, progress: found)
+    done = vox("model", "pull", "qwen3-0.6b")
+    assert "note: nothing is pinned" in done.err
+    assert "sha256" not in done.out
 
 
 def test_model_pull_of_an_unknown_model(vox) -> None:
     done = vox("model", "pull", "smollm2-135")
     assert (done.code, done.out) == (2, "")
-    assert "did you mean smollm2-135m?" in done.err
+    assert "did you mean smollm2-135m" in done.err
 
 
 VERDICTS = (

@@ -30,7 +30,7 @@ def test_models(vox, file: Path) -> None:
 
 
 def test_a_model_to_train_on(vox, file: Path) -> None:
-    done = vox("generate", "house-modell", "--prompt", "x", "--config", file)
+    done = vox("generate", "house-modell", "x", "--config", file)
     assert (done.code, "did you mean house-model?" in done.err) == (2, True)
 
 

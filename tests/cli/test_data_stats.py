@@ -10,7 +10,6 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import models
-from vox_core.data.stats import rows as counting
 from vox_core.errors import ConfigError
 from vox_core.models import LocalModel
 
@@ -69,7 +68,7 @@ def test_with_a_model_tokens_and_truncation_are_told(vox, data: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_files_stand_in_place_of_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> None:
+def test_files_are_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> None:
     said = vox("data", "stats", data).out
     assert said == vox("data", "stats", "--data", data).out
     asked = ("data", "stats", data, "--model", "tiny")
@@ -93,20 +92,12 @@ def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> No
     assert [rest["tokenise"] for rest in asked] == [True, False]
 
 
-def test_any_format_with_other_names_is_counted_as_jsonl_is(
-    vox, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And as quickly: no row of a usual form is parsed but the first."""
+def test_any_format_with_other_names_is_counted_as_jsonl_is(vox, data: Path) -> None:
     rows = [("how?", "so"), ("why?", "a word"), ("how?", "so"), ("", "b"), ("who?", "a")]
     same = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
     data.write_text("\n".join(map(json.dumps, same)))
     expected = json.loads(vox("data", "stats", "--data", data, "--json").out)["train"]
     assert (expected["rows"], expected["malformed"]) == (4, 1)
-    slowly: list[int] = []
-    real = counting._count_slowly
-    monkeypatch.setattr(
-        counting, "_count_slowly", lambda c, line, n: (slowly.append(n), real(c, line, n))
-    )
     Path("vox.toml").write_text('[data.fields]\nprompt = "q"\ncompletion = "a.0"\n')
     renamed = [{"q": prompt, "a": [completion]} for prompt, completion in rows]
     array, packed = data.with_name("rows.json"), data.with_name("rows.ndjson.gz")
@@ -115,13 +106,11 @@ def test_any_format_with_other_names_is_counted_as_jsonl_is(
     table = data.with_name("rows.csv")
     table.write_text("".join(f"{q},{a}\n" for q, a in [("q", "a.0"), *rows]))
     for path in (array, packed, table):
-        slowly.clear()
         found = json.loads(vox("data", "stats", "--data", path, "--json").out)["train"]
         assert found["files"] == {str(path): 4}
         assert found["duplicates"]["first"] == [[f"{path}:3", f"{path}:1"]]
         for told in ("rows", "malformed", "forms", "characters", "roles", "turns", "languages"):
             assert found[told] == expected[told]
-        assert slowly == [1, 4]
 
 
 def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:

@@ -94,7 +94,7 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
         ("train --rnak 3", "error[VOX-C006]: unknown option --rnak", "did you mean --rank?"),
         ("train --dtype bf61", "error[VOX-C006]: invalid value for '--dtype'", "vox train --help"),
         ("merge", "error[VOX-C006]: missing argument 'RUN'", "vox merge --help"),
-        ("generate m", "error[VOX-C006]: missing option '--prompt'", "vox generate --help"),
+        ("generate m", "error[VOX-C006]: missing argument 'PROMPT'", "vox generate --help"),
         ("zzz", "error[VOX-C006]: unknown command zzz", "next: `vox --help` says"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from vox_core.cli import COMMANDS, root
 from vox_core.cli.lazy import Group
 from vox_core.cli.train import SECTIONS
-from vox_core.config import TrainSettings, is_table
+from vox_core.config import TrainSettings
 
 PATHS = [
     "quickstart",
@@ -87,6 +87,7 @@ def test_each_command_has_help_and_takes_debug(vox, path: str) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: vox {path}")
     assert "--debug" in done.out
+    assert vox(*path.split(), "-h") == done
 
 
 def test_help_lists_commands_without_importing_them() -> None:
@@ -113,14 +114,19 @@ def test_a_group_without_a_command_shows_its_help(vox, group: str) -> None:
     assert f"Usage: vox {group}" in done.err
 
 
+def test_h_is_help(vox) -> None:
+    assert vox("-h") == vox("--help")
+    assert vox("-h").code == 0
+
+
 def test_version(vox) -> None:
     assert vox("--version") == (0, f"vox {version('vox-ml')}\n", "")
 
 
 def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
     placed = [name for names in SECTIONS.values() for name in names]
-    flags = [name for name, field in TrainSettings.model_fields.items() if not is_table(field)]
-    assert sorted(placed) == sorted([*flags, "config_file", "plan_file", "as_json"])
+    rest = ["config_file", "plan_file", "as_json"]
+    assert sorted(placed) == sorted([*TrainSettings.model_fields, *rest])
     shown = vox("train", "--help").out
     headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [*SECTIONS, "Options"]

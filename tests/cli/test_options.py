@@ -10,6 +10,7 @@ import pytest
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import SECTIONS, TrainSettings, is_table
+from vox_core.config.peers import PEERS
 
 
 @pytest.fixture
@@ -29,10 +30,11 @@ def toml() -> Path:
 @pytest.mark.parametrize("kind", SECTIONS)
 def test_every_setting_is_a_flag_with_its_description(kind) -> None:
     flags = {option.name: option for option in options_of(kind)}
-    fields = {name: f for name, f in kind.model_fields.items() if not is_table(f)}
-    assert {*flags} == {*fields, "config_file"}
-    for name, field in fields.items():
-        assert flags[name].opts == [f"--{name.replace('_', '-')}"]
+    assert {*flags} == {*kind.model_fields, "config_file"}
+    for name, field in kind.model_fields.items():
+        flag = name.removesuffix("s") if is_table(field) else name.replace("_", "-")
+        long = f"--{flag}"
+        assert flags[name].opts == ([long[1:], long] if len(name) == 1 else [long])
         assert field.description in flags[name].help
 
 
@@ -42,6 +44,81 @@ def test_only_what_was_typed_is_given(vox, training: Training) -> None:
     assert settings.model_fields_set == {"rank", "allow_cpu", "data"}
     assert (settings.rank, settings.allow_cpu) == (8, True)
     assert settings.data == (Path("a"), Path("b"))
+
+
+def test_files_are_data(vox, training: Training) -> None:
+    vox("train", "a.jsonl", "--rank", 8, "b.csv", "--data", "c")
+    assert training.calls[0]["settings"].data == (Path("a.jsonl"), Path("b.csv"), Path("c"))
+
+
+def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
+    Path("vox.toml").write_text('[data.fields]\ntext = "body"\n')
+    vox("train", "a", "--field", "prompt=q", "--field", "completion=a=b.0", "--field", "text=")
+    assert training.calls[0]["settings"].fields == {
+        "prompt": "q",
+        "completion": "a=b.0",
+        "text": "",
+    }
+    done = vox("train", "a", "--field", "prompt")
+    assert done.code == 2 and "expected NAME=PATH, such as prompt=question" in done.err
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("--learning-rate", "did you mean --lr? `"),
+        ("--lora_r", "did you mean --rank? `"),
+        ("--lora-alpha", "did you mean --alpha? `"),
+        ("--num-train-epochs", "did you mean --epochs? `"),
+        ("--per-device-train-batch-size", "did you mean --batch-size? (it counts the examples of"),
+        ("--gradient_accumulation_steps", "did you mean --batch-size? (it counts the examples of"),
+        ("--max-seq-length", "did you mean --seq-len? `"),
+        ("--max-length", "did you mean --seq-len? `"),
+        ("--warmup-ratio", "did you mean --warmup? `"),
+        ("--warmup-steps", "did you mean --warmup? (it is a share of all steps"),
+        ("--eval-steps", "did you mean --eval-every? `"),
+        ("--save_steps", "did you mean --save-every? `"),
+        ("--output-dir", "did you mean --out? `"),
+        ("--report-to", "trackers are plugins, and need no setting"),
+    ],
+)
+def test_the_peers_names_lead_to_the_settings_of_vox(vox, said: str, told: str) -> None:
+    done = vox("train", said, "1")
+    assert (done.code, f"next: {told}" in done.err) == (2, True)
+    key, as_key = said[2:], told.replace("--", "").replace(" `", "")
+    Path("vox.toml").write_text(f'[train]\n{key} = "1"\n')
+    assert f"- [train] {key} is unknown; {as_key}" in vox("train").err
+
+
+def test_a_peers_name_of_a_setting_that_a_command_lacks_is_no_hint(vox) -> None:
+    assert "--lr" not in vox("merge", "m", "--learning-rate", "1").err
+    assert "--max-tokens?" in vox("generate", "m", "--max-new-tokens", "1").err
+
+
+def test_a_peers_name_as_a_variable(vox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOX_TRAIN_LEARNING_RATE", "1")
+    told = "VOX_TRAIN_LEARNING_RATE is unknown; did you mean VOX_TRAIN_LR?"
+    assert told in vox("train").err
+
+
+def test_every_hint_names_a_setting() -> None:
+    known = {name.replace("_", "-") for kind in SECTIONS for name in kind.model_fields}
+    assert {setting for setting, _ in PEERS.values()} <= {*known, ""}
+    assert not known & PEERS.keys()
+
+
+def test_rows_from_stdin_are_kept_for_another_time(vox, training: Training, monkeypatch) -> None:
+    monkeypatch.setenv("VOX_CACHE", "cache")
+    row = '{"prompt": "ä", "completion": "b"}\n'
+    for line in (("train", "-"), ("train", "--data", "-")):
+        assert "the rows from stdin are kept as" in vox(*line, stdin=row).err
+    first, second = (call["settings"].data for call in training.calls)
+    (kept,) = first
+    assert first == second and kept.read_text(encoding="utf-8") == row
+    assert [*kept.parent.iterdir()] == [kept]
+    empty = vox("train", "-", stdin="")
+    assert (empty.code, "VOX-D002" in empty.err, len(training.calls)) == (2, True, 2)
+    assert [*kept.parent.iterdir()] == [kept]
 
 
 def test_a_flag_wins_over_a_variable_over_the_file(vox, training, toml, monkeypatch) -> None:

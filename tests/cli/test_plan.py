@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vox_core.cli.plan import SECTIONS
-from vox_core.config import TrainSettings, is_table
+from vox_core.config import TrainSettings
 from vox_core.memory import Option
 from vox_core.run import planning
 from vox_core.run.planning import PlanReport
@@ -97,7 +97,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "steps        2, of 8 conversations; in all 16 documents (1.75 epochs), 16,000 tokens, "
         "7,100 trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
-        "speed        not measured here; --measure takes some steps, --tune refresh tries others",
+        "time         unknown: no earlier run of this model here; --measure takes some steps",
         "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
         "  runtime    1.0 GB",
         "  weights    2.0 GB",
@@ -147,6 +147,12 @@ def test_what_was_measured_is_shown(vox, service) -> None:
         "time          about 1:30: steps 1:20, loading 0:04, validations 0:06",
     ]
     assert [call["measured"] for call in service.calls] == [False, True]
+    earlier = replace(speed, how="earlier", steps=19, run="runs/a", chosen="", refused={})
+    service.report = replace(REPORT, speed=earlier)
+    assert vox("plan").out.splitlines()[7:9] == [
+        "speed        200 tokens/s, as in runs/a (19 steps); --measure takes some of this run",
+        "time         about 1:20: steps 1:20",
+    ]
 
 
 def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
@@ -217,8 +223,8 @@ def test_it_takes_the_settings_of_train(vox, service, tmp_path: Path) -> None:
     assert (call["settings"].rank, call["settings"].lr) == (4, 1e-3)
     assert (call["backend_origin"], call["memory"]) == ("vox.toml", [])
     placed = [name for names in SECTIONS.values() for name in names]
-    flags = [name for name, field in TrainSettings.model_fields.items() if not is_table(field)]
-    assert sorted(placed) == sorted([*flags, "config_file", "as_json", "memory", "measure"])
+    rest = ["config_file", "as_json", "memory", "measure"]
+    assert sorted(placed) == sorted([*TrainSettings.model_fields, *rest])
 
 
 @pytest.mark.parametrize(

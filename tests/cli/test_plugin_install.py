@@ -50,14 +50,16 @@ def test_the_plan_is_shown_before_it_is_carried_out(vox, applied) -> None:
     assert done.out.splitlines() == [
         "install in /venv (a virtual environment)",
         "  vox-ml-cpu  0.1.0 (new)  from file:///src",
-        "  dep  1.0 -> 2.0  from https://x/dep.whl  sha256 0123456789ab…  2 MB",
-        "  2 MB in all",
+        "  dep  1.0 -> 2.0  2 MB",
+        "  2 MB to download",
         "  built on this machine, which runs its code: vox-ml-cpu",
         "note: look out",
         "installed; next: vox backend list",
     ]
     assert done.err == "  a line of the installer's\n"
     assert (done.code, len(applied)) == (0, 1)
+    verbose = vox("plugin", "install", "cpu", "--dry-run", "--verbose").out
+    assert f"  dep  1.0 -> 2.0  2 MB  from https://x/dep.whl  sha256 {NEWER.sha256}\n" in verbose
 
 
 def test_what_to_do_next(site) -> None:

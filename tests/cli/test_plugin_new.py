@@ -1,4 +1,4 @@
-"""`vox plugin new`: what it takes, asks and says."""
+"""`vox plugin new`: what it takes, writes and says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def test_a_package_is_written_and_the_next_step_said(vox) -> None:
-    done = vox("plugin", "new", "vox_mine", "--yes")
+    done = vox("plugin", "new", "vox_mine")
     assert (done.code, done.err) == (0, "")
     *files, following = done.out.splitlines()
     assert "vox_mine/vox_mine/vox_plugin.toml" in files
@@ -17,33 +17,18 @@ def test_a_package_is_written_and_the_next_step_said(vox) -> None:
 
 def test_the_flags_reach_the_package(vox) -> None:
     flags = ("--id", "mine", "--bare", "--licence", "MIT", "--out", "elsewhere")
-    assert vox("plugin", "new", "vox_mine", *flags, "--yes").code == 0
+    assert vox("plugin", "new", "vox_mine", *flags).code == 0
     manifest = Path("elsewhere/vox_mine/vox_plugin.toml").read_text()
     assert 'id = "mine"' in manifest
     assert 'licence = "MIT"' in manifest
     assert "vox_torch" not in Path("elsewhere/vox_mine/__init__.py").read_text()
 
 
-def test_it_asks_before_it_writes(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.cli.agree._somebody_is_there", lambda: True)
-    assert vox("plugin", "new", "vox_mine", stdin="n\n").code == 130
-    assert not Path("vox_mine").exists()
-    assert vox("plugin", "new", "vox_mine", stdin="y\n").code == 0
-    assert Path("vox_mine/pyproject.toml").is_file()
-
-
-def test_where_nobody_can_be_asked_nothing_is_written(vox) -> None:
-    done = vox("plugin", "new", "vox_mine", stdin="y\n")
-    assert done.code == 2
-    assert "error[VOX-I012]" in done.err and "--yes" in done.err
-    assert not Path("vox_mine").exists()
-
-
-def test_what_cannot_be_done_is_refused_before_it_asks(vox) -> None:
+def test_what_cannot_be_done_is_refused(vox) -> None:
     done = vox("plugin", "new", "click")
     assert (done.code, done.out) == (2, "")
     assert "name 'click': installed in this environment already" in done.err
     Path("vox_mine").mkdir()
     done = vox("plugin", "new", "vox_mine")
     assert (done.code, done.out) == (2, "")
-    assert "error[VOX-O001]: the output folder exists" in done.err
+    assert "error[VOX-O001]: the output path exists" in done.err

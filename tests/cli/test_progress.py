@@ -59,9 +59,9 @@ def test_lines_of_a_short_run(capsys) -> None:
         shown.observe(event)
     assert lines(capsys) == [
         *WORDS_OF_A_RUN[:3],
-        "step 1/3  loss 3.6667  lr 1.0e-04  200 tokens/s  0:01 left",
-        "step 2/3  loss 3.3333  lr 1.0e-04  200 tokens/s  0:00 left",
-        "step 3/3  loss 3.0000  lr 1.0e-04  200 tokens/s  0:00 left",
+        "step 1/3  loss 3.6667  smoothed 3.6667  lr 1.0e-04  200 tokens/s  0:01 left",
+        "step 2/3  loss 3.3333  smoothed 3.4912  lr 1.0e-04  200 tokens/s  0:00 left",
+        "step 3/3  loss 3.0000  smoothed 3.3100  lr 1.0e-04  200 tokens/s  0:00 left",
         *WORDS_OF_A_RUN[3:],
     ]
 
@@ -111,6 +111,17 @@ def test_a_transfer_that_is_over_at_once_is_not_told(capsys, monkeypatch) -> Non
     assert lines(capsys) == ["looking at rows: 3 MB of 4 MB", "looking at rows: 4 MB of 4 MB"]
 
 
+def test_a_loss_that_is_not_finite_leaves_the_smoothed_one() -> None:
+    pace = Pace(start(100))
+    told = [
+        pace.describe(StepDone(number, loss, 1e-4, 1.0, 100, 40, 1.0))
+        for number, loss in enumerate((float("nan"), 2.0, float("inf"), 4.0), 1)
+    ]
+    smoothed = [text.split("  ")[1] for text in told]
+    # The mean of 2 and 4 with weights 0.9 and 1.
+    assert smoothed == [f"smoothed {loss}" for loss in ("nan", "2.0000", "2.0000", "3.0526")]
+
+
 def test_pace_is_that_of_recent_steps() -> None:
     pace = Pace(start(100))
     for number in range(1, 21):
@@ -128,7 +139,7 @@ def test_the_live_display_keeps_lines_above_one_bar() -> None:
     for words in WORDS_OF_A_RUN:
         assert words in text
     assert "3/3" in text
-    assert "loss 3.0000  lr 1.0e-04  200 tokens/s" in text
+    assert "loss 3.0000  smoothed 3.3100  lr 1.0e-04  200 tokens/s" in text
 
 
 def test_the_live_display_shows_transfers_one_after_the_other() -> None:

@@ -44,8 +44,8 @@ def test_it_runs_four_commands_in_order(vox, training: Training) -> None:
     assert done.code == 0, done.err
     ran = commands(done.out)
     assert [command[1] for command in ran] == ["generate", "train", "generate", "merge"]
-    assert ran[0][2:5] == ["smollm2-135m", "--prompt", QUESTION]
-    assert ran[2][2:5] == ["vox-quickstart/run", "--prompt", QUESTION]
+    assert ran[0][2:4] == ["smollm2-135m", QUESTION]
+    assert ran[2][2:4] == ["vox-quickstart/run", QUESTION]
     assert ran[3][2] == "vox-quickstart/run"
 
 

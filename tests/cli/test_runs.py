@@ -104,14 +104,15 @@ def test_show_says_how_to_go_on_with_one_that_died(vox, tmp_path: Path) -> None:
 
 
 def test_compare(vox, tmp_path: Path) -> None:
-    make_run(tmp_path / "a", whole(), {"optimizer": {"lr": 1e-3}})
-    make_run(tmp_path / "b", whole(held_out=1.25), {"optimizer": {"lr": 2e-3}})
+    data = {"valid_digest": "v"}
+    make_run(tmp_path / "a", whole(), {"optimizer": {"lr": 1e-3}, "data": data})
+    make_run(tmp_path / "b", whole(held_out=1.25), {"optimizer": {"lr": 2e-3}, "data": data})
     done = vox("runs", "compare", "a", "b")
     assert done == (
         0,
         "contract      a      b\n"
         "optimizer.lr  0.001  0.002\n"
-        "b is better: held-out loss 1.5000 and 1.2500, after step 4\n",
+        "b is better: validation loss 1.5000 and 1.2500, after step 4\n",
         "",
     )
     told = json.loads(vox("runs", "compare", "a", "b", "--json").out)
@@ -127,6 +128,14 @@ def test_plot(vox, tmp_path: Path) -> None:
     assert vox("runs", "plot", "a", "a", "--out", "f.png") == (0, "f.png: 2 curves\n", "")
     assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
     assert vox("runs", "plot", "--out", "f.png").code == 2
+    for _ in range(2):  # its own picture is replaced
+        assert vox("runs", "plot", "a") == (0, "a-losses.png: 1 curve\n", "")
+    assert vox("runs", "plot", "a", "a").out == "losses.png: 2 curves\n"
+    (tmp_path / "a-losses.png").write_bytes(b"\x89PNG, mine")
+    for flags in ([], ["--out", "a-losses.png"]):
+        done = vox("runs", "plot", "a", *flags)
+        assert (done.code, "did not write" in done.err) == (2, True)
+    assert (tmp_path / "a-losses.png").read_bytes() == b"\x89PNG, mine"
 
 
 @pytest.mark.foreign_telemetry

@@ -98,13 +98,6 @@ def sampling_with(**changes: Any) -> Any:
     )
 
 
-def with_the_stop_token(model: LoadedModel, tokens_T: Any, sampling: Sampling) -> Iterator[int]:
-    for token in model.generate(tokens_T, replace(sampling, stop_tokens=frozenset())):
-        yield token
-        if token in sampling.stop_tokens:
-            return
-
-
 def one_too_many(model: LoadedModel, tokens_T: Any, sampling: Sampling) -> Iterator[int]:
     return model.generate(tokens_T, replace(sampling, max_tokens=sampling.max_tokens + 1))
 

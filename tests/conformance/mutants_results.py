@@ -18,7 +18,6 @@ from tests.conformance.broken_results import (
     one_too_many,
     out_of_order,
     sampling_with,
-    with_the_stop_token,
 )
 from tests.conformance.broken_training import rounded, unscaled, without_effect, without_magnitude
 from tests.conformance.mutant import Mutant
@@ -69,14 +68,6 @@ RESULTS: dict[str, Mutant] = {
     "a prompt is cut to its last 300 tokens": Mutant(
         "test_a_long_prompt_is_read_whole", load=answering(generate=of_the_last(300))
     ),
-    "the stop token is told": Mutant(
-        "test_a_stop_token_ends_generation_and_is_not_told",
-        load=answering(generate=with_the_stop_token),
-    ),
-    "stop tokens are ignored": Mutant(
-        "test_a_stop_token_ends_generation_and_is_not_told",
-        load=sampling_with(stop_tokens=frozenset()),
-    ),
     "the limit is off by one": Mutant(
         "test_generation_ends_at_the_limit", load=answering(generate=one_too_many)
     ),
@@ -86,9 +77,18 @@ RESULTS: dict[str, Mutant] = {
     "the sampling seed is ignored": Mutant(
         "test_a_sampling_seed_gives_the_same_tokens_again", load=sampling_with(seed=0)
     ),
-    "top-p is ignored": Mutant("test_sampling_keeps_to_the_nucleus", load=sampling_with(top_p=1.0)),
-    "the temperature is ignored": Mutant(
-        "test_temperature_spreads_the_choice", load=sampling_with(temperature=1.0)
-    ),
+    **{
+        f"{name} is ignored": Mutant(
+            "test_tokens_are_those_the_core_chooses", load=sampling_with(**{name: value})
+        )
+        for name, value in {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "row": 0,
+        }.items()
+    },
     "a bare ValueError": Mutant("test_a_broken_model_is_told_as_such", load=foreign_errors),
 }

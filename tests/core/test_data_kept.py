@@ -6,10 +6,15 @@ import errno
 import gc
 import json
 import os
+import select
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +24,7 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import byte_level, checked, kept, parts, store
+from vox_core.data import checked, kept, parts, store, worker
 from vox_core.data.blocks import Block, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
@@ -135,14 +140,14 @@ def test_what_decides_the_tokens_decides_the_entry(model: Path, data: Path, cach
     assert from_cache(moved, model=model).documents[0].source == moved
 
 
-def test_other_versions_or_rules_make_another_entry(
+def test_other_versions_make_another_entry(
     model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(data, model=model)
     with monkeypatch.context() as patch:
         patch.setattr(kept, "version", lambda name: "99" if name == "tokenizers" else "1")
         made(data, model=model)
-    monkeypatch.setattr(kept, "rules_digest", lambda: "others")
+    monkeypatch.setattr(kept, "CACHE_VERSION", 0)
     made(data, model=model)
     assert len(entries(cache)) == 3
 
@@ -255,7 +260,7 @@ def test_a_memory_that_makes_no_sense_is_not_believed(data: Path, cache: Path) -
     for wrong in (
         {},
         [],
-        {**right, "rules": "others", "rows": 5},
+        {**right, "version": 0, "rows": 5},
         {**right, "unused": {"id": "x"}},
     ):
         memory.write_text(json.dumps(wrong))
@@ -308,74 +313,91 @@ def test_blocks_hold_every_row_with_its_line(
     assert len(blocks) >= (2 if size > 200 else 10)
 
 
-@pytest.mark.parametrize("quick", [False, True])
 def test_any_number_of_processes_gives_the_same(
-    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process dawdles until the others are there."""
-    monkeypatch.setattr(kept, "_BYTES_FOR_QUICK", 0 if quick else 1 << 60)
-    data, here, make = write(tmp_path / "long.jsonl", rows=160), [], parts.make_part
+    data = write(tmp_path / "long.jsonl", rows=160)
     one = contents(made(data, model=model, workers=0))
     shutil.rmtree(cache)
-
-    def slowly(*given: object) -> parts.Part:
-        here.append(given)
-        time.sleep(1)
-        return make(*given)
-
-    monkeypatch.setattr(parts, "make_part", slowly)
-    blocks = len(list(cut([data], 300)))
-    two = made(data, model=model, workers=2, block_bytes=300)
-    assert contents(two) == one
-    assert 0 < len(here) < blocks
-    assert not [path for path in entries(cache)[0].rglob("*") if path.suffix == ".npy"]
+    monkeypatch.setattr(parts, "make_part", not_asked)
+    assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_tokens_that_fastokens_cuts_otherwise_are_not_kept(
-    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    """Noticed late, when parts are written already."""
-    data, cut_by_both = write(tmp_path / "long.jsonl", rows=80), []
-    one = contents(made(data, model=model, workers=0))
-    shutil.rmtree(cache)
-
-    def differ(*_: object) -> bool:
-        cut_by_both.append(1)
-        return len(cut_by_both) > 3
-
-    monkeypatch.setattr(byte_level, "_differ", differ)
-    monkeypatch.setattr(kept, "_BYTES_FOR_QUICK", 0)
-    assert contents(made(data, model=model, workers=workers, block_bytes=300)) == one
-    assert len(cut_by_both) == 4
-    assert contents(from_cache(data, model=model)) == one
-
-
-@pytest.mark.parametrize(
-    "script", ["exit 1", "echo ready; read line", "echo ready; read l; echo {"]
-)
-def test_processes_that_die_are_done_without(
-    model: Path, tmp_path: Path, cache: Path, script: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", ["#!/bin/sh\nexit 1\n", None])
+def test_processes_that_do_not_start_are_done_without(
+    model: Path, tmp_path: Path, cache: Path, program: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write(tmp_path / "long.jsonl", rows=80)
     one = contents(made(data, model=model, workers=0))
     shutil.rmtree(cache)
-    program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    make = parts.make_part
-    monkeypatch.setattr(parts, "make_part", lambda *given: (time.sleep(0.02), make(*given))[1])
-    monkeypatch.setattr(parts.sys, "executable", str(program))
-    assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
-    monkeypatch.setattr(parts.sys, "executable", str(tmp_path / "not there"))
-    shutil.rmtree(cache)
+    if program:
+        (tmp_path / "python").write_text(program)
+        (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
 
 
-def test_few_rows_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_hangs_in_another_process_is_stopped(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only with the words of one row, which no probe has."""
+    data = write(tmp_path / "long.jsonl", rows=80)
+    hangs = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = model / "chat_template.jinja"
+    text = f"{{% if messages[0].content == 'how?' %}}{hangs}{{% endif %}}" + template.read_text()
+    template.write_text(text)
+    monkeypatch.setattr(worker, "SECONDS", 0.5)
+    with pytest.raises(DataError, match="takes more time or memory") as caught:
+        made(data, model=model, workers=2, block_bytes=300)
+    assert caught.value.code == "VOX-D005"
+
+
+def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_cpus", lambda: 4)
     sizes = (1000, 20_000_000, 30_000_000, 60_000_000, 10**9)
-    assert [parts.workers_for(size) for size in sizes] == [0, 0, 1, 2, 3]
+    assert [parts.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
+
+
+# --- child processes ------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_interrupted_does_not_answer_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    child = worker.Worker()
+    assert child(abs, -1) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Connection, "recv", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            child(abs, -2)
+    assert child(abs, -3) == 3
+    child.close()
+
+
+def test_a_child_that_is_closed_ends_the_call_that_waits_for_it() -> None:
+    child = worker.Worker()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(child, signal.pause)
+        child.close()
+        with pytest.raises(worker.WorkerDied):
+            waiting.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of somebody else's")
+def test_a_child_ends_with_a_parent_that_is_killed() -> None:
+    program = (
+        "import os, signal; from vox_core.data.worker import Worker; child = Worker()\n"
+        "print(child(os.getpid), flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        descriptor = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        assert select.select([descriptor], [], [], 60)[0]
+    os.close(descriptor)
 
 
 def test_progress_is_told_to_the_end(model: Path, data: Path) -> None:

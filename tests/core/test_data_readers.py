@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from vox_core.config import TrainSettings
 from vox_core.data.checked import check_files, unused_fields
-from vox_core.data.jsonl import RowError
+from vox_core.data.faults import RowError
 from vox_core.data.readers import json_rows, open_source, opened, source
 from vox_core.data.readers.arrow import parquet_rows
 from vox_core.data.records import load_records
@@ -194,6 +194,89 @@ def test_what_json_does_not_have(tmp_path: Path) -> None:
     assert json.loads(lines[1]) == {"text": "b", "rating": 2.0}
 
 
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"\xef\xbb\xbfOne \xc3\xa9.\r\n\r\n{Two}\n")
+    (record,) = load_records([path], {"prompt": "question"})  # which is of other files
+    assert (record.kind, record.text, record.line) == ("text", "One \u00e9.\n\n{Two}\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("abc\nd\n\nef", ["abc\nd\n\n", "ef"]),
+        ("äöüßéèêëâ", ["äöü", "ßéè", "êëâ"]),  # without a line end, between characters
+    ],
+)
+def test_a_long_text_is_cut_at_line_ends(
+    text: str, pieces: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vox_core.data.readers.text.PIECE", 8)
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert [record.text for record in load_records([path])] == pieces
+
+
+def test_a_text_file_that_is_none_is_one_fault(tmp_path: Path) -> None:
+    faults = {b"a\xff": "found invalid UTF-8 (0xff, byte 1)", b"\xff\xfea": "found UTF-16"}
+    path = tmp_path / "book.txt"
+    for data, fault in faults.items():
+        path.write_bytes(data)
+        with pytest.raises(DataError) as caught:
+            load_records([path])
+        assert len(caught.value.faults) == 1 and fault in caught.value.faults[0]
+    path.write_bytes(b" \n\n")
+    with pytest.raises(DataError, match="is empty"):
+        load_records([path])
+
+
+def test_texts_beside_rows_are_no_data(tmp_path: Path) -> None:
+    for name in ("notes.txt", "more.txt"):
+        (tmp_path / name).write_text("a")
+    assert find_split([tmp_path])[0] == [tmp_path / "more.txt", tmp_path / "notes.txt"]
+    (tmp_path / "rows.csv").write_text("text\na\n")
+    assert find_split([tmp_path])[0] == [tmp_path / "rows.csv"]
+    (tmp_path / "train.txt").write_text("a")
+    assert find_split([tmp_path])[0] == [tmp_path / "train.txt"]
+
+
+# --- the header of a table ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "fields", "fault"),
+    [
+        ("q,a", {}, "found the fields q, a in the header, expected one of messages"),
+        ("prompt,a", {}, "found none of completion, response, output, answer in the header"),
+        ("prompt,completion,promt", {}, 'found the field "promt" in the header, expected a known'),
+        ("messages,promt", {}, 'found the field "promt" in the header, expected a known one'),
+        ("q,a", {"prompt": "x"}, "found the fields q, a in the header, expected one that --field"),
+        ("q,completion", {"prompt": "q", "completion": ""}, "found none of completion"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_header_is_one_fault(
+    header: str, fields: dict[str, str], fault: str, suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    separator = "," if suffix == "csv" else "\t"
+    lines = [header, *([header.replace(header[0], "x")] * 5)]
+    path.write_text("\n".join(lines).replace(",", separator) + "\n")
+    with pytest.raises(DataError) as caught:
+        load_records([path], fields)
+    (found,) = caught.value.faults
+    assert found.startswith(f"{path}: {fault}")
+
+
+def test_a_header_of_several_forms_is_left_to_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,completion,text,rating,tools\na,b,,1,\n,,c,2,\n")
+    assert [record.kind for record in load_records([path])] == ["completion", "text"]
+
+
 # --- where fields stand ---------------------------------------------------------------------------
 
 
@@ -209,7 +292,7 @@ def test_fields_are_found_where_they_are_said_to_be(name: str, tmp_path: Path) -
     unit = "row" if name == "rows.json" else "line"
     assert list(caught.value.faults) == [
         f"{path}, {unit} {number}: found the fields {found}, "
-        "expected one that [data.fields] names (q.text, answers.0.x, a.b)"
+        "expected one that --field names (q.text, answers.0.x, a.b)"
         for number, found in ((2, "id"), (3, "prompt, completion"))
     ]
     path.write_bytes(data.split(b"\n")[0] if unit == "line" else json.dumps([row]).encode())
@@ -270,7 +353,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     with pytest.raises(DataError) as caught:
         check_files([named], {"prompt": "question"})
     assert list(caught.value.faults) == [
-        f"{named}, row 2: found none of completion, response, output, expected one"
+        f"{named}, row 2: found none of completion, response, output, answer, expected one"
     ]
     assert asked == [("owner/name", "main", "train[:2]")]
     hub(monkeypatch, lambda *_, split: Rows([PAIR]))
@@ -415,7 +498,7 @@ from vox_core.data.look import look
 from vox_core.data.readers import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 faults = []
-look(open_source(Path(sys.argv[1])).lines, lambda number, text: faults.append((number, text)))
+look(open_source(Path(sys.argv[1])).lines, lambda number, text: faults.append((number, str(text))))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, faults)
 """
 
@@ -439,7 +522,7 @@ def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
     grown, said = done.stdout.split(" ", 1)
     assert int(grown) < 40
     unit = "row" if name.startswith("b") else "line"
-    assert f"(2, 'found a {unit} of more than 10,000,000 bytes, expected less')" in said
+    assert f"found a {unit} of more than 10,000,000 bytes, expected less" in said
 
 
 # --- to the end -----------------------------------------------------------------------------------

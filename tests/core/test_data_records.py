@@ -52,6 +52,10 @@ def said(**fields: object) -> dict[str, object]:
         ({"instruction": "a", "input": "", "output": "b"}, "a", "b"),
         ({"instruction": "a", "input": None, "response": "b"}, "a", "b"),
         ({"instruction": "a", "input": "c", "output": "b"}, "a\n\nc", "b"),
+        ({"question": "a", "answer": "b"}, "a", "b"),
+        ({"question": "a", "response": "b"}, "a", "b"),
+        ({"prompt": "a", "answer": "b"}, "a", "b"),
+        ({"prompt": "a", "completion": "b", "question": "c", "answer": "d"}, "a", "b"),
     ],
 )
 def test_prompt_and_completion(write, row: object, prompt: str, answer: str) -> None:
@@ -254,8 +258,8 @@ def test_files_are_read_in_the_order_given(write) -> None:
 
 ROLES = "expected one of system, developer, user, assistant, tool"
 FIELDS = (
-    "expected one of messages, conversations, prompt, instruction, completion, response, output, "
-    "text, chosen"
+    "expected one of messages, conversations, prompt, instruction, question, completion, response, "
+    "output, answer, text, chosen"
 )
 SPEAKERS = (
     "expected one of human, user, gpt, assistant, chatgpt, bing, bard, system, tool, function, "
@@ -286,6 +290,10 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     ),
     "a key twice": (
         '{"text": "a", "text": "b"}',
+        ['found the key "text" more than once, expected it once'],
+    ),
+    "a key twice, once escaped": (
+        '{"text": "a", "t\\u0065xt" : "b"}',
         ['found the key "text" more than once, expected it once'],
     ),
     "a key twice within": (
@@ -320,7 +328,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         {"conversations": [{"from": "human", "value": 3}, {"from": "gpt", "value": " "}]},
         [
             "found a number as conversations[0].value, expected a string",
-            "found conversations[1].value of the assistant empty, expected text",
+            "found nothing in conversations[1].value, expected text of the assistant",
         ],
     ),
     "turns": (
@@ -338,7 +346,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             "tags": ["a", None],
         },
         [
-            'found "response" empty, expected text',
+            'found nothing in "response", expected text',
             'found an object as "category", expected a string',
             'found a number as "lane", expected a string',
             'found a string as "rating", expected a number',
@@ -371,7 +379,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     ),
     "a pair without a prompt": (
         {"chosen": "a", "rejected": "b"},
-        ["found none of prompt, instruction, expected one"],
+        ["found none of prompt, instruction, question, expected one"],
     ),
     "a pair that begins differently": (
         {
@@ -387,7 +395,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             "rejected": turns("assistant", "user")["messages"],
         },
         [
-            "found chosen[0].content of the assistant empty, expected text",
+            "found nothing in chosen[0].content, expected text of the assistant",
             'found a "rejected" that ends with the user, expected the assistant',
         ],
     ),
@@ -414,11 +422,11 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     ),
     "no completion": (
         {"prompt": "a"},
-        ["found none of completion, response, output, expected one"],
+        ["found none of completion, response, output, answer, expected one"],
     ),
     "an empty prompt": (
         {"prompt": " \n", "completion": "a"},
-        ['found "prompt" empty, expected text'],
+        ['found nothing in "prompt", expected text'],
     ),
     "a number": (
         {"prompt": "a", "completion": 3},
@@ -439,8 +447,8 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     "a misspelt field": (
         {**turns("user", "assistant"), "promt": "a", "outputs": "b"},
         [
-            'found the field "promt": is it meant as "prompt"?',
-            'found the field "outputs": is it meant as "output"?',
+            'found the field "promt", expected a known one (is it meant as "prompt"?)',
+            'found the field "outputs", expected a known one (is it meant as "output"?)',
         ],
     ),
     "messages are no list": (
@@ -467,7 +475,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         [
             f'found "human" as messages[0].role, {ROLES}',
             "found a string as messages[1], expected an object",
-            "found messages[2].content of the user empty, expected text",
+            "found nothing in messages[2].content, expected text of the user",
         ],
     ),
     "no role": (
@@ -476,7 +484,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     ),
     "an empty answer": (
         said(content=""),
-        ["found messages[1].content of the assistant empty, expected text"],
+        ["found nothing in messages[1].content, expected text of the assistant"],
     ),
     "no content": (
         said(),
@@ -484,11 +492,14 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
     ),
     "an image": (
         said(content=[{"type": "image", "url": "a.png"}]),
-        ['found a part of type "image" in messages[1].content, expected parts of type text only'],
+        [
+            'found a part of type "image" in messages[1].content[0], '
+            "expected parts of type text only"
+        ],
     ),
     "a part without text": (
         said(content=[{"type": "text"}]),
-        ["found null as the text of a part of messages[1].content, expected text"],
+        ["found null as messages[1].content[0].text, expected a string"],
     ),
 }
 

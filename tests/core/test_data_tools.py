@@ -5,9 +5,7 @@ Real templates have golden files (`tests/golden`); here are those that no known 
 
 from __future__ import annotations
 
-import time
 from itertools import groupby
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ from vox_core.data.records import Record
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError
 from vox_core.data.serving import serving_difference
 from vox_core.data.takes import Takes, what_it_takes
-from vox_core.data.template import ChatTemplate, TemplateFault
+from vox_core.data.template import ChatTemplate
 from vox_core.errors import DataError
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
@@ -220,37 +218,7 @@ def test_turns_that_are_not_trained_are_not_compared() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_numbers_in_tools_are_no_widths() -> None:
-    """A row may have a time in seconds where a template passes it on."""
-    source = (
-        "{% macro of(n) %}{{ n }}{% endmacro %}{% set ns = namespace(n=tools[0].n) %}"
-        "{{ of(tools[0].n) }} {{ '%d' | format(tools[0].n) }} {{ '{}'.format(ns.n) }}"
-    )
-    tools: list[dict[str, Any]] = [{"n": 1732269600}]
-    assert ChatTemplate(source, {}).render([], tools) == "1732269600 1732269600 1732269600"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{{ tools | tojson }}{% endfor %}",
-        "{% for i in range(9999) %}{{ messages[0].tool_calls }}{% endfor %}",
-        "{{ 'a' * tools[0].n }}",
-        "{{ 'a'.ljust(tools[0].n) }}",
-        "{{ tools | tojson(indent=tools[0].n) }}",
-    ],
-)
-def test_tools_are_within_the_budget(source: str) -> None:
-    tools = [{"n": 10**9, "words": ["word"] * 2000}]
-    message = {"role": "assistant", "tool_calls": [{"a": "b" * 20_000}]}
-    before = time.process_time()
-    with pytest.raises(TemplateFault) as caught:
-        ChatTemplate(source, {}).render([message], tools)
-    assert caught.value.too_much
-    assert time.process_time() - before < 5
-
-
-def test_long_tools_have_a_budget_that_goes_with_them() -> None:
+def test_long_tools_have_a_long_text() -> None:
     source = "{% for i in range(40) %}{{ tools[0].description }}{% endfor %}"
     tools = [{"description": "word " * 500_000}]
     assert len(ChatTemplate(source, {}).render([], tools)) == 100_000_000

@@ -1,16 +1,15 @@
-"""Under what reads foreign folders: JSON and TOML within limits, links, keys that name code."""
+"""Under what reads foreign folders: JSON within limits, links, keys that name code."""
 
 from __future__ import annotations
 
 import json
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vox_core import bounded_json, bounded_toml, links
+from vox_core import bounded_json, links
 from vox_core.bounded_json import JsonFault
 from vox_core.errors import ModelError
 from vox_core.models.code import code_keys
@@ -57,12 +56,6 @@ def test_a_repeated_key_is_found_at_once_among_many() -> None:
     assert time.process_time() - before < 1
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "1" * 5000, "a = 2024-02-31", "="])
-def test_toml_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(bounded_toml.tomllib.TOMLDecodeError):
-        bounded_toml.loads(text)
-
-
 def test_links_within_a_folder_are_no_strays(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/a").write_text("x")
@@ -90,14 +83,6 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("file", "document"), HARMLESS)
 def test_what_real_repositories_have_is_no_code(file: str, document: dict[str, Any]) -> None:
     assert list(code_keys(document, file)) == []
-
-
-def test_a_key_of_very_many_parts_is_a_fault_at_once() -> None:
-    """`tomllib` takes the square of their number: 20,000 of them were seconds."""
-    for text in ("{}b = 1", "x = {{ {}b = 1 }}", "[{}b]"):
-        with pytest.raises(tomllib.TOMLDecodeError, match="more than 64 parts"):
-            bounded_toml.loads(text.format("a." * 20_000))
-    assert bounded_toml.loads(f'{"a." * 60}b = "{"a." * 100}"')
 
 
 def test_a_shard_of_a_name_that_no_file_can_have(tmp_path: Path) -> None:

@@ -304,7 +304,16 @@ def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     assert list((tmp_path / "hf").iterdir()) == []
 
 
-# --- the real one ---------------------------------------------------------------------------------
+# --- the real ones --------------------------------------------------------------------------------
+
+
+PROSE = (
+    "The history of the steam engine begins in the first century, when Hero of Alexandria "
+    "described a device called the aeolipile. In 1712 Thomas Newcomen built the first "
+    "commercially successful engine that could transmit continuous power to a machine. James "
+    "Watt made a critical improvement in 1764 by removing spent steam to a separate vessel for "
+    "condensation.\n"
+)
 
 
 @pytest.mark.real_model
@@ -339,3 +348,22 @@ def test_smollm2_tokens() -> None:
     assert tokenizer.tokenize("<|im_start|>user\nI've 12<|im_end|>") == pieces
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.real_model
+def test_gemma3_in_transformers() -> None:
+    """Origin of 3.1323: this test's first run; weights or tokens that are off give more."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from vox_core.models import resolve
+
+    folder = resolve("gemma3-270m").path
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat_template is None
+    pieces = ["<bos>", "▁▁", "I", "'", "ve", "▁", "1", "2", "<end_of_turn>"]
+    assert tokenizer.tokenize("  I've 12<end_of_turn>", add_special_tokens=True) == pieces
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = tokenizer(PROSE, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        assert float(model(tokens, labels=tokens).loss) == pytest.approx(3.1323, abs=1e-3)

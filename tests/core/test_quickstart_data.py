@@ -59,7 +59,7 @@ COMMANDS: dict[str, frozenset[str]] = {
     "train": TRAIN_FLAGS,
     "merge": frozenset(),
     "chat": frozenset({"--adapter", "--temperature"}),
-    "generate": frozenset({"--prompt", "--temperature"}),
+    "generate": frozenset({"--temperature"}),
     "model list": frozenset(),
     "model pull": frozenset(),
     "backend list": frozenset(),

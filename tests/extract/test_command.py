@@ -125,6 +125,9 @@ def test_a_file_that_is_there_stays(extract, tmp_path: Path) -> None:
     assert "give --overwrite" in done.err
     assert extract("python", "./pack", "--out", "rows.jsonl", "--overwrite").code == 0
     assert Path("rows.jsonl").read_text() != "mine"
+    source = next(Path("pack").glob("*.py"))
+    done = extract("python", "./pack", "--out", source, "--overwrite")
+    assert (done.code, "VOX-O004" in done.err) == (2, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

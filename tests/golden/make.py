@@ -6,19 +6,24 @@ not 1), and the tokens with their weights as JSON. Look at what changed before i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 
 from tests.golden.cases import CASES, record
 from tests.golden.families import FAMILIES, RENDERED, tokenizer
+from tests.malformed.make import EXPECTED
+from vox_core import cache as caching
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.records import Record
 from vox_core.data.render import Rendered, RenderError
 from vox_core.data.serving import serving_difference
 
 SEQ_LEN = 100_000
+CACHE_VERSION_FILE = Path(__file__).with_name("cache_version.json")
 
 
 @cache
@@ -70,10 +75,31 @@ def _runs(document: Document) -> list[list[float]]:
     return [[weight, len(list(run))] for weight, run in groupby(document.weights_T.tolist())]
 
 
+def digest() -> str:
+    """SHA-256, in hex, of the golden tokens and of the diagnoses of malformed files."""
+    sha256 = hashlib.sha256()
+    for path in (*sorted(RENDERED.glob("*.json")), EXPECTED):
+        content = path.read_bytes()
+        sha256.update(f"{path.name}:{len(content)}:".encode())
+        sha256.update(content)
+    return sha256.hexdigest()
+
+
+def hold_version() -> None:
+    """Write the cache's version beside the digest of what it stands for."""
+    found = {"version": caching.CACHE_VERSION, "sha256": digest()}
+    if CACHE_VERSION_FILE.exists():
+        held = json.loads(CACHE_VERSION_FILE.read_text(encoding="utf-8"))
+        if held != found and held["version"] == found["version"]:
+            sys.exit("tokens or diagnoses have changed: raise CACHE_VERSION in vox_core/cache.py")
+    CACHE_VERSION_FILE.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
 def main(names: list[str]) -> None:
     for name in names or FAMILIES:
         (RENDERED / f"{name}.txt").write_text(readable(name), encoding="utf-8")
         (RENDERED / f"{name}.json").write_text(tokens(name), encoding="utf-8")
+    hold_version()
 
 
 if __name__ == "__main__":

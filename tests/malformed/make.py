@@ -71,7 +71,7 @@ def cases() -> dict[str, bytes]:
         "array.jsonl": b'[{"text": "a"}]',
         "table.jsonl": b"prompt,completion\na,b\n",
         "null-bytes.jsonl": lines(b'{"text": "a\x00b"}'),
-        "unknown.jsonl": lines({"question": "a", "answer": "b"}),
+        "unknown.jsonl": lines({"query": "a", "reply": "b"}),
         "misspelt.jsonl": lines({"messages": [USER, ANSWER], "promt": "x"}),
         "several-forms.jsonl": lines({"instruction": "a", "output": "b", "text": "c"}),
         "no-answer.jsonl": lines({"prompt": "a"}),

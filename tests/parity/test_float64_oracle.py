@@ -101,7 +101,7 @@ def test_it_merges_and_answers(vox: Callable[..., str], runs: dict[str, Path]) -
     merged = runs["float64"].with_name("merged")
     vox("merge", run, *named, "--out", str(merged))
     assert (merged / "model.safetensors").is_file()
-    asked = ("--prompt", "What is 3?", "--max-tokens", "4", *named)
+    asked = ("What is 3?", "--max-tokens", "4", *named)
     assert vox("generate", run, *asked) == vox("generate", str(merged), *asked)
 
 

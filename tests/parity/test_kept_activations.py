@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 
+import vox_cpu
 from vox_core.contract import Batch, DType
 from vox_core.data.largest import Largest
-from vox_core.host.manifest import MemoryProfile
+from vox_core.host.manifest import MemoryProfile, parse_manifest
 from vox_core.memory import Demand, predict, read_architecture
 from vox_core.testing import jobs
 from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import open_weights
 from vox_torch.base import load_base
+from vox_torch.fused_modules import fuse_modules
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
-from vox_torch.swap import swap
 from vox_torch.trial import loss_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
 
 TOKENS, DOCUMENTS = 128, 2
 # Nothing but activations; logits all at once, so that none are kept in chunks.
-PROFILE = MemoryProfile(runtime_bytes=0, activations=1.0, padded_rows=False, fused=True)
+MANIFEST = Path(vox_cpu.__file__).with_name("vox_plugin.toml")
+PROFILE = MemoryProfile(
+    runtime_bytes=0,
+    activations=1.0,
+    padded_rows=False,
+    fused=parse_manifest(MANIFEST.read_text(), MANIFEST).memory.fused,
+)
 
 
 def kept(folder: Path, plan: ExecutionPlan) -> int:
@@ -42,7 +49,7 @@ def kept(folder: Path, plan: ExecutionPlan) -> int:
     state = jobs.start(folder, plan).adapter
     adapted = attach(base, state, plan.contract.adapter.dropout)
     fuse(adapted.model)
-    swap(adapted.model, base.dtype, "cpu")
+    fuse_modules(adapted.model)
     loss, _ = loss_of(adapted.model, "cpu")
     own = {t.untyped_storage().data_ptr() for t in (*base.parameters(), *base.buffers())}
     seen: dict[int, torch.Tensor] = {}

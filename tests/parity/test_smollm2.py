@@ -40,9 +40,9 @@ from vox_core.testing.jobs import batch
 from vox_core.weights import WeightFolder
 from vox_torch.base import load_base
 from vox_torch.forward import Padded
+from vox_torch.fused_modules import fuse_modules
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
-from vox_torch.swap import swap
 from vox_torch.trial import loss_of
 
 STEPS, MOVED, BATCH, SEED = 20, 15, 2, 42
@@ -227,7 +227,7 @@ def test_each_gradient_points_where_transformers_and_pefts_does(runs, folder):
         adapted = attach(load_base(model, "fp32", "cpu"), read_adapter(runs["cpu"]))
         if fast:
             fuse(adapted.model)
-            swap(adapted.model, torch.float32, "cpu")
+            fuse_modules(adapted.model)
             way, fault = loss_of(adapted.model, "cpu")
             assert fault is None
         else:

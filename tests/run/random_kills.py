@@ -122,9 +122,11 @@ class Kills:
         self._root, self._fork, self._random = root, fork, random.Random(seed)
         model = make_model("llama", root / "base")
         rows = [json.dumps({"prompt": question, "completion": answer}) for question, answer in TALK]
-        (root / "train.jsonl").write_text("\n".join(rows))
-        (root / "valid.jsonl").write_text("\n".join(rows[:2]))
-        self._flags = ["--model", str(model), "--data", str(root)]
+        data = root / "data"
+        data.mkdir()
+        (data / "train.jsonl").write_text("\n".join(rows))
+        (data / "valid.jsonl").write_text("\n".join(rows[:2]))
+        self._flags = ["--model", str(model), "--data", str(data)]
         for key, value in FLAGS.items():
             self._flags += [f"--{key}", str(value)]
         self.broken: list[str] = []

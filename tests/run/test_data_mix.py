@@ -266,7 +266,7 @@ def test_what_is_up_to_date_is_left_alone(folder: Path, monkeypatch: pytest.Monk
     assert (untouched(out), untouched(report_path(out))) == before
 
 
-@pytest.mark.parametrize("change", ["recipe", "source", "rules", "output gone", "force"])
+@pytest.mark.parametrize("change", ["recipe", "source", "version", "output gone", "force"])
 def test_what_is_not_up_to_date_is_made_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -276,8 +276,8 @@ def test_what_is_not_up_to_date_is_made_anew(
         recipe(folder, a(weight=1), b(weight=2))
     elif change == "source":
         write(folder, "a", 101)
-    elif change == "rules":
-        monkeypatch.setattr(service, "rules_digest", lambda: "others")
+    elif change == "version":
+        monkeypatch.setattr(service, "CACHE_VERSION", 0)
     elif change == "output gone":
         out.unlink()
     again = mix(made, out, force=change == "force")
@@ -316,9 +316,13 @@ def test_a_folder_of_several_files_is_not_taken_for_one(
 
 
 def test_a_source_is_not_written_over(folder: Path) -> None:
-    with pytest.raises(OutputError, match="one of its sources"):
-        mix(recipe(folder, a(), b()), folder / "a.jsonl", force=True)
-    assert len(texts(folder / "a.jsonl")) == 100
+    asked = recipe(folder, a(), b())
+    for read in (folder / "a.jsonl", asked):
+        before = read.read_bytes()
+        with pytest.raises(OutputError, match="is one that is read") as caught:
+            mix(asked, read, force=True)
+        assert caught.value.code == "VOX-O004"
+        assert read.read_bytes() == before
 
 
 @pytest.mark.parametrize("before", [False, True])

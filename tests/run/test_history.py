@@ -120,13 +120,14 @@ def test_the_adapter_that_is_there_is_judged(tmp_path: Path) -> None:
     """Of a run that wrote its best step's (`--load-best-at-end`), and one that stopped early."""
     events = [start(9), Validation(0, 5.0), step(1, 4.0), Validation(1, 1.0), step(2, 3.0)]
     events += [Validation(2, 2.0), RunEnd(2, "done", 2.0)]
-    run = make_run(tmp_path / "r", events)
+    data = {"data": {"valid_digest": "v"}}
+    run = make_run(tmp_path / "r", events, data)
     told = summary_of(run)
     assert (told.early, told.adapter_step, told.best, told.judged) == (True, None, (1, 1.0), (2, 2))
     (run / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 2}))
     told = summary_of(run)
     assert (told.adapter_step, told.chosen, told.judged) == (1, True, (1, 1.0))
-    other = make_run(tmp_path / "o", whole(held_out=1.5))
+    other = make_run(tmp_path / "o", whole(held_out=1.5), data)
     assert (summary_of(other).early, summary_of(other).chosen) == (False, False)
     found = compare(run, other).verdict
     assert (found.better, found.a, found.b, found.steps) == (str(run), 1.0, 1.5, (1, 4))
@@ -142,32 +143,32 @@ VERDICTS = {
     "held out, at the last common step": (
         {"held_out": [(0, 9.0), (10, 2.0), (20, 1.0)]},
         {"held_out": [(0, 9.0), (10, 1.5)]},
-        ("b", "held-out loss", 2.0, 1.5, (10, 10)),
+        ("b", "validation loss", 2.0, 1.5, (10, 10)),
     ),
     "held out, the last of each": (
         {"held_out": [(0, 9.0), (20, 1.0)]},
         {"held_out": [(0, 9.0), (10, 1.5)]},
-        ("a", "held-out loss", 1.0, 1.5, (20, 10)),
+        ("a", "validation loss", 1.0, 1.5, (20, 10)),
     ),
     "before training alone": (
         {"held_out": [(0, 9.0)], "losses": [(1, 3.0)]},
         {"held_out": [(0, 9.0)], "losses": [(1, 2.0)]},
-        ("b", "training loss", 3.0, 2.0, (1, 1)),
+        (None, "training loss", 3.0, 2.0, (1, 1)),
     ),
     "the mean of the last losses up to the same step": (
         {"losses": [(n, 2.0 if n <= 100 else 0.0) for n in range(1, 201)]},
         {"losses": [(n, 1.5 if n > 90 else 9.0) for n in range(1, 101)]},
-        ("b", "training loss", 2.0, 1.5, (100, 100)),
+        (None, "training loss", 2.0, 1.5, (100, 100)),
     ),
     "a gap is no loss": (
         {"losses": [(1, 3.0), (2, None)]},
         {"losses": [(1, 3.5), (2, 0.0)]},
-        ("a", "training loss", 3.0, 3.5, (1, 1)),
+        (None, "training loss", 3.0, 3.5, (1, 1)),
     ),
     "alike": (
-        {"losses": [(1, 3.0)]},
-        {"losses": [(1, 3.0)]},
-        (None, "training loss", 3, 3, (1, 1)),
+        {"held_out": [(1, 3.0)]},
+        {"held_out": [(1, 3.0)]},
+        (None, "validation loss", 3, 3, (1, 1)),
     ),
     "nothing": ({}, {"losses": [(1, 3.0)]}, (None, None, None, None, None)),
 }
@@ -176,10 +177,33 @@ VERDICTS = {
 @pytest.mark.parametrize("case", VERDICTS)
 def test_which_is_better(case: str) -> None:
     a, b, expected = VERDICTS[case]
-    found = verdict(summed(**{**a, "run": "a"}), summed(**{**b, "run": "b"}))
+    data = digests("t", "v")
+    found = verdict(summed(**{**a, "run": "a"}), summed(**{**b, "run": "b"}), data, data)
     assert (found.better, found.basis, found.a, found.b, found.steps) == expected
     assert "\n" not in found.why
     assert found.why.startswith(f"{found.better} is better" if found.better else "n")
+
+
+def digests(train: str, valid: str | None) -> dict[str, str | None]:
+    return {"digest": train, "valid_digest": valid}
+
+
+REASONS = {
+    "of different data; training losses 3.0000 and 2.0000": (digests("t", "v"), digests("t", "w")),
+    "losses of other data 3.0000 and 2.0000": (digests("t", "v"), digests("u", "w")),
+    "does not name; training losses of other": (digests("t", "v"), {}),
+}
+
+
+@pytest.mark.parametrize("said", REASONS)
+def test_no_run_is_better_by_other_data(said: str) -> None:
+    a = summed(held_out=[(1, 1.0)], losses=[(1, 3.0)])
+    b = summed(held_out=[(1, 2.0)], losses=[(1, 2.0)])
+    found = verdict(a, b, *REASONS[said])
+    assert (found.better, found.basis, found.a, found.b) == (None, "training loss", 3.0, 2.0)
+    assert said in found.why and found.why.startswith("no verdict: ")
+    a.held_out = []
+    assert "run has no validation loss; " in verdict(a, b, *REASONS[said]).why
 
 
 def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_path: Path) -> None:
@@ -193,8 +217,8 @@ def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_pat
         ("data.valid_digest", "x", "y"),
         ("old", 1, None),
     ]
-    assert (found.verdict.better, found.verdict.basis) == (str(b), "training loss")
-    assert "different rows" in found.verdict.why
+    assert (found.verdict.better, found.verdict.basis) == (None, "training loss")
+    assert "of different data" in found.verdict.why
     assert compare(a, a).differences == []
 
 
@@ -215,7 +239,7 @@ def test_a_plan_that_cannot_be_read_leaves_the_curves(case: str, tmp_path: Path)
     PLANS[case](a / "plan.json")
     found = compare(a, b)
     assert found.differences is None
-    assert found.verdict.basis == "held-out loss"
+    assert (found.verdict.better, found.verdict.basis) == (None, "training loss")
 
 
 def test_following_ends_with_the_run(tmp_path: Path) -> None:
@@ -261,8 +285,7 @@ def test_a_picture(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, whole()) for name in names]
     runs.append(make_run(tmp_path / "empty", []))
     out = tmp_path / "f.png"
-    out.write_text("old")
-    assert len(plot(runs, out)) == 4
+    assert [len(plot(runs, out)) for _ in range(2)] == [4, 4], "its own picture is replaced"
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     handles = plotting._figure([summary_of(run) for run in runs]).axes[0].get_legend().get_texts()
     assert [each.get_text() for each in handles][::2] == names

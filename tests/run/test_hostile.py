@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from vox_core.adapter.peft import write_adapter
 from vox_core.contract import AdapterState, LowRank
+from vox_core.data import worker
 from vox_core.errors import VoxError
 from vox_core.run.locate import locate
 from vox_core.run.train import train
@@ -202,6 +203,8 @@ MODELS: dict[str, tuple[Attack, str]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hostile_model_is_refused(name, world, tiny, settings, data, monkeypatch):
     attack, code = MODELS[name]
+    if name == "looping template":
+        monkeypatch.setattr(worker, "SECONDS", 0.5)
     rows = [[{"role": role, "content": "x"} for role in ("user", "assistant") * 2]]
     (data / "train.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     model = world / "model"

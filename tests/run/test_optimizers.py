@@ -21,8 +21,6 @@ from vox_core.run.folder import RunFolder
 from vox_core.run.train import train
 
 ROOT = Path(__file__).parents[2]
-LARGE = 256
-"""A rank at which the tiny model's tensors have 4096 elements and more."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +59,20 @@ def test_a_backend_without_it_refuses_before_anything_is_written(settings, tiny,
 
 
 def test_a_run_says_its_optimizer_and_keeps_it(settings, tiny):
-    report = train(settings(tiny("llama"), optimizer="adamw-8bit", rank=LARGE, max_steps=2))
+    report = train(
+        settings(tiny("llama"), optimizer="adamw-8bit", modules_to_save=["lm_head"], max_steps=2)
+    )
     run = RunFolder(report.run)
     plan = json.loads((report.run / "plan.json").read_text())
     assert plan["contract"]["optimizer"]["name"] == "adamw-8bit"
     assert "| optimizer | AdamW with moments in 8 bits, " in (report.run / "README.md").read_text()
     # Half of a block's values share their level with others; in float32 next to none do.
     state, _ = checkpoint.load_newest(run.checkpoints)
-    for first, second in state.moments.values():
+    large = [pair for pair in state.moments.values() if pair[0].size >= 4096]  # lm_head's alone
+    assert large
+    for first, second in large:
         assert first.dtype == second.dtype == np.float32
-        blocks = second.reshape(-1, 256)
+        blocks = second.reshape(-1)[: second.size // 256 * 256].reshape(-1, 256)
         assert np.mean([len(np.unique(block)) for block in blocks]) < 192
     (report.run / "vox_adapter.json").unlink()  # as if it had been stopped
     with pytest.raises(PlanError, match="--optimizer: 'adamw-8bit' when it began, 'adamw' now"):

@@ -12,14 +12,16 @@ from vox_core import plan as core_plan
 from vox_core.cli.output import print_json
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
-from vox_core.errors import ConfigError, InputError, PlanError, PluginError
+from vox_core.errors import ConfigError, InputError, OutputError, PlanError, PluginError
 from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
 from vox_core.run import merge as merging
+from vox_core.run.history.find import summary_of
 from vox_core.run.merge import merge
 from vox_core.run.planned import read_plan
 from vox_core.run.planning import plan
+from vox_core.run.policy import Policy
 from vox_core.run.prepare import prepare
 from vox_core.run.train import train
 from vox_core.run.tuning import answers
@@ -31,10 +33,10 @@ GB = 10**9
 
 @pytest.fixture
 def free(monkeypatch):
-    """`free(bytes)`: so much is free on the device, of twice as much."""
+    """`free(bytes, total)`: so much is free on the device, of twice as much."""
 
-    def have(size: int | None) -> None:
-        device = Device("a device", "cpu", size and 2 * size, size)
+    def have(size: int | None, total: int | None = None) -> None:
+        device = Device("a device", "cpu", total or (size and 2 * size), size)
         monkeypatch.setattr(foresight, "_device", lambda prepared: device)
 
     return have
@@ -123,7 +125,7 @@ def test_settings_that_save_memory_are_in_the_prediction(tiny, settings):
             "as it is": {},
             "bf16": {"dtype": "bf16"},
             "checkpointing": {"gradient_checkpointing": True},
-            "rank": {"rank": 64},
+            "rank": {"rank": 8},
         }.items()
     }
     was = peaks["as it is"]
@@ -155,12 +157,137 @@ def test_the_grid_is_for_the_backend_and_the_device(tiny, settings, free):
 def test_train_warns_and_goes_on_where_memory_may_not_suffice(tiny, settings, free):
     events: list[Event] = []
     asked = settings(tiny("llama"), max_steps=1)
-    free(1000)
+    free(1000, 100 * GB)
     assert train(asked, observe=events.append).steps == 1
     warnings = [e for e in events if isinstance(e, Notice) and e.level == "warning"]
     (said,) = [warning.message for warning in warnings if "memory" in warning.message]
     assert "0.0 GB free" in said
-    assert "no quantisation" in said
+    assert "this fits: " in said
+
+
+def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, free):
+    asked = settings(tiny("llama"), max_steps=1)
+    peak = plan(asked).memory.peak
+    free(None, round(peak / 1.19))  # within the error of the prediction
+    foresight.require_memory(prepare(asked, None, None, None))
+    free(None, round(peak / 1.21))
+    before = files_under(asked.out.parent)
+    refreshed = asked.model_copy(update={"tune": "refresh"})
+    for work in (train, lambda given: plan(given, measured=True)):
+        for each in (asked, refreshed):
+            with pytest.raises(PlanError) as caught:
+                work(each)
+            assert caught.value.code == "VOX-P004"
+    assert files_under(asked.out.parent) == before
+    error = caught.value
+    assert f"{peak / 1e9:.1f} GB" in error.found and "20%" in error.expected
+    assert "--seq-len" in error.remedy and "--allow-overcommit" in error.remedy
+    assert any("VOX-P004" in warning for warning in plan(asked).warnings)
+    allowed = asked.model_copy(update={"allow_overcommit": True})
+    assert not any("VOX-P004" in warning for warning in plan(allowed).warnings)
+    assert train(allowed).steps == 1
+
+
+def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkeypatch):
+    asked = settings(tiny("llama"), max_steps=2, batch_size=4, micro_batch_tokens=4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "stop_requested", lambda self: True)
+        assert train(asked).stopped
+    peak = foresight.foresee(prepare(asked, None, None, None)).prediction.peak
+    again = {"resume": asked.out}
+    free(None, round(peak / 1.3))
+    with pytest.raises(PlanError) as caught:
+        train(validate(TrainSettings, again))
+    assert caught.value.code == "VOX-P004"
+    assert "no setting that a resumed run may change makes it fit" in caught.value.remedy
+    report = train(validate(TrainSettings, {**again, "allow_overcommit": True}))
+    assert report.steps == 2
+    assert "allow_overcommit" not in json.loads((report.run / "plan.json").read_text())["settings"]
+
+
+def test_what_a_resumed_run_may_change_is_what_is_suggested(tiny, settings, monkeypatch):
+    prepared = prepare(settings(tiny("llama"), dropout=0.1), None, None, None)
+    grid = foresight.alternatives(prepared)
+    kept = [each for each in grid if foresight._may_change_to(each, prepared)]
+    assert {(each.quant, each.micro_batch_tokens) for each in kept} == {("none", 2048)}
+    prepared = prepare(settings(tiny("llama")), None, None, None)
+    kept = [each for each in grid if foresight._may_change_to(each, prepared)]
+    assert len(kept) == 10 and {each.quant for each in kept} == {"none"}
+
+
+def test_the_refusal_names_settings_that_fit(tiny, settings, free, monkeypatch):
+    prepared = prepare(settings(tiny("llama")), None, None, None)
+    free(None, foresight.foresee(prepared).prediction.peak // 2)
+    frugal = Option("none", True, 512, 10**6)
+    monkeypatch.setattr(foresight, "alternatives", lambda prepared: [frugal])
+    with pytest.raises(PlanError) as caught:
+        foresight.require_memory(prepared, resumed=True)
+    assert "this fits: --gradient-checkpointing --micro-batch-tokens 512" in caught.value.remedy
+
+
+def test_a_rank_above_the_smaller_side_of_a_module_is_refused(tiny, settings):
+    model = tiny("llama")  # k_proj and v_proj map 32 to 16
+    assert plan(settings(model, rank=16)).adapter.rank == 16
+    with pytest.raises(PlanError) as caught:
+        plan(settings(model, rank=17))
+    assert caught.value.code == "VOX-P001"
+    (fault,) = caught.value.faults
+    assert fault == (
+        "--rank 17: model.layers.0.self_attn.k_proj is 16 x 32; the largest rank that fits is 16, "
+        "or train other modules alone: --targets down_proj --targets gate_proj --targets o_proj "
+        "--targets q_proj --targets up_proj"
+    )
+    others = ("down_proj", "gate_proj", "o_proj", "q_proj", "up_proj")
+    assert plan(settings(model, rank=17, targets=others)).adapter.rank == 17
+    with pytest.raises(PlanError) as caught:
+        plan(settings(model, rank=65))
+    assert caught.value.faults[0].endswith("the largest rank that fits is 16")
+
+
+def test_a_rate_that_nobody_uses_is_among_the_warnings(tiny, settings):
+    assert not plan(settings(tiny("llama"), lr=1e-2)).warnings
+    (said,) = plan(settings(tiny("llama"), lr=1.0)).warnings
+    assert said.startswith("--lr 1 is outside the range")
+
+
+@pytest.mark.parametrize(
+    ("out", "how"),
+    [
+        ("data/train.jsonl", "lies inside --data"),
+        ("data", "is --data"),
+        ("data/run", "lies inside --data"),
+        ("held.jsonl", "is --valid"),
+        (".", "contains --data"),
+        ("model", "is --model"),
+        ("model/run", "lies inside --model"),
+    ],
+)
+def test_out_is_held_against_what_is_read(out, how, tiny, settings, data, tmp_path):
+    (tmp_path / "model").symlink_to(tiny("llama"))
+    (data / "valid.jsonl").rename(tmp_path / "held.jsonl")
+    asked = settings(tmp_path / "model", valid=tmp_path / "held.jsonl", out=tmp_path / out)
+    with pytest.raises(OutputError) as caught:
+        train(asked)
+    assert caught.value.code == "VOX-O004"
+    assert caught.value.found.startswith(f"it {how}")
+
+
+def test_an_output_may_lie_in_the_working_folder_that_is_the_data(
+    tiny, settings, data, monkeypatch
+):
+    monkeypatch.chdir(data)
+    assert plan(settings(tiny("llama"), data=["."], out="runs/a")).run == Path("runs/a")
+
+
+def test_nobody_is_told_to_remove_what_is_in_the_way(tiny, settings, tmp_path):
+    for name in ("notes.txt", "folder"):
+        there = tmp_path / name
+        there.mkdir() if name == "folder" else there.write_text("mine")
+        with pytest.raises(OutputError) as caught:
+            train(settings(tiny("llama"), out=there))
+        assert caught.value.code == "VOX-O001"
+        assert caught.value.found == ("a folder" if name == "folder" else "a file")
+        assert caught.value.remedy == "choose another one with --out"
 
 
 def test_the_warning_names_settings_that_fit(tiny, settings, free):
@@ -333,6 +460,21 @@ def test_some_steps_are_measured_and_nothing_is_kept(tiny, settings, data, tmp_p
     (data / "valid.jsonl").unlink()
     one = plan(settings(tiny("llama"), max_steps=1), measured=True).speed
     assert (one.steps, one.validating) == (1, None)
+
+
+def test_an_earlier_run_of_the_same_model_says_how_long(tiny, settings, tmp_path):
+    base = tiny("llama")
+    first = train(settings(base, out=tmp_path / "runs" / "a"))
+    asked = settings(base, out=tmp_path / "runs" / "b")
+    found = plan(asked)
+    told = summary_of(first.run)
+    assert (found.speed.how, found.speed.run) == ("earlier", str(first.run))
+    assert found.speed.steps == first.steps
+    assert found.speed.tokens_per_second == told.tokens_per_second
+    assert found.speed.seconds == found.steps.work.tokens / told.tokens_per_second
+    assert plan(settings(base, dtype="bf16", out=asked.out)).speed is None
+    (first.run / "telemetry.jsonl").write_text("")
+    assert plan(asked).speed is None
 
 
 def test_what_was_measured_to_be_fastest_is_suggested(tiny, settings, free, monkeypatch):

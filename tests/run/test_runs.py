@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import json
 import os
 import shutil
@@ -11,12 +12,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from vox_core import models
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
 from vox_core.contract import (
@@ -28,12 +32,15 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
+from vox_core.data.split import keep_stdin
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint, startup, telemetry
-from vox_core.run.load import open_model
+from vox_core.run.load import OpenModel, open_model, prompt_tokens
 from vox_core.run.locate import locate
 from vox_core.run.merge import merge
 from vox_core.run.prepare import prepare
+from vox_core.run.proof import prove
 from vox_core.run.train import train
 
 
@@ -311,6 +318,31 @@ def test_a_foreign_adapter_is_refused(tiny, settings, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
+    tiny, settings, tmp_path, monkeypatch
+):
+    """Of a model of the catalog, whose weights are a conversion of the hub's."""
+    resolve, base = models.resolve, tiny("llama")
+
+    def of_the_catalog(reference: str, **given: object) -> models.LocalModel:
+        return replace(resolve(str(base), **given), id="small", revision="f" * 64, hub="org/Small")
+
+    monkeypatch.setattr(models, "resolve", of_the_catalog)
+    run = train(settings(base, model="small", max_steps=2)).run
+    monkeypatch.setattr(models, "resolve", resolve)
+    assert json.loads((run / "adapter_config.json").read_text())["base_model_name_or_path"] == (
+        "org/Small"
+    )
+    manifest = json.loads((run / "vox_adapter.json").read_text())["base"]
+    assert (manifest["id"], manifest["hub"], manifest["path"]) == ("small", "org/Small", str(base))
+    card = (run / "README.md").read_text()
+    assert "base_model: org/Small\n" in card and "`small` in vox's catalog (SHA-256 fff" in card
+    assert locate(str(run)).base.hub == "org/Small"
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(manifest["path"]), run)
+    merge(str(run), MergeSettings(out=tmp_path / "m"))
+    assert "base_model: org/Small\n" in (tmp_path / "m" / "README.md").read_text()
+
+
 def rewritten(run, change) -> None:
     """The run's adapter with other values."""
     state, source = read_adapter(run), locate(str(run))
@@ -327,20 +359,47 @@ def test_an_adapter_that_changes_nothing_fails_and_leaves_nothing(tiny, settings
     assert not list(tmp_path.glob("*m*"))
 
 
-def test_an_effect_that_bf16_would_round_away_is_kept_in_fp32(tiny, settings, tmp_path):
+def test_a_merge_says_what_survives_rounding_and_refuses_next_to_nothing(tiny, settings, tmp_path):
     report = train(settings(tiny("llama", dtype="bfloat16")))
     rewritten(report.run, lambda name, value: value * (0.02 if ".lora_B." in name else 1))
-    with pytest.raises(ProofError, match="rounded away") as caught:
+    proof = merge(str(report.run), MergeSettings(out=tmp_path / "most")).proof
+    assert (proof.dtype, 0.3 < proof.carried < 0.9) == ("bf16", True)
+    rewritten(report.run, lambda name, value: value * (0.05 if ".lora_B." in name else 1))
+    with pytest.raises(ProofError, match="next to nothing") as caught:
         merge(str(report.run), MergeSettings(out=tmp_path / "m"))
     assert "--dtype fp32" in caught.value.remedy
     proof = merge(str(report.run), MergeSettings(out=tmp_path / "m", dtype="fp32")).proof
-    assert proof.carried == pytest.approx(1, abs=1e-3)
+    assert (proof.dtype, proof.carried) == ("fp32", pytest.approx(1, abs=1e-3))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     assert model.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept", "noise", "refused"),
+    [
+        ("BF16", 0.5, 0.0, None),
+        ("BF16", 0.05, 0.0, "next to nothing of the adapter survives rounding to bf16"),
+        ("BF16", 2.5, 0.0, "does not reproduce"),
+        ("BF16", 1.0, 0.1, "does not reproduce"),
+        ("F32", 0.85, 0.0, "does not reproduce"),
+        ("F32", 1.0, 0.0, None),
+    ],
+)
+def test_what_rounding_explains_is_no_fault_of_a_merge(dtype, kept, noise, refused):
+    """Logits whose adapter has an effect of 1e-5, of which a share is in the merged model."""
+    base, effect = np.ones((2, 50)), 1e-5 * np.resize([1.0, -1.0], (2, 50))
+    merged = base + kept * effect + noise * np.resize([1.0, 1.0, -1.0, -1.0], (2, 50))
+    if refused is None:
+        assert prove(base, base + effect, merged, dtype, 7).carried == pytest.approx(kept)
+        return
+    with pytest.raises(ProofError, match=refused) as caught:
+        prove(base, base + effect, merged, dtype, 7)
+    assert caught.value.code == "VOX-V001"
+
+
+@pytest.mark.parametrize("size", [1, 0.02], ids=["", "mostly rounded away"])
 @pytest.mark.parametrize("mutant", ["dropped", "unscaled", "one layer's v_proj dropped"])
-def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeypatch, mutant):
+def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeypatch, mutant, size):
     from vox_torch import merge as engine
 
     def wrong(W_PI, adapter, path, block):
@@ -350,6 +409,7 @@ def test_a_merge_that_is_wrong_fails_its_proof(tiny, settings, tmp_path, monkeyp
         W_PI += engine.float32(scale * (module.B_OR[block] @ module.A_RI))
 
     report = train(settings(tiny("llama", dtype="bfloat16")))
+    rewritten(report.run, lambda name, value: value * (size if ".lora_B." in name else 1))
     monkeypatch.setattr(engine, "_add_update", wrong)
     with pytest.raises(ProofError) as caught:
         merge(str(report.run), MergeSettings(out=tmp_path / "m"))
@@ -379,6 +439,52 @@ def test_a_prompt_longer_than_the_model_can_read_is_refused(tiny):
         assert len("".join(model.reply([{"role": "user", "content": "x" * 480}]))) <= 5
 
 
+class Says:
+    """A backend's model that says a text, token by token, and how many it was asked for."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens, self.taken = tokens, 0
+
+    def generate(self, tokens_T, sampling):
+        for token in self.tokens[: sampling.max_tokens]:
+            self.taken += 1
+            yield token
+
+
+@pytest.mark.parametrize(
+    ("stop", "pieces"),
+    [
+        ((), ["o", "n", "e", " ", "t", "w", "o", " ", "t", "w", "i"]),
+        (("x",), ["o", "n", "e", " ", "t", "w", "o", " ", "t", "w", "i"]),
+        (("two",), ["o", "n", "e", " "]),
+        (("wi", "twig", "tw!"), ["o", "n", "e", " ", "two", " ", "t"]),
+        (("o twi",), ["on", "e", " ", "t", "w"]),
+        (("one",), []),
+    ],
+)
+def test_an_answer_ends_before_a_stop_text_and_shows_none_of_it(tiny, stop, pieces):
+    tokenizer = load_tokenizer(tiny("gpt2"))
+    voice = Says(tokenizer("one two twi")["input_ids"])
+    made = validate(Greedy, {"stop": stop, "max_tokens": 11})
+    say = [{"role": "user", "content": "x"}]
+    answer = OpenModel("m", voice, tokenizer, made).reply(say)
+    ended = stop not in ((), ("x",))
+    assert list(answer) == pieces
+    assert answer.finish_reason == ("stop" if ended else "length")
+    assert answer.prompt_tokens == len(prompt_tokens(tokenizer, say, None))
+    assert answer.completion_tokens == voice.taken
+
+
+def test_an_answer_ends_with_the_turn(tiny):
+    tokenizer = load_tokenizer(tiny("llama"))
+    end = next(iter(end_of_turn_ids(tokenizer)))
+    voice = Says([*tokenizer("yes", add_special_tokens=False)["input_ids"], end, 5])
+    answer = OpenModel("m", voice, tokenizer, validate(Greedy, {})).reply(
+        [{"role": "user", "content": "x"}]
+    )
+    assert ("".join(answer), answer.finish_reason, answer.completion_tokens) == ("yes", "stop", 3)
+
+
 def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):
     from vox_core.run.folder import RunFolder, locked
 
@@ -387,6 +493,53 @@ def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):
     with locked(RunFolder(report.run)), pytest.raises(InputError) as caught:
         train(validate(TrainSettings, {"resume": report.run}))
     assert caught.value.code == "VOX-O003"
+
+
+def test_a_run_keeps_its_template(tiny, settings, tmp_path, monkeypatch):
+    """A base without one: trained, asked and merged under the same; part of the contract."""
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    base, data = tmp_path / "base", tmp_path / "chats.jsonl"
+    shutil.copytree(tiny("llama"), base)
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    data.write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(InputError, match="--template chatml"):
+        train(settings(base, data=data, max_steps=2))
+    run = train(settings(base, data=data, max_steps=2, template="chatml")).run
+    other = prepare(settings(base, data=data, max_steps=2, template="alpaca"), None, None, None)
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["settings"]["template"] == "chatml"
+    assert (
+        other.plan.contract.model.tokenizer_digest != plan["contract"]["model"]["tokenizer_digest"]
+    )
+    assert other.train.digest != plan["contract"]["data"]["digest"]
+    template = (run / "chat_template.jinja").read_text()
+    assert "<|im_end|>" in template
+    with open_model(str(run), SamplingSettings(max_tokens=1)) as model:
+        # A token for each byte, and one for each of the three markers.
+        assert len(model._prompt(turns[:1])) == len("user\nHi\nassistant\n") + 3
+    merged = merge(str(run), MergeSettings(dtype="fp32")).out
+    assert (merged / "chat_template.jinja").read_text() == template
+    assert json.loads((merged / "generation_config.json").read_text())["eos_token_id"] == [258]
+    again = settings(base, data=data, max_steps=2, template="alpaca", out=None, resume=run)
+    with pytest.raises(InputError, match="--model or --template: the tokenizer"):
+        train(again.model_copy(update={"allow_change": ("epochs",)}))
+
+
+def test_rows_from_stdin_are_there_for_a_resume(tiny, settings, tmp_path, data, monkeypatch):
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    rows = (data / "train.jsonl").read_bytes()
+    kept = keep_stdin(io.BytesIO(rows))
+    given = settings(tiny("llama"), data=kept, max_steps=3, max_time=0.0001, save_every=1)
+    run = train(given).run
+    kept.unlink()
+    again = validate(TrainSettings, {"resume": run})
+    with pytest.raises(InputError, match="the copy of rows that came from stdin is gone"):
+        train(again)
+    assert keep_stdin(io.BytesIO(rows)) == kept
+    assert train(again).steps == 3
 
 
 def test_an_adapter_can_be_left_out(tiny, settings):

@@ -48,9 +48,9 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
     assert set(looks.values()) == {1}
     resolve = prepare.models.resolve
 
-    def fetch(reference, *, revision, progress):
+    def fetch(reference, *, progress, **options):
         progress("model", 1, 2)
-        return resolve(reference, revision=revision, progress=progress)
+        return resolve(reference, progress=progress, **options)
 
     monkeypatch.setattr(prepare.models, "resolve", fetch)
     looks.clear()

@@ -312,8 +312,8 @@ def test_a_resume_is_told_with_what_was_skipped(tiny, settings) -> None:
     assert resumed["path"].endswith("step-4")
     (skipped,) = resumed["skipped"]
     assert skipped.startswith("step-5")
-    (warned,) = [line for line in told if line["event"] == "warning"]
-    assert skipped in warned["message"]
+    warned = [line["message"] for line in told if line["event"] == "warning"]
+    assert any(skipped in message for message in warned)
     steps = [line for line in told if line["event"] == "step"]
     assert all(line["memory"] > 10**7 and line["seconds_left"] >= 0 for line in steps)
     assert steps[-1]["seconds_left"] == 0

@@ -289,7 +289,6 @@ def test_the_plan_says_what_was_measured(tiny, settings, cache):
         "adapters": 14,
         "norms": 5,
         "feed-forwards": 2,
-        "rotary positions": 2,
     }
     assert seen.speed.own == {} and seen.speed.tokens_per_second > 0
     assert seen.speed.seconds == seen.steps.work.tokens / seen.speed.tokens_per_second
@@ -322,9 +321,7 @@ def test_steps_at_a_rate_of_zero_have_one_loss_however_they_are_cut(prepared):
     for numbers in ([each.loss for each in taken], [each.norm for each in taken]):
         # Roundoff of sums of some 100 numbers.
         np.testing.assert_allclose(numbers, numbers[0], rtol=1e-6)
-    assert track.paths == FastPaths(
-        {"adapters": 14, "norms": 5, "feed-forwards": 2, "rotary positions": 2}, {}
-    )
+    assert track.paths == FastPaths({"adapters": 14, "norms": 5, "feed-forwards": 2}, {})
 
 
 @pytest.fixture

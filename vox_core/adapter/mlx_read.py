@@ -21,7 +21,7 @@ from vox_core.adapter.mlx import CONFIG, ENTRY, EXACT, VERSION, WEIGHTS, MlxBase
 from vox_core.adapter.mlx_names import counterpart_fault, hf_path
 from vox_core.adapter.mlx_reach import Reach, reached
 from vox_core.contract import AdapterState, LowRank, Method
-from vox_core.errors import AdapterError
+from vox_core.errors import AdapterError, command
 from vox_core.weights import SafetensorsFile
 
 if TYPE_CHECKING:
@@ -296,6 +296,6 @@ def _full(folder: Path) -> AdapterError:
         where=folder,
         found="fine_tune_type full",
         expected="fine_tune_type lora or dora",
-        remedy=f"make a plain model of it, which vox takes as --model: mlx_lm.fuse --model BASE "
-        f"--adapter-path {folder} --save-path OUT",
+        remedy="make a plain model of it, which vox takes as --model: "
+        + command("mlx_lm.fuse", "--model", "BASE", "--adapter-path", folder, "--save-path", "OUT"),
     )

@@ -61,6 +61,7 @@ def write_adapter(
     base: str,
     modules: Mapping[str, ModuleShape],
     dropout: float = 0.0,
+    revision: str | None = None,
 ) -> None:
     """Write both files into `folder`.
 
@@ -68,11 +69,13 @@ def write_adapter(
         base: what `base_model_name_or_path` should say.
         modules: every linear module of the base, so that targets can be named briefly where that is
             unambiguous.
+        revision: commit of the base on the hub.
     """
     tensors = {PREFIX + name: value for name, value in state.tensors().items()}
     specs = {name: ("F32", value.shape) for name, value in tensors.items()}
     write_safetensors(folder / WEIGHTS, specs, tensors.items(), {"format": "pt"})
-    write_json(folder / CONFIG, peft_config(state, base=base, modules=modules, dropout=dropout))
+    config = peft_config(state, base=base, modules=modules, dropout=dropout)
+    write_json(folder / CONFIG, {**config, "revision": revision})
 
 
 def peft_config(

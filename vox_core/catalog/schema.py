@@ -18,6 +18,7 @@ from vox_core.catalog.entries import (
     DeviceTier,
     ExtensionPoint,
     ModelEntry,
+    ModelPart,
     PayloadKind,
     PluginEntry,
     Status,
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[Entry]] = {
     "bundle": BundleEntry,
     "model": ModelEntry,
 }
+TABLES: dict[str, type[Entry | ModelPart]] = {**SECTIONS, "model.parts": ModelPart}
 _CATALOG = "catalog"
 """The one field that the file does not say about itself."""
 
@@ -76,6 +78,8 @@ def label(section: str, table: Mapping[str, Any], number: int) -> str:
 def entry(section: str, table: Mapping[str, Any], path: Path) -> Entry:
     """The entry that a table without faults describes."""
     values = {key.replace("-", "_"): _frozen(value) for key, value in table.items()}
+    if "parts" in values:
+        values["parts"] = tuple(ModelPart(**part) for part in values["parts"])
     if any(field.name == _CATALOG for field in fields(SECTIONS[section])):
         values[_CATALOG] = path
     return SECTIONS[section](**values)
@@ -83,7 +87,7 @@ def entry(section: str, table: Mapping[str, Any], path: Path) -> Entry:
 
 def keys(section: str) -> dict[str, Field[Any]]:
     """Key -> field of the entries in a section."""
-    known = fields(SECTIONS[section])
+    known = fields(TABLES[section])
     return {field.name.replace("_", "-"): field for field in known if field.name != _CATALOG}
 
 
@@ -115,6 +119,11 @@ def _table_faults(section: str, table: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{key}: missing; expected {check.expected}"
         elif not check.good(table[key]):
             yield f"{key}: found {table[key]!r}, expected {check.expected}"
+        elif key == "parts":
+            for number, part in enumerate(table[key], 1):
+                yield from (
+                    f"part {number}: {fault}" for fault in _table_faults("model.parts", part)
+                )
 
 
 # --- what a value may be --------------------------------------------------------------------------
@@ -184,15 +193,19 @@ def _parsed_by(parse: Callable[[str], object], expected: str) -> Check:
     return Check(good, expected)
 
 
-def _is_size(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
 _TEXT = _matches(r".*\S.*", "a text")
 
 
 def _check(section: str, key: str) -> Check:
-    """`sha256` alone means two things: a model has one artifact, a plugin as many as it likes."""
+    """What `key` takes. A plugin's `sha256` is a table: it has as many artifacts as it likes."""
     return _checks().get(f"{section}.{key}") or _checks().get(key) or _TEXT
 
 
@@ -229,9 +242,13 @@ def _checks() -> dict[str, Check]:
         "trust": _one_of(Trust),
         "status": _one_of(Status),
         "source": _matches(rf"wheel:{_DISTRIBUTION}=={_VERSION}", '"wheel:NAME==VERSION"'),
-        "model.sha256": a_digest,
-        "size": Check(_is_size, "a number of bytes"),
-        "file": _matches(r"[^/\\].*\.gguf", "a .gguf file inside the wheel"),
+        "sha256": a_digest,
+        "size": Check(_is_count, "a number of bytes"),
+        "parameters": Check(_is_count, "a number"),
+        "hub": _matches(r"\w[\w.-]*/\w[\w.-]*", '"OWNER/NAME"'),
+        "gated": Check(lambda value: isinstance(value, bool), "true or false"),
+        "file": _matches(r"[^/\\].*\.gguf(\.part\d+)?", "a .gguf file inside the wheel, or a part"),
+        "parts": Check(_are_tables, "tables [[model.parts]]"),
     }
 
 

@@ -11,8 +11,9 @@ import click
 
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import config_option, json_option
-from vox_core.cli.output import print_columns, print_json, print_table
+from vox_core.cli.output import print_columns, print_json, print_table, printable
 from vox_core.cli.plugin_install import _carry_out, _plan_options
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.catalog import BundleEntry, Catalog
@@ -94,7 +95,7 @@ def build(
     )
     _show(made, catalog, "built", as_json)
     if not as_json:
-        click.echo(f"next: vox bundle apply {out}")
+        click.echo(printable(f"next: {command('vox', 'bundle', 'apply', out)}"))
 
 
 @bundle.command("verify", params=[FILE, config_option(exposed=False), json_option()])

@@ -9,9 +9,10 @@ import click
 
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option, options_of, settings_from
-from vox_core.cli.output import print_json, print_table
+from vox_core.cli.output import print_json, print_table, printable
 from vox_core.cli.progress import display
 from vox_core.config import ConvertSettings
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.convert import ConvertReport
@@ -55,7 +56,7 @@ def _show(report: ConvertReport) -> None:
     )
     for note in report.notes:
         click.echo(f"note: {note}")
-    click.echo(f"next: vox chat {report.out}")
+    click.echo(printable(f"next: {command('vox', 'chat', report.out)}"))
 
 
 def _logits(report: ConvertReport) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import data_options, files_argument
+from vox_core.cli.data_flags import data_options, files_argument, with_files
 from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from
@@ -43,16 +44,19 @@ def check(
 ) -> None:
     """Everything that is wrong with data files, and what is in them.
 
-    FILES stand in place of --data. Faults are looked for in all rows, whatever is chosen among
-    them. Needs no model; with --model its chat template is tried on every row, as train would, and
-    the masks of the rows that are chosen are audited. Exit code 2 if anything is wrong.
+    FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
+    chosen among them. Needs no model; with --model or --template the chat template is tried on
+    every row, as train would, and the masks of the rows that are chosen are audited. Exit code 2 if
+    anything is wrong.
     """
-    settings = settings_from(TrainSettings, config_file, flags)
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     from vox_core.run.data.check import check as look_at
 
     with display() as shown:
         report = look_at(
-            settings, paths=files, with_model="model" in given(flags), progress=shown.transfer
+            settings,
+            with_model=not {"model", "template"}.isdisjoint(given(flags)),
+            progress=shown.transfer,
         )
     if as_json:
         print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
@@ -62,6 +66,22 @@ def check(
         end_with(report.error)
     if not report.sound:
         ctx.exit(FAULTY)
+    if not as_json:
+        click.echo("no problems found")
+        if report.trains:
+            click.echo(printable(f"next: {_train_command(ctx)}"))
+
+
+def _train_command(ctx: click.Context) -> str:
+    """`vox train` with the files and flags of this command."""
+    words = ["vox", "train"]
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        values = value if isinstance(value, tuple) else () if value in (None, False) else (value,)
+        for each in values:
+            words += [param.opts[0]] if isinstance(param, click.Option) else []
+            words += [str(each)] if each is not True else []
+    return shlex.join(words)
 
 
 def _show(report: CheckReport) -> None:

@@ -10,6 +10,7 @@ import click
 from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.output import print_json, print_table, printable
 from vox_core.cli.progress import display
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.data.extract import ExtractReport, Form
@@ -116,7 +117,7 @@ def _show(report: ExtractReport) -> None:
         click.echo(printable(f"warning: not read: {each}"), err=True)
     if (more := len(report.unread) - SHOWN) > 0:
         click.echo(f"warning: … and {more} more; --json names them all", err=True)
-    click.echo(printable(f"next: vox data check --data {report.out}"))
+    click.echo(printable(f"next: {command('vox', 'data', 'check', '--data', report.out)}"))
 
 
 def _counts(counted: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Flags that the commands of `vox data` share with `vox train`: those that say what is read."""
+"""Data files and flags that the commands of `vox data` share with `vox train`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from vox_core.cli.options import options_of
+from vox_core.cli.options import DataFile, options_of
 from vox_core.config import TrainSettings
 from vox_core.config.data import DataSettings
 
-NAMES = ("model", "revision", "data", "valid", "seq_len", "config_file")
+NAMES = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
 SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*NAMES, *DataSettings.model_fields)}
 
 
@@ -24,9 +24,9 @@ def data_options() -> list[click.Parameter]:
 
 def files_argument() -> click.Argument:
     """FILES, as many as there are; none for those of the settings."""
-    return click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path))
+    return click.Argument(["files"], nargs=-1, type=DataFile(path_type=Path))
 
 
-def in_place_of_data(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`flags` with FILES as what `--data` names, if there are any."""
-    return {**flags, "data": files} if files else dict(flags)
+def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """`flags` with FILES before what `--data` names."""
+    return {**flags, "data": (*files, *flags["data"])}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, in_place_of_data
+from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, with_files
 from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option, settings_from
@@ -70,11 +70,11 @@ def preview(
 ) -> PreviewReport:
     """Rows as they will be trained: rendered, with what is trained marked.
 
-    FILES stand in place of --data. The rows are spread over the data. Special tokens are shown;
-    what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end stands what
-    the audit of the masks found.
+    FILES are data files, as --data names them. The rows are spread over the data. Special tokens
+    are shown; what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end
+    stands what the audit of the masks found.
     """
-    settings = settings_from(TrainSettings, config_file, in_place_of_data(files, flags))
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     from vox_core.run.data.preview import preview as look
 
     with display() as shown:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, in_place_of_data
+from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, with_files
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from, source_of
 from vox_core.cli.output import print_columns, print_json, print_table
@@ -34,12 +34,12 @@ def stats(
 ) -> StatsReport:
     """What there is in the data: rows, lengths, duplicates, languages, attributes.
 
-    FILES stand in place of --data. All rows are counted, whatever is chosen among them; tokens are
-    those of the chosen ones.
-    Lengths are in characters, and nothing is tokenised, unless a model is named, here or in
-    vox.toml: then in tokens, with what is trained and what each limit would cut.
+    FILES are data files, as --data names them. All rows are counted, whatever is chosen among them;
+    tokens are those of the chosen ones. Lengths are in characters, and nothing is tokenised, unless
+    a model is named, here or in vox.toml: then in tokens, with what is trained and what each limit
+    would cut.
     """
-    settings = settings_from(TrainSettings, config_file, in_place_of_data(files, flags))
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     named = "model" in given(flags) or source_of(TrainSettings, "model", config_file) != "default"
     from vox_core.run.data.stats import stats as count
 

@@ -79,28 +79,32 @@ def _told(error: Exception) -> VoxError:
 def usage_error(error: click.UsageError) -> ConfigError:
     """A usage error of click's in the words of vox."""
     path = error.ctx.command_path if error.ctx else "vox"
-    near = ""
+    hint = ""
     if isinstance(error, UnknownCommand):
-        what, near = error.message, _nearest(error.name, error.known)
+        what, hint = error.message, _nearest(error.name, error.known)
     elif isinstance(error, click.NoSuchOption):
-        what, near = f"unknown option {error.option_name}", _first(error)
+        what, hint = f"unknown option {error.option_name}", _option_meant(error)
     else:
         what = error.format_message().rstrip(".").replace("\n", " ")
         what = what[:1].lower() + what[1:]
-    meant = f"did you mean {near}? " if near else ""
-    return ConfigError(
-        "C006", what, where=path, remedy=f"{meant}`{path} --help` says what it takes"
-    )
+    remedy = f"{hint} `{path} --help` says what it takes".lstrip()
+    return ConfigError("C006", what, where=path, remedy=remedy)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(name, known)), "")
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
-def _first(error: click.NoSuchOption) -> str:
-    return next(iter(error.possibilities or ()), "")
+def _option_meant(error: click.NoSuchOption) -> str:
+    from vox_core.config.peers import meant
+
+    params = error.ctx.command.params if error.ctx else []
+    known = [opt[2:] for param in params for opt in param.opts if opt.startswith("--")]
+    hint = meant(error.option_name.lstrip("-"), known, "--{}".format)
+    return f"{hint};" if hint and not hint.endswith(("?", ")")) else hint
 
 
 def _bug(error: Exception) -> WorkError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +16,8 @@ from vox_core.cli.progress import display
 from vox_core.config import GenerateSettings
 from vox_core.errors import ConfigError
 
-PROMPT = click.Option(["--prompt"], required=True, help="What to answer; - reads it from stdin.")
+if TYPE_CHECKING:
+    from vox_core.run.load import OpenModel
 
 
 @click.command(
@@ -23,24 +25,29 @@ PROMPT = click.Option(["--prompt"], required=True, help="What to answer; - reads
     cls=Command,
     params=[
         click.Argument(["reference"], metavar="RUN|MODEL"),
-        PROMPT,
+        click.Argument(["prompt"]),
         *options_of(GenerateSettings),
         json_option(),
     ],
 )
 def generate(
-    reference: str, prompt: str, config_file: Path | None, as_json: bool, **flags: Any
+    reference: str,
+    prompt: str,
+    config_file: Path | None,
+    as_json: bool,
+    **flags: Any,
 ) -> str:
     """Answer one prompt.
 
-    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model.
+    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. A PROMPT
+    that is - comes from stdin. --json prints one object per answer, each on a line.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
     origin = backend_origin(GenerateSettings, config_file, flags)
+    _require_variety(settings)
     text = _read(prompt)
     from vox_core.run.load import open_model
 
-    pieces: list[str] = []
     with (
         display() as shown,
         open_model(
@@ -51,16 +58,41 @@ def generate(
             progress=shown.transfer,
         ) as model,
     ):
-        for piece in model.reply([{"role": "user", "content": text}]):
-            pieces.append(piece)
-            if not as_json:
-                click.echo(piece, nl=False)
-    answer = "".join(pieces)
+        answers = [_answered(model, text, row, as_json=as_json) for row in range(settings.n)]
     if as_json:
-        print_json({"model": reference, "prompt": text, "answer": answer})
-    else:
+        for each in answers:
+            print_json({"model": reference, "prompt": text, **each, "seed": settings.seed})
+    return str(answers[0]["answer"])
+
+
+def _answered(model: OpenModel, text: str, row: int, *, as_json: bool) -> dict[str, object]:
+    """What `--json` says of an answer, which is printed as it comes otherwise."""
+    started, said = time.perf_counter(), ""
+    answer = model.reply([{"role": "user", "content": text}], row)
+    for piece in answer:
+        said += piece
+        if not as_json:
+            click.echo(piece, nl=False)
+    if not as_json:
         click.echo()
-    return answer
+    return {
+        "answer": said,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "finish_reason": answer.finish_reason,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _require_variety(settings: GenerateSettings) -> None:
+    if settings.n > 1 and settings.temperature == 0:
+        raise ConfigError(
+            "C002",
+            "greedy answers to one prompt are all the same",
+            where="-n",
+            found=f"-n {settings.n} --temperature 0",
+            remedy="add --temperature 0.7, or leave -n out",
+        )
 
 
 def _read(prompt: str) -> str:
@@ -74,7 +106,7 @@ def _read(prompt: str) -> str:
         raise ConfigError(
             "C002",
             "the prompt is empty",
-            where="--prompt" if prompt != "-" else "stdin",
-            remedy='vox generate RUN --prompt "…", or pipe a text into vox generate RUN --prompt -',
+            where="the prompt" if prompt != "-" else "stdin",
+            remedy='vox generate RUN "…", or pipe a text into vox generate RUN -',
         )
     return text

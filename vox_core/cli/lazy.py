@@ -31,8 +31,13 @@ class UnknownCommand(click.UsageError):
         self.name, self.known = name, known
 
 
+def _help_names(self: click.Command, ctx: click.Context) -> list[str]:
+    """Of a command itself, because click keeps a command's help option for all its contexts."""
+    return ["-h", "--help"]
+
+
 class Command(click.Command):
-    """A command that takes `--debug` wherever it stands on the line.
+    """A command that takes `-h`, and `--debug` wherever it stands on the line.
 
     Args:
         sections: heading -> names of the options under it, for help; the rest stand at the end.
@@ -44,6 +49,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.sections = sections or {}
         self.params.append(_debug_option())
+
+    get_help_option_names = _help_names
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under their headings."""
@@ -62,6 +69,7 @@ class Group(click.Group):
     """A group whose unknown commands become `UnknownCommand`."""
 
     command_class = Command
+    get_help_option_names = _help_names
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -9,12 +9,14 @@ import click
 
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
-from vox_core.cli.output import print_json, print_table
+from vox_core.cli.output import print_json, print_table, printable
 from vox_core.cli.progress import display
 from vox_core.config import MergeSettings
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.merge import MergeReport, Requantised
+    from vox_core.run.proof import Proof
 
 
 @click.command(
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> MergeReport:
     """Merge the adapter of RUN into its base model.
 
-    The result is a plain Hugging Face checkpoint. Its logits are held against those of base +
-    adapter before the folder appears. RUN is a run folder, or an adapter saved by PEFT.
+    Writes a plain Hugging Face checkpoint and verifies it: its logits must be those of base +
+    adapter, up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT.
     """
     settings = settings_from(MergeSettings, config_file, flags)
     origin = backend_origin(MergeSettings, config_file, flags)
@@ -49,15 +51,23 @@ def _show(report: MergeReport) -> None:
         {
             "merged": str(report.out),
             "base": f"{report.base}, {report.modules} modules changed",
-            "proof": f"logits differ from base + adapter by {proof.relative:.1e} "
+            "verified": f"logits differ from base + adapter by {proof.relative:.1e} "
             f"(allowed {proof.tolerance:.1e}) at {proof.positions} positions",
-            "adapter": f"changes the logits by {proof.adapter_effect:.1e}; "
-            f"{proof.carried:.1%} of that is in the merged model",
+            "adapter": f"changes the logits by {proof.adapter_effect:.1e}; {_kept(proof)}",
             **({} if proof.from_trained is None else {"trained": _trained(proof.from_trained)}),
             **({} if quantised is None else {"quantised": _quantised(quantised)}),
         }
     )
-    click.echo(f"next: vox chat {report.out}")
+    click.echo(printable(f"next: {command('vox', 'chat', report.out)}"))
+
+
+def _kept(proof: Proof) -> str:
+    if proof.dtype == "fp32":
+        return f"{proof.carried:.1%} of that is in the merged model"
+    return (
+        f"{proof.carried:.0%} of that survives rounding to {proof.dtype} "
+        "(--dtype fp32 keeps all of it)"
+    )
 
 
 def _trained(distance: float) -> str:

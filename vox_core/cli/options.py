@@ -2,12 +2,13 @@
 
 A pydantic section is the only list of its flags. Values go to pydantic as they were typed, so that
 all faults of a line are told together and in the words of `vox.toml`. Only what was given on the
-command line counts as a flag; defaults are pydantic's.
+command line counts as a flag; defaults are pydantic's. A data file `-` is stdin, kept in the cache.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,22 @@ from vox_core.host import Origin
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+
+class DataFile(click.Path):
+    """A data file; `-` becomes the copy that is kept of stdin."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != "-":
+            return super().convert(value, param, ctx)
+        from vox_core.data.split import keep_stdin
+
+        kept = keep_stdin(sys.stdin.buffer)
+        click.echo(f"the rows from stdin are kept as {kept}", err=True)
+        return self.coerce_path_result(str(kept))
+
+
 TYPES = {Path: click.Path()}
+DATA_FILES = ("data", "valid")
 METAVARS: dict[Any, str] = {
     int: "INTEGER",
     float: "NUMBER",
@@ -45,9 +61,8 @@ S = TypeVar("S", bound=Section)
 
 
 def options_of(kind: type[Section]) -> list[click.Parameter]:
-    """The flags of a section, and `--config`; a table of `vox.toml` has no flag."""
-    flags = [item for item in kind.model_fields.items() if not is_table(item[1])]
-    return [*(_option(*item) for item in flags), config_option()]
+    """The flags of a section, and `--config`."""
+    return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
 
 
 def config_option(exposed: bool = True) -> click.Option:
@@ -132,15 +147,27 @@ def default_text(field: FieldInfo) -> str:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
-    """One flag. Its default is None, so that not given and given are told apart."""
+    """One flag. Its default is None, so that not given and given are told apart. A table is one
+    flag for each of its keys: `--field NAME=VALUE` for `fields`."""
+    if is_table(field):
+        flag = f"--{name.removesuffix('s')}"
+        return click.Option(
+            [flag, name], metavar="NAME=PATH", multiple=True, help=field.description
+        )
     kind, flag = value_type(field), f"--{name.replace('_', '-')}"
     if kind is bool:
         return click.Option([flag], is_flag=True, default=None, help=field.description)
     default = default_text(field)
     return click.Option(
-        [flag],
-        type=click.Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind),
+        [flag[1:], flag] if len(name) == 1 else [flag],
+        type=_type(name, kind),
         metavar=DURATION if is_duration(field) else METAVARS.get(kind),
         multiple=get_origin(field.annotation) is tuple,
         help=(field.description or "") + (f"  [default: {default}]" if default else ""),
     )
+
+
+def _type(name: str, kind: Any) -> click.ParamType[Any] | None:
+    if name in DATA_FILES:
+        return DataFile()
+    return click.Choice(get_args(kind)) if get_origin(kind) is Literal else TYPES.get(kind)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vox_core.cli.data_flags import files_argument, with_files
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
 from vox_core.cli.output import print_json
@@ -70,20 +71,32 @@ def _measure_option() -> click.Option:
 @click.command(
     "plan",
     cls=Command,
-    params=[*options_of(TrainSettings), _memory_option(), _measure_option(), json_option()],
+    params=[
+        files_argument(),
+        *options_of(TrainSettings),
+        _memory_option(),
+        _measure_option(),
+        json_option(),
+    ],
     sections=SECTIONS,
-    epilog="Example: vox plan --model smollm2-135m --memory presets",
+    epilog="Example: vox plan train.jsonl --model smollm2-135m --memory presets",
 )
 def plan(
-    config_file: Path | None, as_json: bool, memory: list[int], measure: bool, **flags: Any
+    files: tuple[Path, ...],
+    config_file: Path | None,
+    as_json: bool,
+    memory: list[int],
+    measure: bool,
+    **flags: Any,
 ) -> PlanReport:
     """What train would do, and what that would take.
 
-    Takes the settings of `vox train`, from the same places, and stops where it would begin. Works
-    without --data too: then documents of --seq-len tokens are assumed. Writes nothing; a model that
-    is not on this machine is fetched, as train would. `vox train --plan FILE` runs exactly what
-    --json has printed into FILE.
+    Takes the settings of `vox train`, from the same places, and stops where it would begin. FILES
+    are data files, as --data names them; without data, documents of --seq-len tokens are assumed.
+    Writes nothing; a model that is not on this machine is fetched, as train would. `vox train
+    --plan FILE` runs exactly what --json has printed into FILE.
     """
+    flags = with_files(files, flags)
     settings = settings_from(TrainSettings, config_file, flags)
     from vox_core.cli.plan_shown import show
     from vox_core.contract import Notice

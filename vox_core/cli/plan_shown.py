@@ -113,10 +113,17 @@ def _steps(report: PlanReport) -> str:
 def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
     speed = report.speed
     if speed is None:
-        yield "speed", "not measured here; --measure takes some steps, --tune refresh tries others"
+        yield (
+            "time",
+            "unknown: no earlier run of this model here; --measure takes some steps",
+        )
         return
-    how = f"{speed.steps} steps measured now" if speed.how == "measured" else "as it was tuned"
-    yield "speed", f"{speed.tokens_per_second:,.0f} tokens/s, {how}"
+    how = {
+        "measured": f"{speed.steps} steps measured now",
+        "tuned": "as it was tuned",
+        "earlier": f"as in {speed.run} ({speed.steps} steps); --measure takes some of this run",
+    }
+    yield "speed", f"{speed.tokens_per_second:,.0f} tokens/s, {how[speed.how]}"
     if speed.whole is not None and speed.seconds is not None:
         parts = {"loading": speed.loading, "validations": speed.validating}
         known = [f"{name} {duration(each)}" for name, each in parts.items() if each is not None]

@@ -15,6 +15,7 @@ from vox_core.cli.lazy import Command, Entry, LazyGroup
 from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable
 from vox_core.cli.warn import warn_of_unknown
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.host.doctor import Examined
@@ -136,7 +137,7 @@ def disable(id: str) -> None:
 
     _require_installed(id)
     click.echo(f"{id} is disabled ({_shown(set_disabled({*disabled(), id}))})")
-    click.echo(f"next: vox plugin enable {id}, to use it again")
+    click.echo(printable(f"next: {command('vox', 'plugin', 'enable', id)}, to use it again"))
 
 
 def _print_examined(examined: Examined) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from vox_core.cli.agree import require_agreement
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option
-from vox_core.cli.output import print_columns, print_json
+from vox_core.cli.output import print_columns, print_json, printable
+from vox_core.errors import command
 
 
 @click.command("new", cls=Command)
@@ -24,8 +24,7 @@ from vox_core.cli.output import print_columns, print_json
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder.  [default: NAME]"
 )
-@click.option("--yes", is_flag=True, help="Do it without asking.")
-def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, yes: bool) -> None:
+def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None) -> None:
     """Write the package of a new backend, which passes its own tests at once."""
     from vox_core.files import require_absent
     from vox_core.host.scaffold import Project, render, write
@@ -34,11 +33,11 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None, y
     folder = out or Path(name)
     files = render(project)
     require_absent(folder)
+    write(folder, files)
     for path in files:
         click.echo(folder / path)
-    require_agreement("write these files?", yes)
-    write(folder, files)
-    click.echo(f'next: cd {folder} && pip install -e ".[test]" && pytest')
+    enter = command("cd", folder)
+    click.echo(printable(f'next: {enter} && pip install -e ".[test]" && pytest'))
 
 
 @click.command(

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from vox_core.host.install import InstallPlan
     from vox_core.host.resolve import Change
 
-_HASH_SHOWN = 12
-
 
 def _plan_options() -> list[click.Parameter]:
     return [
         click.Option(["--yes"], is_flag=True, help="Do it without asking."),
         click.Option(["--dry-run"], is_flag=True, help="Show the plan and change nothing."),
+        click.Option(
+            ["--verbose"], is_flag=True, help="Show the SHA-256 and address of each package."
+        ),
         json_option(),
     ]
 
@@ -173,11 +174,11 @@ def _tell(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, as_json: bool) -> bool:
+def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Whether anything was changed."""
     from vox_core.host.install import apply
 
-    for line in _told(plan):
+    for line in _told(plan, verbose):
         click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
@@ -222,12 +223,12 @@ def _say_what_is_disabled(plan: InstallPlan) -> None:
 _DONE = {"install": "installed", "upgrade": "upgraded", "remove": "removed"}
 
 
-def _told(plan: InstallPlan) -> Iterator[str]:
+def _told(plan: InstallPlan, verbose: bool) -> Iterator[str]:
     if plan.changes:
         yield f"{plan.action} in {plan.environment}"
-        yield from (f"  {_line(change)}" for change in plan.changes)
+        yield from (f"  {_line(change, verbose)}" for change in plan.changes)
         total = sum(change.size or 0 for change in plan.changes)
-        yield from [f"  {_size(total)} in all"] if total else []
+        yield from [f"  {_size(total)} to download"] if total else []
         if built := [change.name for change in plan.changes if change.built]:
             yield f"  built on this machine, which runs its code: {', '.join(built)}"
     else:
@@ -235,13 +236,15 @@ def _told(plan: InstallPlan) -> Iterator[str]:
     yield from (f"note: {note}" for note in plan.notes)
 
 
-def _line(change: Change) -> str:
-    """`vox-ml-cpu  0.1.0 -> 0.2.0  from URL  sha256 0123456789ab…  12 MB`."""
+def _line(change: Change, verbose: bool = False) -> str:
+    """`vox-ml-cpu  0.1.0 -> 0.2.0  12 MB`; what is not from the index has its address, too."""
     if change.after is None:
         return f"{change.name}  {change.before} -> none"
-    facts = [change.name, _versions(change), f"from {change.source or 'the index'}"]
-    facts += [f"sha256 {change.sha256[:_HASH_SHOWN]}…"] if change.sha256 else []
+    facts = [change.name, _versions(change)]
     facts += [_size(change.size)] if change.size is not None else []
+    if change.direct or verbose:
+        facts.append(f"from {change.source or 'the index'}")
+    facts += [f"sha256 {change.sha256}"] if change.sha256 and verbose else []
     return "  ".join(facts)
 
 

@@ -8,6 +8,7 @@ Results are not shown here; they go to stdout (output.py).
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
@@ -34,6 +35,8 @@ SHORT_RUN = 50
 LINES_OF_A_LONG_RUN = 20
 RECENT_STEPS = 20
 QUARTERS = 4
+SMOOTHING = 0.9
+"""Share of the past in the smoothed loss."""
 WORTH_SECONDS = 1.0
 """Of a transfer that is shown: one that takes less is over before anybody asks."""
 
@@ -125,14 +128,24 @@ class Pace:
     def __init__(self, start: RunStart) -> None:
         self._total = start.total_steps
         self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
+        self._losses = self._weights = 0.0
 
     def describe(self, step: StepDone) -> str:
-        """A step in words: loss, learning rate, tokens/s, time left."""
+        """A step in words: loss, smoothed loss, learning rate, tokens/s, time left."""
         self._recent.append(step)
+        smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
         left = duration(seconds / len(self._recent) * (self._total - step.step))
-        return f"loss {step.loss:.4f}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
+        loss = f"loss {step.loss:.4f}  smoothed {smoothed:.4f}"
+        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
+
+    def _smoothed(self, loss: float) -> float:
+        """Exponential moving average with bias correction (Adam, arXiv:1412.6980, section 3)."""
+        if math.isfinite(loss):
+            self._losses = SMOOTHING * self._losses + (1 - SMOOTHING) * loss
+            self._weights = SMOOTHING * self._weights + (1 - SMOOTHING)
+        return self._losses / self._weights if self._weights else loss
 
 
 def words(event: Event) -> str | None:

@@ -18,6 +18,7 @@ import vox_core
 from vox_core.cli import root
 from vox_core.cli.lazy import WITHIN, Command
 from vox_core.cli.output import duration, losses, print_table
+from vox_core.errors import command
 
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
 FILES = ("train.jsonl", "valid.jsonl")
@@ -84,7 +85,7 @@ class Tour:
         self._say_what_next()
 
     def _ask(self, reference: str) -> str:
-        answer: str = self._vox("generate", reference, "--prompt", QUESTION, *LONGEST_ANSWER)
+        answer: str = self._vox("generate", reference, QUESTION, *LONGEST_ANSWER)
         return answer
 
     def _vox(self, *arguments: str) -> Any:
@@ -105,11 +106,12 @@ class Tour:
 
     def _say_what_next(self) -> None:
         _title("What to do next")
+        chat = ("vox", "chat")
         print_table(
             {
-                f"vox chat {self._run}": "talk to the model with its adapter",
-                f"vox chat {self._run} --adapter none": "the same without the adapter",
-                f"vox chat {self._merged}": "the merged model: a plain Hugging Face folder",
+                command(*chat, self._run): "talk to the model with its adapter",
+                command(*chat, self._run, "--adapter", "none"): "the same without the adapter",
+                command(*chat, self._merged): "the merged model: a plain Hugging Face folder",
                 "vox train --data FILE.jsonl": "your own data; its rows can look like those in "
                 f"{self._out / 'data' / 'train.jsonl'}",
             }

@@ -22,6 +22,7 @@ from vox_core.cli.output import (
     print_table,
     printable,
 )
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.history.compare import Comparison
@@ -110,20 +111,22 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
         _path("run", nargs=-1, required=True, metavar="RUN..."),
         click.Option(
             ["--out"],
-            required=True,
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The picture, a .png; one that is there is replaced.",
+            help="The picture, a .png; an earlier one of vox is replaced.  "
+            "[default: NAME-losses.png, of several runs losses.png]",
         ),
     ],
 )
-def plot(run: tuple[Path, ...], out: Path) -> None:
+def plot(run: tuple[Path, ...], out: Path | None) -> None:
     """Draw the loss curves of each RUN.
 
     It needs matplotlib: pip install 'vox-ml[plot]'.
     """
+    from vox_core.run.history.plot import default_out
     from vox_core.run.history.plot import plot as drawn
 
+    out = out or default_out(run)
     count = len(drawn(run, out))
     click.echo(f"{printable(out)}: {count} {'curve' if count == 1 else 'curves'}")
 
@@ -186,9 +189,13 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "passed over": f"{summary.passed_over} lines of telemetry that cannot be read"
         if summary.passed_over
         else "",
-        "next": f"vox train --resume {summary.run}" if summary.status in _RESUMABLE else "",
+        "next": _resume(summary.run) if summary.status in _RESUMABLE else "",
     }
     yield from ((label, text) for label, text in known.items() if text)
+
+
+def _resume(run: str) -> str:
+    return command("vox", "train", "--resume", run)
 
 
 _RESUMABLE = ("stopped", "failed", "died")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vox_core.cli.data_flags import files_argument, with_files
 from vox_core.cli.errors import STOPPED
 from vox_core.cli.lazy import WITHIN, Command
 from vox_core.cli.options import (
@@ -16,17 +17,23 @@ from vox_core.cli.options import (
     options_of,
     settings_from,
 )
-from vox_core.cli.output import duration, losses, print_json, print_table
-from vox_core.cli.progress import display
+from vox_core.cli.output import duration, losses, print_json, print_table, printable
+from vox_core.cli.progress import SHORT_RUN, display
 from vox_core.config import TrainSettings
+from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.report import TrainReport
     from vox_core.run.stop import StoppedAtOnce
 
+MORE = 3
+"""Times as many steps, in the hint after a short run."""
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "revision", "backend", "dtype", "quant", "allow_cpu"),
-    "Data": ("data", "source", "valid", "seq_len", "curriculum"),
+    "Model": (
+        *("model", "revision", "template", "backend", "dtype", "quant"),
+        *("allow_cpu", "allow_overcommit"),
+    ),
+    "Data": ("data", "source", "valid", "fields", "seq_len", "curriculum"),
     "Choosing rows": (
         "malformed_rows",
         "max_skipped",
@@ -83,14 +90,15 @@ def _plan_option() -> click.Option:
 @click.command(
     "train",
     cls=Command,
-    params=[*options_of(TrainSettings), _plan_option(), json_option()],
+    params=[files_argument(), *options_of(TrainSettings), _plan_option(), json_option()],
     sections=SECTIONS,
-    epilog="Example: vox train --model smollm2-135m --data train.jsonl --out runs/first",
+    epilog="Example: vox train train.jsonl --model smollm2-135m --out runs/first",
 )
 @click.pass_context
 def train(
     ctx: click.Context,
     /,
+    files: tuple[Path, ...],
     config_file: Path | None,
     plan_file: Path | None,
     as_json: bool,
@@ -98,9 +106,10 @@ def train(
 ) -> TrainReport:
     """Fine-tune a model: data in, adapter out.
 
-    An installed backend is picked, and one line says why. Ctrl-C stops after the step with
-    everything saved; --resume goes on.
+    FILES are data files, as --data names them. An installed backend is picked, and one line says
+    why. Ctrl-C stops after the step with everything saved; --resume goes on.
     """
+    flags = with_files(files, flags)
     if plan_file is None:
         settings, planned = settings_from(TrainSettings, config_file, flags), None
         origin = backend_origin(TrainSettings, config_file, flags)
@@ -131,14 +140,18 @@ def train(
     else:
         _show(report)
     if report.stopped:
-        click.echo(f"stopped; go on with: vox train --resume {report.run}", err=True)
+        click.echo(f"stopped; go on with: {_resume(report.run)}", err=True)
         ctx.exit(STOPPED)
     return report
 
 
 def _stopped_at_once(stop: StoppedAtOnce) -> str:
     kept = "nothing is kept" if stop.step is None else f"kept up to step {stop.step}"
-    return f"stopped at once, {kept}; go on with: vox train --resume {stop.run}"
+    return f"stopped at once, {kept}; go on with: {_resume(stop.run)}"
+
+
+def _resume(run: Path) -> str:
+    return printable(command("vox", "train", "--resume", run))
 
 
 def _show(report: TrainReport) -> None:
@@ -151,8 +164,23 @@ def _show(report: TrainReport) -> None:
         "best": _best(report),
     }
     print_table({label: text for label, text in rows.items() if text})
+    if hint := _hint(report):
+        click.echo(hint)
     if not report.stopped:
-        click.echo(f"next: vox chat {report.run}   or   vox merge {report.run}")
+        chat, merge = command("vox", "chat", report.run), command("vox", "merge", report.run)
+        click.echo(printable(f"next: {chat}   or   {merge}"))
+
+
+def _hint(report: TrainReport) -> str:
+    """What would give more, after a short run that could have gone on."""
+    whole = report.steps == report.total_steps
+    better = report.best_step is None or report.best_step == report.steps
+    if report.epochs is None or report.steps >= SHORT_RUN or not (whole and better):
+        return ""
+    return (
+        f"hint: {report.steps} steps are few. Try --epochs {MORE * report.epochs:g} "
+        f"({MORE * report.steps} steps), --lr 1e-3, or more than {report.rows} examples"
+    )
 
 
 def _best(report: TrainReport) -> str:
@@ -165,4 +193,4 @@ def _best(report: TrainReport) -> str:
 
 
 def _startup(seconds: float | None) -> str:
-    return "" if seconds is None else f", the first {seconds:.1f} s after the start"
+    return "" if seconds is None else f" (startup {seconds:.1f} s)"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from vox_core.config.source import Sources
 from vox_core.config.values import Count, Names, Section, Share
@@ -19,17 +19,40 @@ ROW_FIELDS = (
 """What vox looks for in a row."""
 
 
+_ALSO = {"question": "prompt", "answer": "completion"}
+"""Names that rows may have and a mapping has not, and those that it has."""
+
+
+def _pairs(value: Any) -> Any:
+    """`("prompt=question", …)`, as `--field` gives it, as a table.
+
+    Raises:
+        ValueError: one of them has no `=`.
+    """
+    if not isinstance(value, tuple):
+        return value
+    if wrong := [each for each in value if "=" not in each]:
+        raise ValueError(f"found {wrong[0]}, expected NAME=PATH, such as prompt=question")
+    return dict(each.split("=", 1) for each in value)
+
+
 def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
     """Raises:
     ValueError: a name that vox looks for in no row.
     """
-    if unknown := [name for name in fields if name not in ROW_FIELDS]:
-        from difflib import get_close_matches
-
-        near = get_close_matches(unknown[0], ROW_FIELDS, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(ROW_FIELDS)}"
-        raise ValueError(f"{unknown[0]} is no field of a row; {meant}")
+    unknown = next((name for name in fields if name not in ROW_FIELDS), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown} is no field of a row; {_meant(unknown, fields[unknown])}")
     return fields
+
+
+def _meant(name: str, column: str) -> str:
+    from difflib import get_close_matches
+
+    if column in ROW_FIELDS:
+        return f"vox's field stands first: did you mean {column}={name}?"
+    near = [_ALSO[name]] if name in _ALSO else get_close_matches(name, ROW_FIELDS, n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(ROW_FIELDS)}"
 
 
 class DataSettings(Section):
@@ -37,10 +60,11 @@ class DataSettings(Section):
 
     section: ClassVar[str] = "data"
 
-    fields: Annotated[Mapping[str, str], AfterValidator(_known)] = Field(
+    fields: Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_known)] = Field(
         {},
-        description="Where in a row stands what vox looks for: a table [data.fields] with "
-        '`prompt = "question"`, a path such as `"meta.answers.0"`, or `""` to leave a field out.',
+        description="Column or path that holds a field of the row: prompt=question, "
+        "completion=meta.answers.0; an empty path leaves the field out. Repeatable; in vox.toml a "
+        "table [data.fields].",
     )
     malformed_rows: MalformedRows = Field(
         "strict", description="A malformed row stops the run before it starts, or is skipped."

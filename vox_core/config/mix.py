@@ -15,12 +15,12 @@ lane = "code"
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from vox_core import bounded_toml
 from vox_core.config.faults import told
 from vox_core.config.source import sources_seen_from
 from vox_core.config.values import Names, PositiveInt, Section, Seed
@@ -88,8 +88,8 @@ def read_recipe(path: Path) -> MixRecipe:
         ConfigError: C003, it cannot be read; C002, with everything that is wrong with it.
     """
     try:
-        table = bounded_toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             "C003",
             "the recipe of a mixture cannot be read",

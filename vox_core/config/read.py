@@ -6,9 +6,9 @@ the section that says it first.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
 
 from pydantic import ValidationError
 
-from vox_core import bounded_toml
 from vox_core.config.faults import told_of
+from vox_core.config.peers import meant
 from vox_core.config.sections import SECTIONS
 from vox_core.config.source import sources_seen_from
 from vox_core.config.values import Section, homes, is_table, kebab
@@ -105,8 +105,8 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
     if file is None and _stand_in.get() is None and not path.exists():
         return {}
     try:
-        table = bounded_toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             "C003",
             f"{CONFIG_FILE} cannot be read",
@@ -171,10 +171,11 @@ def _home(key: str) -> str:
     return f"; put it under [{home}]" if home else ""
 
 
-def _unknown(shown: str, key: str, known: Any) -> str:
-    spelt = kebab(key) if key.islower() else key  # variables are spelt in capitals
-    near = difflib.get_close_matches(spelt, list(known), n=1)
-    return f"{shown} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+def _unknown(
+    shown: str, key: str, known: Collection[str], spelt: Callable[[str], str] = str
+) -> str:
+    hint = meant(key, known, spelt)
+    return f"{shown} is unknown" + (f"; {hint}" if hint else "")
 
 
 def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
                 "C001",
                 "unknown setting in the environment",
                 where=name,
-                faults=[_unknown(name, name, [prefix + f.upper() for f in fields])],
+                faults=[_unknown(name, field, [*map(kebab, fields)], _variable(prefix))],
                 remedy="correct or unset it; `vox config schema` prints every key",
             )
         many = get_origin(fields[field].annotation) is tuple
@@ -228,10 +229,16 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
     return values
 
 
+def _variable(prefix: str) -> Callable[[str], str]:
+    """How a variable is spelt, by the setting's name."""
+    return lambda name: prefix + name.replace("-", "_").upper()
+
+
 def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
         return told_of(kind, detail)
     key = ".".join(str(part) for part in detail["loc"])
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
-    what = f"{detail['msg'][0].lower()}{detail['msg'][1:]}"
+    what = detail["msg"].removeprefix("Value error, ")
+    what = f"{what[0].lower()}{what[1:]}"
     return f"{kebab(key)} = {detail['input']!r}: {what}" + (f" (from {said})" if said else "")

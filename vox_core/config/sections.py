@@ -10,13 +10,16 @@ from pydantic import Field
 from vox_core.config.data import DataSettings
 from vox_core.config.train import TrainSettings
 from vox_core.config.values import (
+    Count,
     DTypeChoice,
     Names,
     Paths,
     PositiveInt,
     Section,
     Seed,
+    Share,
     Temperature,
+    Texts,
     kebab,
 )
 from vox_core.contract import Quant
@@ -40,7 +43,15 @@ class SamplingSettings(ModelUse):
     )
     max_tokens: PositiveInt = Field(512, description="Longest answer, in tokens.")
     temperature: Temperature = Field(0.0, description="0 is greedy; higher is more varied.")
+    top_k: Count = Field(0, description="Keep the k likeliest tokens; 0 keeps all.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling.")
+    min_p: Share = Field(
+        0.0, description="Keep tokens at least this likely, relative to the likeliest."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Above 1: make tokens less likely that stand in prompt or answer."
+    )
+    stop: Texts = Field((), description="End the answer before this text. Repeatable.")
     seed: Seed = Field(0, description="Seed of sampling.")
     system: str | None = Field(None, description="System message.")
 
@@ -49,6 +60,8 @@ class GenerateSettings(SamplingSettings):
     """`vox generate`."""
 
     section: ClassVar[str] = "generate"
+
+    n: PositiveInt = Field(1, description="Number of answers; needs a temperature above 0.")
 
 
 class ChatSettings(SamplingSettings):

@@ -31,10 +31,14 @@ class TrainSettings(DataSettings):
 
     model: str = Field(DEFAULT_MODEL, description="Base: folder, hub id, GGUF file or catalog id.")
     revision: str | None = Field(None, description="Commit or tag of a hub model.")
+    template: Path | Literal["chatml", "alpaca"] | None = Field(
+        None,
+        description="Chat template in place of the model's own: chatml, alpaca or a Jinja file.",
+    )
     data: Paths = Field(
         (),
-        description="Data file (JSONL, JSON, CSV, TSV, Parquet; .gz, .zst), folder with "
-        "train.jsonl (and valid.jsonl), or hf:owner/name. Repeatable.",
+        description="Data file (JSONL, JSON, CSV, TSV, TXT, Parquet; .gz, .zst), folder with "
+        "train.jsonl (and valid.jsonl), hf:owner/name, or - for JSONL from stdin. Repeatable.",
     )
     valid: Path | None = Field(None, description="Data file with held-out rows.")
     out: Path | None = Field(None, description="Run folder to make.  [default: runs/MODEL-TIME]")
@@ -113,6 +117,9 @@ class TrainSettings(DataSettings):
         (), description="What may differ from the run that is resumed. Repeatable."
     )
     allow_cpu: bool = Field(False, description="Train on the CPU though better hardware is there.")
+    allow_overcommit: bool = Field(
+        False, description="Train though more memory is predicted than the device has."
+    )
 
     @model_validator(mode="after")
     def _data_of_sources(self) -> Self:

@@ -36,6 +36,7 @@ def _seconds(value: Any) -> Any:
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_one_or_many)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

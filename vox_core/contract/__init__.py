@@ -9,8 +9,9 @@ to a backend, results and events come back. Everything here is plain Python and 
     state.py     adapters, training state
     events.py    what happens in a run
     jobs.py      jobs, results, context
+    sampling.py  the choice of the next token
 
-These modules compute nothing but the digest, read nothing and import no array library.
+These modules read nothing, and import numpy where they compute with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vox_core.contract.batch import (
     Step,
     cut_to_rows,
     padded_groups,
+    probe_document,
 )
 from vox_core.contract.events import (
     CheckpointWritten,
@@ -43,11 +45,11 @@ from vox_core.contract.jobs import (
     MergeResult,
     MergeTarget,
     RunContext,
-    Sampling,
     TrainJob,
     TrainResult,
     World,
 )
+from vox_core.contract.sampling import Sampling, next_token
 from vox_core.contract.spec import (
     API_VERSION,
     AdapterSpec,
@@ -128,5 +130,7 @@ __all__ = [
     "Validation",
     "World",
     "cut_to_rows",
+    "next_token",
     "padded_groups",
+    "probe_document",
 ]

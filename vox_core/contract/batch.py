@@ -64,6 +64,28 @@ class Step:
     micro_batch_tokens: int = 0
 
 
+def probe_document(batches: Sequence[Batch], longest: int = 512, scored: int = 64) -> Batch:
+    """The longest document of `batches`, for a backend to check its own computation on.
+
+    Args:
+        longest: tokens that are kept of it.
+        scored: positions with weight 1, spread evenly; all others have weight 0.
+    """
+    import numpy as np
+
+    batch, extent = max(
+        ((batch, extent) for batch in batches for extent in batch.documents()),
+        key=lambda found: found[1].stop - found[1].start,
+    )
+    stop = min(extent.stop, extent.start + longest)
+    weights_T = np.zeros(stop - extent.start, np.float32)
+    # The last position of a whole document has no target.
+    last = stop - extent.start - 1 - (stop == extent.stop)
+    weights_T[np.linspace(0, last, scored).astype(np.int64)] = 1
+    at = slice(extent.start, stop)
+    return Batch(batch.tokens_T[at], batch.targets_T[at], weights_T, np.zeros(1, np.int64))
+
+
 def padded_groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Group documents, by index, so that each group fits when its documents are padded rows.
 

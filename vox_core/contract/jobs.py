@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vox_core.contract.batch import Batch, Step
 from vox_core.contract.events import Event
+from vox_core.contract.sampling import Sampling
 from vox_core.contract.spec import DType, ExecutionPlan, ModuleShape, Quant
 from vox_core.contract.state import AdapterState, TrainState
 
@@ -90,23 +91,12 @@ class LoadJob:
     streamed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. `temperature` 0 is greedy; `top_p` is nucleus sampling
-    (Holtzman et al., arXiv:1904.09751)."""
-
-    max_tokens: int = 512
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop_tokens: frozenset[int] = frozenset()
-
-
 class LoadedModel(Protocol):
     """A model that answers."""
 
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        """New token ids, one by one; a stop token ends the stream and is not yielded."""
+        """New token ids, each chosen by `next_token` and yielded at once. Whoever takes them ends
+        the answer."""
         ...
 
     def logits(self, tokens_T: Ints) -> Floats:

@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.jsonl import json_type
 
 WORDS = ("category", "lane", "response_mode", "task_family")
 ATTRIBUTES = ("rating", "category", "difficulty", "lane", "response_mode", "task_family", "tags")
@@ -44,7 +45,7 @@ def attributes_of(fields: Mapping[str, object]) -> Attributes:
     """
     if _NAMES.isdisjoint(fields):
         return NO_ATTRIBUTES
-    faults: list[str] = []
+    faults: list[RowFault] = []
     words = {name: _word(name, fields.get(name), faults) for name in WORDS}
     rating = _number("rating", fields.get("rating"), "a number", faults)
     difficulty = _difficulty(fields.get("difficulty"), faults)
@@ -54,28 +55,28 @@ def attributes_of(fields: Mapping[str, object]) -> Attributes:
     return Attributes(rating=rating, difficulty=difficulty, tags=tags, **words)
 
 
-def _word(name: str, value: object, faults: list[str]) -> str | None:
+def _word(name: str, value: object, faults: list[RowFault]) -> str | None:
     if value is None or isinstance(value, str):
         return value or None
-    faults.append(f'found {json_type(value)} as "{name}", expected a string')
+    faults.append(RowFault("wrong type", (name,), json_type(value), "a string"))
     return None
 
 
-def _difficulty(value: object, faults: list[str]) -> float | str | None:
+def _difficulty(value: object, faults: list[RowFault]) -> float | str | None:
     if isinstance(value, str):
         return value or None
     return _number("difficulty", value, "a number or a word", faults)
 
 
-def _number(name: str, value: object, expected: str, faults: list[str]) -> float | None:
+def _number(name: str, value: object, expected: str, faults: list[RowFault]) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         if (number := _float(value)) is not None:
             return number
-        faults.append(f'found a number too large as "{name}", expected a finite one')
+        faults.append(RowFault("wrong value", (name,), "a number too large", "a finite one"))
     else:
-        faults.append(f'found {json_type(value)} as "{name}", expected {expected}')
+        faults.append(RowFault("wrong type", (name,), json_type(value), expected))
     return None
 
 
@@ -86,7 +87,7 @@ def _float(value: float) -> float | None:
         return None
 
 
-def _tags(value: object, faults: list[str]) -> tuple[str, ...]:
+def _tags(value: object, faults: list[RowFault]) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, list) and all(isinstance(tag, str) for tag in value):
@@ -94,5 +95,5 @@ def _tags(value: object, faults: list[str]) -> tuple[str, ...]:
     found = json_type(value)
     if isinstance(value, list):
         found = f"{next(json_type(tag) for tag in value if not isinstance(tag, str))} within a list"
-    faults.append(f'found {found} as "tags", expected a list of strings')
+    faults.append(RowFault("wrong type", ("tags",), found, "a list of strings"))
     return ()

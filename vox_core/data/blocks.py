@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import repeat, zip_longest
 from pathlib import Path
 
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError
+from vox_core.data.faults import RowError
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
 from vox_core.data.policy.mask import Mask, used
-from vox_core.data.quick import read_row
 from vox_core.data.records import Record, changed, readable, record_of
+from vox_core.data.rows import read_row
 
 BLOCK_BYTES = 1 << 21
 

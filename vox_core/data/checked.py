@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from vox_core import files
-from vox_core.cache import cache_root
-from vox_core.data.jsonl import RowError
+from vox_core.cache import CACHE_VERSION, cache_root
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.look import look
 from vox_core.data.policy.mask import Mask
 from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_hub, open_source
 from vox_core.data.records import (
+    Placed,
     Record,
     changed,
     read_lines,
     readable,
     refuse,
-    told,
     unreadable,
 )
-from vox_core.data.rules import rules_digest
 from vox_core.errors import OutputError, StorageError
 from vox_core.hashes import file_sha256
 
@@ -144,7 +143,7 @@ class _Looking:
         self,
         source: Source,
         state: tuple[int, int, int],
-        faults: list[str],
+        faults: list[Placed],
         empty: list[Path],
     ) -> tuple[int, Mapping[str, int], Facts | None]:
         if not self._facts:
@@ -161,8 +160,7 @@ class _Looking:
         if not found.rows and not found.faults:
             empty.append(source.path)
         if not self._skip or not found.rows:
-            places = (told(source.path, line, [fault]) for line, fault in found.faults)
-            faults += (text for each in places for text in each)
+            faults += (Placed(source.path, line, fault) for line, fault in found.faults)
         return found.rows, found.unused, found
 
 
@@ -193,9 +191,9 @@ def _opened(path: Path, fields: FieldMap) -> tuple[Source, tuple[int, int, int]]
     return open_source(path, fields), state
 
 
-def _look(source: Source, faults: list[str], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
-    def refuse_row(number: int, text: str) -> None:
-        faults.extend(told(source.path, number, [text]))
+def _look(source: Source, faults: list[Placed], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
+    def refuse_row(line: int, fault: RowFault) -> None:
+        faults.append(Placed(source.path, line, fault))
 
     with readable(source.path):
         seen = look(source.lines, refuse_row)
@@ -249,19 +247,19 @@ def _remember(file: CheckedFile) -> None:
     if (file.facts and file.facts.faults) or (path.exists() and _recall(file.key)):
         return
     files.make_folder(path.parent)
-    found = {"rules": rules_digest(), "rows": file.rows, "unused": dict(file.unused)}
+    found = {"version": CACHE_VERSION, "rows": file.rows, "unused": dict(file.unused)}
     files.write_json(path, found)
 
 
 def _recall(sha256: str) -> tuple[int, Mapping[str, int]] | None:
-    """What was found of a file with these bytes, under the rules of today."""
+    """What was found of a file with these bytes, under this cache version."""
     try:
         entry = json.loads(_kept(sha256).read_bytes())
     except (OSError, ValueError):
         return None
     match entry:
-        case {"rules": rules, "rows": int(rows), "unused": dict(unused)} if (
-            rules == rules_digest() and all(isinstance(n, int) for n in unused.values())
+        case {"version": version, "rows": int(rows), "unused": dict(unused)} if (
+            version == CACHE_VERSION and all(isinstance(n, int) for n in unused.values())
         ):
             return rows, unused
     return None

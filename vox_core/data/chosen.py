@@ -20,11 +20,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vox_core.cache import CACHE_VERSION
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.policy.report import Report
 from vox_core.data.readers import NO_FIELDS, FieldMap
-from vox_core.data.rules import rules_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,7 +135,7 @@ class _Search:
         from vox_core.data.policy import near, shelf
 
         said_K2 = np.concatenate([self._train.said_N2[row_K], self._valid.said_N2])
-        made_by = f"{rules_digest()} {near.version()} {self._threshold}\n"
+        made_by = f"{CACHE_VERSION} {near.version()} {self._threshold}\n"
         name = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
         if found := shelf.read(_SHELF, name):
             return found[0]["pairs_P2"]

@@ -216,7 +216,10 @@ def _refused(faults: Sequence[str], *, has_template: bool) -> DataError:
         remedy = "change these rows to what the template takes, or choose another model"
     else:
         what = "the model has no chat template"
-        remedy = "use an -instruct model, or rows of prompt and completion, or of text"
+        remedy = (
+            "name one with --template chatml, use an -instruct model, or rows of prompt and "
+            "completion, or of text"
+        )
     return DataError(
         "D005",
         what,

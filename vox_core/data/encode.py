@@ -19,14 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from vox_core.data.byte_level import ByteLevel
 from vox_core.data.difficulty import UNKNOWN, level
 from vox_core.data.records import Record
 from vox_core.data.render import Rendered, Renderer, RenderError
@@ -87,18 +85,9 @@ _PREFERENCE = Encoded((), dropped="preference pair")
 
 
 class Encoder:
-    """Encodes records for one tokenizer and one maximum length, in tokens.
+    """Encodes records for one tokenizer and one maximum length, in tokens."""
 
-    Args:
-        quick: by fastokens where it can; made in half a second, for data that take longer.
-    """
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, seq_len: int, *, quick: bool = False
-    ) -> None:
-        self._tokenise: Callable[[Sequence[str]], Tokens] = partial(tokenise, tokenizer)
-        if quick and (byte_level := ByteLevel.of(tokenizer)):
-            self._tokenise = byte_level
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seq_len: int) -> None:
         self.tokenizer = tokenizer
         self.seq_len = seq_len
         self._prefix, self._suffix = _surroundings(tokenizer)
@@ -147,7 +136,7 @@ class Encoder:
     def _encode(self, rendered: Sequence[tuple[Record, Rendered]]) -> list[Encoded]:
         if not rendered:
             return []
-        tokens = self._tokenise([text.text for _, text in rendered])
+        tokens = tokenise(self.tokenizer, [text.text for _, text in rendered])
         is_end_T = np.isin(tokens.ids_T, list(self.renderer.end_of_turn))
         spans = _Spans.of([text for _, text in rendered])
         weights_T, ends = _mask(tokens, is_end_T, spans)

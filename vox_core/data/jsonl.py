@@ -18,32 +18,32 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from vox_core.bounded_json import repeated
+from vox_core.data.faults import FileError, RowError, RowFault
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
-_UTF_16 = "it is UTF-16, expected UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW makes it that"
-_SPREADSHEET = (
-    "it is a spreadsheet or an archive, expected rows as text: save a spreadsheet as CSV (UTF-8), "
-    "and name that"
+
+
+def _other(found: str, expected: str) -> RowFault:
+    return RowFault("other format", (), found, expected)
+
+
+_UTF_16 = _other("UTF-16", "UTF-8: iconv -f utf-16 -t utf-8 OLD > NEW makes it that")
+_SPREADSHEET = _other(
+    "a spreadsheet or an archive", "rows as text: save a spreadsheet as CSV (UTF-8), and name that"
 )
 _MARKS = {
     b"\xff\xfe": _UTF_16,
     b"\xfe\xff": _UTF_16,
-    b"\x1f\x8b": "it is compressed by gzip: name it .gz, and it is read",
+    b"\x1f\x8b": _other("gzip data", "plain text: name it .gz, and it is read"),
     b"PK\x03\x04": _SPREADSHEET,  # ZIP: .xlsx, .ods
     b"\xd0\xcf\x11\xe0": _SPREADSHEET,  # OLE: .xls
 }
 """How files begin that are no text, or none in UTF-8."""
 _UNREAD = b"\x15"
 """NAK, which begins no JSON."""
-
-
-class RowError(Exception):
-    """What is wrong with one line; `faults` holds one text for each thing, without the place."""
-
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
+_WHOLE = _UNREAD + b" "
+"""The same of a whole file."""
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
@@ -69,24 +69,26 @@ def _skip_rest_of_line(file: IO[bytes]) -> None:
         pass
 
 
-def no_text(start: bytes) -> str | None:
+def no_text(start: bytes) -> RowFault | None:
     """What a file is that begins so, if that is no text in UTF-8."""
     return next((meaning for mark, meaning in _MARKS.items() if start.startswith(mark)), None)
 
 
-def other_format(path: Path) -> str | None:
-    """What the file is instead of JSON Lines, if its first line gives that away."""
+def file_faults(path: Path) -> list[RowFault]:
+    """What is wrong with all of a file, as far as its first line gives it away: another format, or
+    what a reader wrote there."""
     first = next((line for _, line in numbered_lines(path)), None) or b""
     if meaning := no_text(first):
-        return meaning
+        return [meaning]
+    if first.startswith(_WHOLE):
+        return _faults_of(first)
     start = first.removeprefix(BOM).lstrip()[:1]
     if start == b"[":
-        return (
-            "it is a JSON array, expected one object a line: name it .json, and it is read as one"
-        )
+        expected = "one object a line: name it .json, and it is read as one"
+        return [_other("a JSON array", expected)]
     if start not in (b"{", b"", _UNREAD) and first.count(b",") > 0 and b"{" not in first:
-        return "it looks like CSV, expected one JSON object a line: name it .csv, and it is read"
-    return None
+        return [_other("CSV", "one JSON object a line: name it .csv, and it is read")]
+    return []
 
 
 def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
@@ -104,25 +106,28 @@ def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
         raise RowError(*_faults_of(line))
     value = parse_value(_decode(line, unit).rstrip("\r\n"), unit)
     if not isinstance(value, dict):
-        raise RowError(f"found {json_type(value)}, expected a JSON object")
+        raise RowError(RowFault("no object", (), json_type(value), "a JSON object"))
     return value
 
 
 def too_long(unit: str) -> RowError:
     """What is said of a line that nobody reads."""
-    return RowError(f"found a {unit} of more than {MAX_LINE_BYTES:,} bytes, expected less")
+    found = f"a {unit} of more than {MAX_LINE_BYTES:,} bytes"
+    return RowError(RowFault("line too long", (), found, "less"))
 
 
 def unread(fault: RowError) -> bytes:
     """A line that stands for a row which could not be read: `parse_object` raises its faults."""
-    return _UNREAD + json.dumps(fault.faults).encode()
+    mark = _WHOLE if isinstance(fault, FileError) else _UNREAD
+    return mark + json.dumps([each.to_json() for each in fault.faults]).encode()
 
 
-def _faults_of(line: bytes) -> list[str]:
+def _faults_of(line: bytes) -> list[RowFault]:
     try:
-        return [str(text) for text in json.loads(line[1:])]
-    except ValueError:
-        return ["found a control character (0x15) at the start of the line, expected JSON"]
+        return [RowFault.from_json(each) for each in json.loads(line[1:])]
+    except (ValueError, TypeError):
+        found = "a control character (0x15) at the start of the line"
+        return [RowFault("invalid JSON", (), found, "JSON")]
 
 
 def json_type(value: object) -> str:
@@ -135,10 +140,8 @@ def _decode(line: bytes, unit: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RowError(
-            f"found invalid UTF-8 at byte {error.start} of the {unit} (0x{line[error.start]:02x}), "
-            "expected UTF-8"
-        ) from None
+        found = f"invalid UTF-8 at byte {error.start} of the {unit} (0x{line[error.start]:02x})"
+        raise RowError(RowFault("invalid UTF-8", (), found, "UTF-8")) from None
 
 
 def parse_value(text: str, unit: str = "line") -> object:
@@ -148,33 +151,38 @@ def parse_value(text: str, unit: str = "line") -> object:
         RowError: it holds none, or one that other readers would see otherwise.
     """
     try:
-        value: object = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
-        )
+        value: object = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise RowError(_invalid(error, unit)) from None
     except RecursionError:
-        raise RowError("found JSON nested too deeply, expected a flat row") from None
+        found = "JSON nested too deeply"
+        raise RowError(RowFault("invalid JSON", (), found, "a flat row")) from None
     except ValueError as error:  # an integer of thousands of digits
-        raise RowError(f"found a number that cannot be read ({error})") from None
+        found = f"a number that cannot be read ({error})"
+        raise RowError(RowFault("invalid JSON", (), found, "a shorter one")) from None
     return value
 
 
-def _invalid(error: json.JSONDecodeError, unit: str) -> str:
-    if unit == "line":
-        expected = "expected one JSON object on one line"
-        return f"found invalid JSON at column {error.colno} ({error.msg}), {expected}"
-    place = f"line {error.lineno}, column {error.colno} of the {unit}"
-    return f"found invalid JSON at {place} ({error.msg}), expected a JSON object"
+def _invalid(error: json.JSONDecodeError, unit: str) -> RowFault:
+    place, expected = f"column {error.colno}", "one JSON object on one line"
+    if unit != "line":
+        place, expected = f"line {error.lineno}, {place} of the {unit}", "a JSON object"
+    return RowFault("invalid JSON", (), f"invalid JSON at {place} ({error.msg})", expected)
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise RowError(f'found the key "{repeated(keys)}" more than once, expected it once')
+        found = f'the key "{repeated(keys)}" more than once'
+        raise RowError(RowFault("repeated key", (), found, "it once"))
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise RowError(f"found {name}, which JSON does not have, expected a number, a string or null")
+    found = f"{name}, which JSON does not have"
+    raise RowError(RowFault("invalid JSON", (), found, "a number, a string or null"))
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+"""One for all lines: `json.loads` with a hook makes another for each."""

@@ -2,9 +2,8 @@
 
 An entry of the cache is named after everything that decides its content: the bytes of the data
 files and which of their rows are used, every file of the model folder that a tokenizer or its chat
-template is read from, the sequence length, the versions of the libraries and this package's own
-code. Where there is one, no row is read and no tokenizer loaded. One that is torn or altered is
-made anew.
+template is read from, the sequence length, the versions of the libraries and `CACHE_VERSION`. On a
+hit no row is read and no tokenizer loaded. One that is torn or altered is made anew.
 
 Entries appear whole (`vox_core.files`); of two processes that make the same one, the later takes
 the other's. Where the cache cannot be written, the arrays lie in a temporary folder as long as they
@@ -29,14 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vox_core import files
-from vox_core.cache import cache_folder, cache_root
+from vox_core.cache import CACHE_VERSION, cache_folder, cache_root
 from vox_core.data import parts, store
 from vox_core.data.blocks import BLOCK_BYTES, cut
-from vox_core.data.byte_level import Disagreement
 from vox_core.data.checked import CheckedFile
 from vox_core.data.dataset import Dataset, require_rendered, require_trained
 from vox_core.data.encode import Encoder
-from vox_core.data.rules import rules_digest
+from vox_core.data.tokenizer import files_of
 from vox_core.errors import OutputError, StorageError, VoxError
 from vox_core.hashes import file_sha256
 
@@ -45,10 +43,7 @@ if TYPE_CHECKING:
 
 FOLDER = "documents"
 _FORMAT = 1
-_LIBRARIES = ("fastokens", "jinja2", "tokenizers", "transformers")
-_OF_A_TOKENIZER = {".jinja", ".json", ".model", ".tiktoken", ".txt"}
-_BYTES_FOR_QUICK = 8_000_000
-"""Of JSONL; a second of work, twice what it takes to read another tokenizer."""
+_LIBRARIES = ("jinja2", "tokenizers", "transformers")
 _UNUSED_FOR = 30 * 24 * 3600.0
 _LEFT_FOR = 24 * 3600.0
 """What a killed process left; longer than any data set takes."""
@@ -72,7 +67,7 @@ def open_dataset(
         model: the folder that `load` reads the tokenizer from.
         seq_len: greatest length of a document, in tokens; at least 2.
         progress: called with the rows done and all rows.
-        workers: processes to start beside this one; as many as pay, if not given.
+        workers: child processes, 0 for none; as many as pay, if not given.
 
     Raises:
         DataError: D001, a file has changed since it was looked at; D005, the chat template is
@@ -100,23 +95,12 @@ def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
     decides = {
         "format": _FORMAT,
         "files": [file.identity for file in checked],
-        "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in _read_by(model)},
+        "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in files_of(model)},
         "seq_len": seq_len,
         "libraries": {name: version(name) for name in _LIBRARIES},
-        "rules": rules_digest(),
+        "version": CACHE_VERSION,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-
-
-def _read_by(model: Path) -> list[Path]:
-    """Files of a model folder that a tokenizer may be made from."""
-    places = (model.glob("*"), model.glob("additional_chat_templates/*"))
-    return sorted(
-        path
-        for place in places
-        for path in place
-        if path.suffix in _OF_A_TOKENIZER and path.is_file()
-    )
 
 
 class _Making:
@@ -136,25 +120,14 @@ class _Making:
         self._progress, self._workers, self._block_bytes = progress, workers, block_bytes
 
     def __call__(self, folder: Path) -> None:
-        size = sum(file.lines.stat().st_size for file in self._checked)
-        with suppress(Disagreement):
-            self._make(folder, quick=size >= _BYTES_FOR_QUICK)
-            return
-        for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        self._make(folder, quick=False)
-
-    def _make(self, folder: Path, *, quick: bool) -> None:
-        recipe = parts.Recipe(self._model, self._seq_len, quick)
-        encoder = cache(lambda: Encoder(self._load(), self._seq_len, quick=quick))
+        recipe = parts.Recipe(self._model, self._seq_len)
+        encoder = cache(lambda: Encoder(self._load(), self._seq_len))
         sources = [file.path for file in self._checked]
         faults: list[str] = []
-        scratch = folder / "scratch"
-        scratch.mkdir()
         with store.Writer(folder) as writer:
             lines, masks = zip(*((file.lines, file.chosen) for file in self._checked), strict=True)
             blocks = cut(sources, self._block_bytes, masks, lines)
-            for part in parts.make_parts(encoder, blocks, recipe, scratch, self._workers):
+            for part in parts.make_parts(encoder, blocks, recipe, self._workers):
                 faults += part.faults
                 writer.add(part)
                 self._tell(writer.rows)
@@ -164,7 +137,6 @@ class _Making:
             require_rendered(faults, encoder())
             dataset = writer.finish(sources)
         require_trained(dataset, encoder(), answers=writer.answers > 0)
-        shutil.rmtree(scratch)
 
     def _tell(self, done: int) -> None:
         if self._progress:

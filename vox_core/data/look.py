@@ -1,8 +1,6 @@
-"""A look at every row of a file: how many there are, of which forms, and what is wrong with the
-rest.
+"""Count the rows of a JSONL file by form and collect the faults of the others.
 
-Only counts are kept. The usual row is not even made (`plain.py`), so that a look takes about as
-long as `json.loads` of each line.
+Only counts are kept, so that a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -12,17 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.data.jsonl import RowError, numbered_lines, other_format, parse_object
-from vox_core.data.plain import Shapes
-from vox_core.data.quick import Shape
-from vox_core.data.rows import parse_row
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.jsonl import file_faults, numbered_lines
+from vox_core.data.rows import read_row
 
-Refuse = Callable[[int, str], None]
+Refuse = Callable[[int, RowFault], None]
 """Called with the number of a line and one thing that is wrong with it; 0 for the whole file."""
 Progress = Callable[[int, int], None]
 """Called with bytes read and all bytes."""
 _TELL_EVERY = 1 << 14
-_MOST_SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +44,26 @@ def look(path: Path, refuse: Refuse, progress: Progress | None = None) -> Seen:
     Raises:
         OSError: it cannot be read.
     """
-    if other := other_format(path):
-        refuse(0, other)
+    if faults := file_faults(path):
+        for each in faults:
+            refuse(0, each)
         return Seen(0, {}, {}, 1)
-    shapes, kinds = dict[Shape, int](), Counter[tuple[str, tuple[str, ...]]]()
-    faulty, done, shape_of = 0, 0, Shapes().of
-    size = path.stat().st_size
+    kinds = Counter[tuple[str, tuple[str, ...]]]()
+    faulty, done, size = 0, 0, path.stat().st_size
     for count, (number, line) in enumerate(numbered_lines(path)):
         done += len(line or b"")
-        if line is not None and (shape := shape_of(line)):
-            shapes[shape] = shapes.get(shape, 0) + 1
-            if len(shapes) > _MOST_SHAPES:
-                _fold(shapes, kinds)
-        else:
-            try:
-                row = parse_row(parse_object(line))
-                kinds[row.form, row.unused] += 1
-            except RowError as fault:
-                faulty += 1
-                for text in fault.faults:
-                    refuse(number, text)
+        try:
+            row = read_row(line)
+            kinds[row.form, row.unused] += 1
+        except RowError as error:
+            faulty += 1
+            for fault in error.faults:
+                refuse(number, fault)
         if progress and not count % _TELL_EVERY:
             progress(min(done, size), size)
     if progress:
         progress(size, size)
-    _fold(shapes, kinds)
     return _seen(kinds, faulty)
-
-
-def _fold(shapes: dict[Shape, int], kinds: Counter[tuple[str, tuple[str, ...]]]) -> None:
-    """Into what is kept of a shape. Shapes are counted by identity, which is quick, and may come
-    again as another object."""
-    for shape, rows in shapes.items():
-        kinds[shape.form, shape.unused] += rows
-    shapes.clear()
 
 
 def _seen(kinds: Counter[tuple[str, tuple[str, ...]]], faulty: int) -> Seen:

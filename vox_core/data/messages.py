@@ -22,7 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.faults import Location, RowError, RowFault
+from vox_core.data.jsonl import json_type
 from vox_core.data.tools import call_of_old, tool_calls
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
@@ -58,12 +59,12 @@ class Message:
 
 def conversation(value: object) -> tuple[Message, ...]:
     if not isinstance(value, list):
-        raise RowError(f'found {json_type(value)} as "messages", expected a list')
+        raise RowError(RowFault("wrong type", ("messages",), json_type(value), "a list"))
     messages: list[Message] = []
-    faults: list[str] = []
+    faults: list[RowFault] = []
     for index, item in enumerate(value):
         try:
-            messages.append(_message(item, f"messages[{index}]"))
+            messages.append(_message(item, ("messages", index)))
         except RowError as fault:
             faults += fault.faults
     if not faults:
@@ -73,9 +74,9 @@ def conversation(value: object) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _message(item: object, place: str) -> Message:
+def _message(item: object, place: Location) -> Message:
     if not isinstance(item, dict):
-        raise RowError(f"found {json_type(item)} as {place}, expected an object")
+        raise RowError(RowFault("wrong type", place, json_type(item), "an object"))
     if usual := _usual_message(item):
         return usual
     role = _role(item, place)
@@ -83,9 +84,9 @@ def _message(item: object, place: str) -> Message:
     weight = _weight(item, role, place)
     if (content := item.get("content")) is None and "tool_calls" in extra:
         return Message(role, "", extra, weight)
-    content = _content(content, f"{place}.content")
+    content = _content(content, (*place, "content"))
     if not content.strip() and role not in _MAY_BE_BLANK and "tool_calls" not in extra:
-        raise RowError(f"found {place}.content of the {role} empty, expected text")
+        raise RowError(RowFault("empty", (*place, "content"), "nothing", f"text of the {role}"))
     return Message(role, content, extra or None, weight)
 
 
@@ -99,7 +100,7 @@ def _usual_message(item: dict[str, object]) -> Message | None:
     return Message(known, content)
 
 
-def _role(item: dict[str, object], place: str) -> Role:
+def _role(item: dict[str, object], place: Location) -> Role:
     found = item.get("role")
     if found == "function":  # what a tool was called before there were others
         return "tool"
@@ -107,105 +108,110 @@ def _role(item: dict[str, object], place: str) -> Role:
         if role == found:
             return role
     shown = f'"{found}"' if isinstance(found, str) else json_type(found)
-    raise RowError(f"found {shown} as {place}.role, expected one of {', '.join(ROLES)}")
+    raise RowError(RowFault("roles", (*place, "role"), shown, f"one of {', '.join(ROLES)}"))
 
 
-def _extra(item: dict[str, object], role: Role, place: str) -> dict[str, Any]:
+def _extra(item: dict[str, object], role: Role, place: Location) -> dict[str, Any]:
     """What the template is given besides role and content."""
     said = {key: value for key, value in item.items() if value is not None and value != []}
     for name, speaker in _SPOKEN_BY.items():
         if name in said and role != speaker:
-            raise RowError(f"found {name} in {place} of the {role}, expected it of the {speaker}")
+            found = f"{name} of the {role}"
+            raise RowError(RowFault("roles", place, found, f"it of the {speaker}"))
     extra: dict[str, Any] = {}
     if calls := _calls(said, place):
         extra["tool_calls"] = calls
     for name in ("tool_call_id", "name"):
         if name in said:
-            extra[name] = _text(said[name], f"{place}.{name}")
+            extra[name] = _text(said[name], (*place, name))
     if reasoning := _reasoning(said, place):
         extra["reasoning_content"] = reasoning
     return extra
 
 
-def _calls(said: dict[str, object], place: str) -> list[dict[str, Any]]:
+def _calls(said: dict[str, object], place: Location) -> list[dict[str, Any]]:
     if "function_call" not in said:
-        return list(tool_calls(said.get("tool_calls"), f"{place}.tool_calls"))
+        return list(tool_calls(said.get("tool_calls"), (*place, "tool_calls")))
     if "tool_calls" in said:
-        raise RowError(f"found tool_calls and function_call in {place}, expected one of them")
-    return [call_of_old(said["function_call"], f"{place}.function_call")]
+        found = "tool_calls and function_call"
+        raise RowError(RowFault("several forms", place, found, "one of them"))
+    return [call_of_old(said["function_call"], (*place, "function_call"))]
 
 
-def _reasoning(said: dict[str, object], place: str) -> str:
+def _reasoning(said: dict[str, object], place: Location) -> str:
     """The reasoning, whichever name it goes by; blank is none."""
     found = {
         text: name
         for name in _REASONING
-        if name in said and (text := _text(said[name], f"{place}.{name}")).strip()
+        if name in said and (text := _text(said[name], (*place, name))).strip()
     }
     if len(found) > 1:
         names = " and ".join(found.values())
-        raise RowError(f"found {names} in {place}, which differ, expected one of them")
+        raise RowError(RowFault("several forms", place, f"different {names}", "one of them"))
     return next(iter(found), "")
 
 
-def _weight(item: dict[str, object], role: Role, place: str) -> float | None:
+def _weight(item: dict[str, object], role: Role, place: Location) -> float | None:
     weight, train = item.get("weight"), item.get("train")
     if not isinstance(train, bool | None):
-        raise RowError(f"found {json_type(train)} as {place}.train, expected true or false")
+        at = (*place, "train")
+        raise RowError(RowFault("wrong type", at, json_type(train), "true or false"))
     if weight is None:
         return None if train is None else float(train)
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not number or not 0 <= cast(float, weight) <= 1:
         found = str(weight) if number else json_type(weight)
-        raise RowError(f"found {found} as {place}.weight, expected a number from 0 to 1")
+        at = (*place, "weight")
+        raise RowError(RowFault("wrong value", at, found, "a number from 0 to 1"))
     weight = cast(float, weight)
     if train is not None and train != (weight > 0):
-        found = f"{place}.train {str(train).lower()} with the weight {weight}"
-        raise RowError(f"found {found}, expected them to agree")
+        found = f'"train": {str(train).lower()} with the weight {weight}'
+        raise RowError(RowFault("wrong value", place, found, "them to agree"))
     if weight > 0 and role != "assistant" and not train:
-        raise RowError(
-            f"found the weight {weight} in {place} of the {role}, expected 0, or "
-            '"train": true beside it to train what the assistant does not say'
-        )
+        expected = '0, or "train": true beside it to train what the assistant does not say'
+        found = f"the weight {weight} of the {role}"
+        raise RowError(RowFault("wrong value", place, found, expected))
     return float(weight)
 
 
-def _text(value: object, place: str) -> str:
+def _text(value: object, place: Location) -> str:
     if not isinstance(value, str):
-        raise RowError(f"found {json_type(value)} as {place}, expected a string")
+        raise RowError(RowFault("wrong type", place, json_type(value), "a string"))
     refuse_surrogates(place, value)
     return value
 
 
-def _content(value: object, place: str) -> str:
+def _content(value: object, place: Location) -> str:
     if isinstance(value, list):
-        value = "".join(_part(part, place) for part in value)
+        value = "".join(_part(part, (*place, index)) for index, part in enumerate(value))
     return _text(value, place)
 
 
-def _part(part: object, place: str) -> str:
+def _part(part: object, place: Location) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
         if isinstance(text := part.get("text"), str):
             return text
-        raise RowError(f"found {json_type(text)} as the text of a part of {place}, expected text")
+        raise RowError(RowFault("wrong type", (*place, "text"), json_type(text), "a string"))
     kind = f'type "{part.get("type")}"' if isinstance(part, dict) else json_type(part)
-    raise RowError(f"found a part of {kind} in {place}, expected parts of type text only")
+    expected = "parts of type text only"
+    raise RowError(RowFault("unsupported", place, f"a part of {kind}", expected))
 
 
-def _order_faults(messages: Sequence[Message]) -> Iterable[str]:
+def _order_faults(messages: Sequence[Message]) -> Iterable[RowFault]:
     roles = [message.role for message in messages]
     for index, role in enumerate(roles):
+        at = ("messages", index)
         if role in _FIRST_ONLY and index > 0:
-            yield f'found the role "{role}" in messages[{index}], expected it first or not at all'
+            yield RowFault("roles", at, f'the role "{role}"', "it first or not at all")
         if role == "tool" and (index == 0 or roles[index - 1] not in ("assistant", "tool")):
-            yield f'found the role "tool" in messages[{index}], expected it after an assistant'
+            yield RowFault("roles", at, 'the role "tool"', "it after an assistant")
     yield from _answer_faults(messages)
     if "assistant" not in roles:
         shown = ", ".join(roles) or "none"
-        yield f"found no assistant message (roles: {shown}), expected at least one"
+        yield RowFault("roles", (), f"no assistant message (roles: {shown})", "at least one")
 
 
-def _answer_faults(messages: Sequence[Message]) -> Iterable[str]:
+def _answer_faults(messages: Sequence[Message]) -> Iterable[RowFault]:
     """Answers to calls that nobody made, where calls and answers have ids."""
     ids: set[str | None] = {None}
     for index, message in enumerate(messages):
@@ -215,20 +221,19 @@ def _answer_faults(messages: Sequence[Message]) -> Iterable[str]:
         answered = extra.get("tool_call_id")
         if answered is not None and None not in ids and answered not in ids:
             known = ", ".join(sorted(filter(None, ids)))
-            found = f'the tool_call_id "{answered}" in messages[{index}]'
-            yield f"found {found}, expected one of {known}"
+            found = f'the tool_call_id "{answered}"'
+            yield RowFault("wrong value", ("messages", index), found, f"one of {known}")
 
 
 def refuse_unsupported(fields: dict[str, object], names: Iterable[str]) -> None:
     if found := [name for name in names if fields.get(name) is not None]:
-        raise RowError(f"found {', '.join(found)}, which vox does not support, expected none")
+        named = f"{', '.join(found)}, which vox does not support"
+        raise RowError(RowFault("unsupported", (), named, "none"))
 
 
-def refuse_surrogates(name: str, text: str) -> None:
+def refuse_surrogates(place: Location, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RowError(
-            f'found half a surrogate pair (\\u{ord(text[error.start]):04x}) in "{name}", '
-            "expected both halves or none"
-        ) from None
+        found = f"half a surrogate pair (\\u{ord(text[error.start]):04x})"
+        raise RowError(RowFault("half a character", place, found, "both halves or none")) from None

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from vox_core.data.fields import PAIR, PROMPTS, Fields, text_of
-from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.fields import PAIR, PROMPTS, QUESTION, Fields, text_of
+from vox_core.data.jsonl import json_type
 from vox_core.data.messages import Message
 from vox_core.data.sharegpt import as_messages, is_sharegpt, renamed
 
@@ -30,7 +31,8 @@ def read_preference(fields: Fields) -> tuple[Turns, Turns]:
     missing = [name for name in PAIR if values[name] is None]
     if missing:
         other = next(name for name in PAIR if name not in missing[:1])
-        raise RowError(f'found "{other}" without "{missing[0]}", expected both')
+        found = f'"{other}" without "{missing[0]}"'
+        raise RowError(RowFault("preference pair", (), found, "both"))
     both = [values[name] for name in PAIR]
     if all(isinstance(value, str) for value in both):
         chosen, rejected = _of_texts(fields, values)
@@ -38,9 +40,10 @@ def read_preference(fields: Fields) -> tuple[Turns, Turns]:
         chosen, rejected = _of_lists(fields, values)
     else:
         shown = " and ".join(f'{json_type(values[name])} as "{name}"' for name in PAIR)
-        raise RowError(f"found {shown}, expected two strings or two lists of messages")
+        raise RowError(RowFault("wrong type", (), shown, "two strings or two lists of messages"))
     if chosen == rejected:
-        raise RowError('found the same as "chosen" and as "rejected", expected two answers')
+        found = 'the same as "chosen" and as "rejected"'
+        raise RowError(RowFault("preference pair", (), found, "two answers"))
     return chosen, rejected
 
 
@@ -50,7 +53,7 @@ def prompt_of(fields: Fields) -> tuple[str, str]:
     Raises:
         RowError: there is none, or it is no text.
     """
-    name = fields.one(PROMPTS)
+    name = fields.one((*PROMPTS, QUESTION[0]))
     prompt = text_of(name, fields.values[name])
     if name == "instruction" and (extra := fields.take("input")) not in (None, ""):
         prompt = f"{prompt}\n\n{text_of('input', extra)}"
@@ -66,7 +69,7 @@ def _of_texts(fields: Fields, values: dict[str, object]) -> tuple[Turns, Turns]:
 
 def _of_lists(fields: Fields, values: dict[str, object]) -> tuple[Turns, Turns]:
     name, before = _before(fields, values)
-    found, faults = [], list[str]()
+    found, faults = [], list[RowFault]()
     for field in PAIR:
         try:
             found.append(_conversation(field, values[field], name, before))
@@ -76,16 +79,18 @@ def _of_lists(fields: Fields, values: dict[str, object]) -> tuple[Turns, Turns]:
         raise RowError(*faults)
     chosen, rejected = found
     if chosen[0] != rejected[0]:
-        raise RowError('found "chosen" and "rejected" that begin differently, expected one prompt')
+        same = '"chosen" and "rejected" that begin differently'
+        raise RowError(RowFault("preference pair", (), same, "one prompt"))
     return chosen, rejected
 
 
 def _before(fields: Fields, values: dict[str, object]) -> tuple[str, list[object]]:
     """The messages of a prompt in a field of its own; a text that the lists repeat counts once."""
-    name = next((each for each in PROMPTS if fields.values.get(each) is not None), "")
+    prompts = (*PROMPTS, QUESTION[0])
+    name = next((each for each in prompts if fields.values.get(each) is not None), "")
     prompt = fields.values.get(name)
     if isinstance(prompt, list):
-        fields.first(PROMPTS)
+        fields.first(prompts)
         return name, prompt
     lists = [value for value in values.values() if isinstance(value, list)]
     if not name or any(_asks(value) for value in lists):
@@ -102,9 +107,8 @@ def _conversation(field: str, value: object, name: str, before: list[object]) ->
     parts = [(field, len(said), sharegpt)]
     messages = renamed([*before, *said], [(name, len(before), False), *parts] if before else parts)
     if messages[-1].role != "assistant":
-        raise RowError(
-            f'found a "{field}" that ends with the {messages[-1].role}, expected the assistant'
-        )
+        last = f'a "{field}" that ends with the {messages[-1].role}'
+        raise RowError(RowFault("roles", (), last, "the assistant"))
     return messages
 
 

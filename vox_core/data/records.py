@@ -7,17 +7,17 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.data.jsonl import RowError, no_text, numbered_lines, other_format
+from vox_core.data.faults import Code, RowError, RowFault
+from vox_core.data.jsonl import file_faults, no_text, numbered_lines
 from vox_core.data.messages import Message
-from vox_core.data.quick import read_row
 from vox_core.data.readers import NO_FIELDS, FieldMap, is_hub, open_source, place_of
-from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row
+from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row, read_row
 from vox_core.data.split import find_split, require_files
 from vox_core.errors import DataError
 
@@ -80,14 +80,14 @@ def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Re
 
 
 @contextmanager
-def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[str], list[Path]]]:
+def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[Placed], list[Path]]]:
     """Two lists, for faults and for empty files; what is in them at the end is refused.
 
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
     """
     require_files([path for path in paths if not is_hub(path)])
-    faults: list[str] = []
+    faults: list[Placed] = []
     empty: list[Path] = []
     yield faults, empty
     if empty:
@@ -96,7 +96,7 @@ def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[str], list[Path]]]:
         raise _malformed(paths, faults)
 
 
-def read_records(path: Path, faults: list[str], lines: Path | None = None) -> Iterator[Record]:
+def read_records(path: Path, faults: list[Placed], lines: Path | None = None) -> Iterator[Record]:
     """Each row of one file that is well formed; the faults of the others go to `faults`.
 
     Args:
@@ -107,7 +107,7 @@ def read_records(path: Path, faults: list[str], lines: Path | None = None) -> It
     """
     for line, found in read_lines(path, lines):
         if isinstance(found, RowError):
-            faults += told(path, line, found.faults)
+            faults += placed(path, line, found.faults)
         else:
             yield found
 
@@ -120,8 +120,8 @@ def read_lines(path: Path, lines: Path | None = None) -> Iterator[tuple[int, Rec
         DataError: D001, it cannot be read.
     """
     with readable(path):
-        if other := other_format(lines or path):
-            yield 0, RowError(other)
+        if faults := file_faults(lines or path):
+            yield 0, RowError(*faults)
             return
         for number, line in numbered_lines(lines or path):
             try:
@@ -130,10 +130,20 @@ def read_lines(path: Path, lines: Path | None = None) -> Iterator[tuple[int, Rec
                 yield number, fault
 
 
-def told(path: Path, number: int, faults: Iterable[str]) -> Iterator[str]:
-    """Faults with their place."""
-    place = place_of(path, number)
-    return (f"{place}: {text}" for text in faults)
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A fault with its file and line; line 0 stands for the whole file."""
+
+    path: Path
+    line: int
+    fault: RowFault
+
+    def __str__(self) -> str:
+        return f"{place_of(self.path, self.line)}: {self.fault}"
+
+
+def placed(path: Path, line: int, faults: Iterable[RowFault]) -> Iterator[Placed]:
+    return (Placed(path, line, fault) for fault in faults)
 
 
 @contextmanager
@@ -173,27 +183,27 @@ def _empty(paths: Sequence[Path]) -> DataError:
     )
 
 
-def _malformed(paths: Sequence[Path], faults: Sequence[str]) -> DataError:
+def _malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
     return DataError(
         "D003",
         "rows of a data file are malformed",
         where=", ".join(map(str, paths)),
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected='rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}',
-        faults=faults,
-        remedy=next_step(faults, paths),
+        faults=[*map(str, faults)],
+        remedy=next_step({each.fault.code for each in faults}, paths),
     )
 
 
-def next_step(faults: Iterable[str], paths: Iterable[Path]) -> str:
-    """What somebody can do about malformed rows of some files."""
-    faults, step = list(faults), STEP
-    if any("invalid UTF-8" in fault for fault in faults):
+def next_step(codes: Collection[Code], paths: Iterable[Path]) -> str:
+    """The remedy for malformed rows of some files, by the codes of their faults."""
+    step = STEP
+    if "invalid UTF-8" in codes:
         step += "".join(dict.fromkeys(map(_what_else_it_may_be, paths)))
-    if any("found the fields" in fault or "found none of" in fault for fault in faults):
+    if "unknown form" in codes:
         step += (
-            '; if only the names differ, say so in vox.toml: [data.fields], prompt = "name of the '
-            'field", completion = "name of the other"'
+            "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
+            "[data.fields] in vox.toml"
         )
     return step
 

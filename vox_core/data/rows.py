@@ -2,10 +2,12 @@
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}     ShareGPT
-    {"prompt": "…", "completion": "…"} {"prompt": "…", "response": "…", "rating": 4.5, "category":
-    "…"}                        pairs {"instruction": "…", "input": "…", "output": "…"}
-    Alpaca {"text": "…"} {"prompt": "…", "chosen": "…", "rejected": "…"}
-    preference
+    {"prompt": "…", "completion": "…"}
+    {"question": "…", "answer": "…"}
+    {"prompt": "…", "response": "…", "rating": 4.5, "category": "…"}                        pairs
+    {"instruction": "…", "input": "…", "output": "…"}                                       Alpaca
+    {"text": "…"}
+    {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
 
 A row has exactly one of these forms. fields.py has the names and their aliases, sharegpt.py,
 preference.py and attributes.py what their names say, messages.py what a conversation is made of.
@@ -15,16 +17,18 @@ like a misspelt field of vox's is a fault. All faults of a row are told together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from vox_core.data.attributes import NO_ATTRIBUTES, Attributes, attributes_of
+from vox_core.data.attributes import ATTRIBUTES, NO_ATTRIBUTES, Attributes, attributes_of
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.fields import (
     ANSWERS,
     CHATS,
     PAIR,
     PROMPTS,
+    QUESTION,
     SHAREGPT,
     TEXTS,
     TOOLS,
@@ -33,13 +37,13 @@ from vox_core.data.fields import (
     refuse_unknown,
     text_of,
 )
-from vox_core.data.jsonl import RowError
+from vox_core.data.jsonl import parse_object
 from vox_core.data.messages import Message, conversation, refuse_unsupported
 from vox_core.data.preference import prompt_of, read_preference
 from vox_core.data.sharegpt import is_sharegpt, read_sharegpt, renamed
 from vox_core.data.tools import tool_schemas
 
-__all__ = ["NO_ATTRIBUTES", "Attributes", "Kind", "Row", "parse_row"]
+__all__ = ["NO_ATTRIBUTES", "Attributes", "Kind", "Row", "parse_row", "read_row"]
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
@@ -83,6 +87,15 @@ class _Said:
     rejected: tuple[Message, ...] = ()
 
 
+def read_row(line: bytes | None) -> Row:
+    """The row in one line of a JSONL file; None stands for a line that was too long to read.
+
+    Raises:
+        RowError: with everything that is wrong with it.
+    """
+    return parse_row(parse_object(line))
+
+
 def parse_row(values: dict[str, object]) -> Row:
     """Read a row.
 
@@ -91,7 +104,7 @@ def parse_row(values: dict[str, object]) -> Row:
     """
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
         return Row("chat", conversation(values["messages"]), form="messages")
-    fields, faults = Fields(values), list[str]()
+    fields, faults = Fields(values), list[RowFault]()
     read = _form(fields)
     said = _try(lambda: read(fields), faults)
     attributes = _try(lambda: attributes_of(values), faults)
@@ -107,7 +120,22 @@ def parse_row(values: dict[str, object]) -> Row:
     )
 
 
-def _try(read: Callable[[], _T], faults: list[str]) -> _T | None:
+def refuse_columns(names: Sequence[str]) -> None:
+    """Refuse the columns of a table of which no row can be made, whatever the cells say.
+
+    Raises:
+        RowError: with everything that is wrong with the names.
+    """
+    forms = _forms(lambda form: not set(form).isdisjoint(names))
+    if len(forms) > 1 or not {*CHATS, *SHAREGPT, *PAIR}.isdisjoint(names):
+        if faults := [hint for name in names if (hint := misspelt(name))]:
+            raise RowError(*faults)
+        return
+    other = {*TOOLS, "system", *ATTRIBUTES}
+    parse_row({name: name for name in names if name not in other})
+
+
+def _try(read: Callable[[], _T], faults: list[RowFault]) -> _T | None:
     try:
         return read()
     except RowError as fault:
@@ -127,15 +155,16 @@ def _form(fields: Fields) -> Callable[[Fields], _Said]:
     there = there or _forms(lambda names: not fields.values.keys().isdisjoint(names))
     if not there and fields.has(PAIR):
         return _preference
+    if not there and fields.has(QUESTION):
+        return _completion
     if not there:
         refuse_unknown(list(fields.values))
     if len(there) > 1:
         named = [n for names in there for n in names if n in fields.values]
         names = [n for n in named if fields.values[n] is not None] or named
-        raise RowError(
-            f"found fields of several forms ({', '.join(names)}), expected those of one; "
-            f'to leave one out: [data.fields] {names[-1]} = ""'
-        )
+        found = f"fields of several forms ({', '.join(names)})"
+        expected = f'those of one; to leave one out: [data.fields] {names[-1]} = ""'
+        raise RowError(RowFault("several forms", (), found, expected))
     return _READERS[next(iter(there))]
 
 
@@ -157,7 +186,7 @@ def _sharegpt(fields: Fields) -> _Said:
 
 
 def _completion(fields: Fields) -> _Said:
-    faults = list[str]()
+    faults = list[RowFault]()
     asked = _try(lambda: prompt_of(fields), faults)
     answered = _try(lambda: _answer(fields), faults)
     if asked is None or answered is None:
@@ -167,7 +196,7 @@ def _completion(fields: Fields) -> _Said:
 
 
 def _answer(fields: Fields) -> tuple[str, str]:
-    name = fields.one(ANSWERS)
+    name = fields.one((*ANSWERS, QUESTION[1]))
     return name, text_of(name, fields.values[name])
 
 
@@ -175,6 +204,8 @@ def form_of_completion(prompt: str, answer: str) -> str:
     """What a form is called, by the names of its two fields."""
     if answer == "completion":
         return "prompt/completion"
+    if (prompt, answer) == QUESTION:
+        return "question/answer"
     return "Alpaca" if (prompt, answer) == ("instruction", "output") else "pairs"
 
 

@@ -9,11 +9,12 @@ first message.
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import Any
 
+from vox_core.data.faults import Location, RowError, RowFault
 from vox_core.data.fields import Fields, text_of
-from vox_core.data.jsonl import RowError, json_type
+from vox_core.data.jsonl import json_type
 from vox_core.data.messages import Message, conversation
 
 NAME = "conversations"
@@ -30,7 +31,7 @@ SPEAKERS = {
     "function": "tool",
     "observation": "tool",
 }
-_PLACE = re.compile(r"\bmessages\[(\d+)\](\.content|\.role)?|\"messages\"")
+_INNER = {"content": "value", "role": "from"}
 
 
 def is_sharegpt(value: object) -> bool:
@@ -69,14 +70,14 @@ def as_messages(value: object, name: str) -> object:
     return [_message(turn) for turn in value]
 
 
-def _stranger(turn: object, name: str, index: int) -> str | None:
+def _stranger(turn: object, name: str, index: int) -> RowFault | None:
     if not isinstance(turn, dict):
-        return f"found {json_type(turn)} as {name}[{index}], expected an object"
+        return RowFault("wrong type", (name, index), json_type(turn), "an object")
     who = turn.get("from")
     if isinstance(who, str) and who in SPEAKERS:
         return None
     shown = f'"{who}"' if isinstance(who, str) else json_type(who)
-    return f"found {shown} as {name}[{index}].from, expected one of {', '.join(SPEAKERS)}"
+    return RowFault("roles", (name, index, "from"), shown, f"one of {', '.join(SPEAKERS)}")
 
 
 def _message(turn: dict[str, Any]) -> dict[str, Any]:
@@ -97,21 +98,25 @@ def renamed(value: object, parts: list[tuple[str, int, bool]]) -> tuple[Message,
         return conversation(value)
     except RowError as error:
         faults = error.faults
-    raise RowError(*(_PLACE.sub(lambda found: _place(found, parts), text) for text in faults))
+    raise RowError(*(replace(each, location=_place(each.location, parts)) for each in faults))
 
 
-def _place(found: re.Match[str], parts: list[tuple[str, int, bool]]) -> str:
+def _place(location: Location, parts: list[tuple[str, int, bool]]) -> Location:
+    """A location in the messages as one in the row."""
+    if not location:
+        return ()
     name, sharegpt = parts[-1][0], parts[-1][2]
-    if found[1] is None:
-        return f'"{name}"'
-    index = int(found[1])
+    if len(location) == 1:
+        return (name,)
+    _, index, *inner = location
+    assert isinstance(index, int)
     for part, number, its in parts:
         if index < number or part == parts[-1][0]:
             name, sharegpt = part, its
             break
         index -= number
-    inner = found[2] or ""
+    if len(parts) > 1 and (name, 1, False) == parts[0]:
+        return (name,)
     if sharegpt:
-        inner = {".content": ".value", ".role": ".from"}.get(inner, "")
-    single = len(parts) > 1 and (name, 1, False) == parts[0]
-    return f'"{name}"' if single else f"{name}[{index}]{inner}"
+        inner = [_INNER.get(str(each), each) for each in inner]
+    return (name, index, *inner)

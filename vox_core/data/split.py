@@ -2,15 +2,23 @@
 
 A file is trained on. A folder stands for its `train.jsonl` (or `train.csv`,
 `train-00000-of-00002.parquet` and so on) and, where there is one, its `valid.jsonl`; one without a
-`train` file for all data files in it that are not named after another side.
+`train` file for all data files in it that are not named after another side. Text files count where
+there is nothing else: beside rows they are notes and licences.
+
+Rows from stdin are kept as a file in the cache, because they are read more than once, and by a
+resumed run again. Nothing removes it but its owner.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
-from vox_core.data.readers.formats import is_hub, is_known, stem_of
+from vox_core import disk, files
+from vox_core.cache import cache_folder, cache_root
+from vox_core.data.readers.formats import format_of, is_hub, is_known, stem_of
 from vox_core.errors import DataError
 
 TRAIN_NAME = "train.jsonl"
@@ -18,6 +26,8 @@ VALID_NAME = "valid.jsonl"
 _TRAIN = ("train",)
 _VALID = ("valid", "validation")
 _OTHER = ("test", "dev", "eval")
+STDIN = "stdin"
+"""Folder of the cache for rows that came from stdin."""
 
 
 def find_split(paths: Sequence[Path], valid: Path | None = None) -> tuple[list[Path], list[Path]]:
@@ -46,7 +56,8 @@ def _of(path: Path) -> list[Path]:
         return train
     sides = (*_VALID, *_OTHER)
     rest = [file for file in _files(path) if not _is_of(file, sides)]
-    return rest or [path / TRAIN_NAME]
+    rows = [file for file in rest if format_of(file).kind != "text"]
+    return rows or rest or [path / TRAIN_NAME]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -88,6 +99,8 @@ def require_files(paths: Sequence[Path]) -> None:
     DataError: D001, one of them is not there.
     """
     if missing := [path for path in paths if not path.is_file()]:
+        if missing[0].parent == cache_root() / STDIN:
+            raise _stdin_gone(missing[0])
         raise DataError(
             "D001",
             "a data file is missing",
@@ -96,3 +109,47 @@ def require_files(paths: Sequence[Path]) -> None:
             expected=f"a data file, or a folder with {TRAIN_NAME} and, if wanted, {VALID_NAME}",
             remedy="correct the path given with --data or --valid",
         )
+
+
+def keep_stdin(stream: IO[bytes]) -> Path:
+    """Copy JSONL from a pipe into the cache, as a file named after its bytes.
+
+    Raises:
+        DataError: D002, nothing comes.
+        OutputError: the cache cannot be written.
+        StorageError: the disk is full, or an I/O error.
+    """
+    folder, sha256 = cache_folder(STDIN), hashlib.sha256()
+    temporary = files.temporary_beside(folder / TRAIN_NAME)
+    try:
+        with files.new_file(temporary) as file:
+            while data := stream.read(1 << 20):
+                file.write(data)
+                sha256.update(data)
+            size = file.tell()
+        if not size:
+            raise DataError(
+                "D002",
+                "a data file is empty",
+                where="stdin",
+                found="nothing",
+                expected="rows of JSONL",
+                remedy="pipe rows into the command: cat train.jsonl | vox train -",
+            )
+        kept = folder / f"{sha256.hexdigest()[:16]}.jsonl"
+        with files.storage_errors(kept):
+            disk.calls.rename(temporary, kept)
+        return kept
+    finally:
+        files.remove(temporary)
+
+
+def _stdin_gone(path: Path) -> DataError:
+    return DataError(
+        "D001",
+        "the copy of rows that came from stdin is gone",
+        where=path,
+        found="nothing there",
+        expected="the file that was kept when the run began",
+        remedy="pipe the same rows in again: ... | vox train --resume RUN -",
+    )

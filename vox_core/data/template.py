@@ -1,42 +1,43 @@
-"""A model's chat template, compiled once and rendered within limits.
+"""A model's chat template, rendered by transformers in a child process within limits.
 
-The environment is the one that transformers renders in, with its filters, its globals and its
-`{% generation %}` blocks, but in vox's own sandbox, which bounds what a rendering uses
-(`sandbox.py`). Templates are somebody else's code: whatever one raises is a `TemplateFault`.
+`worker.py` says which limits, and why. Templates are somebody else's code: whatever one raises, or
+takes too much of, is a `TemplateFault`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+from vox_core.data.worker import WorkerDied, limited, time_limit
 from vox_core.errors import DataError
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-    from vox_core.data.sandbox import Sandbox
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
+_Text: TypeAlias = tuple[str, list[tuple[int, int]]]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-MAX_SOURCE = 1 << 18
-"""Ten times the longest template of a known model, in characters."""
+MAX_TEXT = 64 << 20
+"""Characters of a rendering, beside `PER_CHARACTER` for each of its conversation."""
+PER_CHARACTER = 64
 
 
 class TemplateFault(Exception):
-    """Why the chat template does not render a conversation; `too_much` if it took too much, so that
-    it is not to be asked again."""
+    """Why the chat template does not render a conversation.
+
+    Attributes:
+        too_much: it takes too much time or memory, so no other row shall be rendered with it.
+        syntax: it is no template.
+    """
 
     too_much = False
+    syntax = False
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template.
 
     Args:
         source: the template.
@@ -44,23 +45,11 @@ class ChatTemplate:
 
     Attributes:
         marked: it says itself what the model generates, with `{% generation %}`.
-
-    Raises:
-        TemplateFault: it cannot be compiled.
     """
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
-        self._names = dict(names)
+        self._source, self._names = source, dict(names)
         self.marked = _GENERATION.search(source) is not None
-        with _faults():
-            if len(source) > MAX_SOURCE:
-                raise ValueError(f"the template has more than {MAX_SOURCE:,} characters")
-            self._sandbox = _sandbox()
-            self._template: Template = self._sandbox.from_string(
-                self._sandbox.parse_metered(source)
-            )
-            # Copied for each rendering, which takes a plain dictionary half the time.
-            self._template.globals = dict(self._template.globals)
 
     def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
         """The text of a conversation.
@@ -72,93 +61,68 @@ class ChatTemplate:
         Raises:
             TemplateFault: the template refuses it, fails, or takes too much.
         """
-        with _faults():
-            self._sandbox.refill(_characters(chat, tools))
-            return self._template.render(self._variables(chat, tools, generation_prompt))
+        return self._render(chat, tools, generation_prompt, marked=False)[0]
 
-    def render_marked(self, chat: Chat, tools: Tools = None) -> tuple[str, list[tuple[int, int]]]:
+    def render_marked(self, chat: Chat, tools: Tools = None) -> _Text:
         """The text, and the stretches of it that stood between generation markers.
 
         Raises:
             TemplateFault: as `render`.
         """
-        blocks: list[str] = []
-        stretches: list[tuple[int, int]] = []
-        track: Any = vars(self._sandbox)["activate_tracker"]
-        with _faults():
-            self._sandbox.refill(_characters(chat, tools))
-            with track(blocks, stretches):
-                for block in self._template.generate(self._variables(chat, tools, False)):
-                    blocks.append(block)
-                    self._sandbox.made(block)
-        return "".join(blocks), stretches
+        return self._render(chat, tools, prompt=False, marked=True)
 
-    def _variables(self, chat: Chat, tools: Tools, generation_prompt: bool) -> dict[str, Any]:
-        return {
-            **self._names,
-            "messages": [dict(message) for message in chat],
-            "tools": [dict(tool) for tool in tools] if tools else None,
-            "documents": None,
-            "add_generation_prompt": generation_prompt,
-        }
+    def _render(self, chat: Chat, tools: Tools, prompt: bool, *, marked: bool) -> _Text:
+        messages = [dict(message) for message in chat]
+        schemas = [dict(tool) for tool in tools] if tools else None
+        try:
+            found = limited(_rendered, self._source, self._names, messages, schemas, prompt, marked)
+        except WorkerDied as died:
+            if not died.exceeded:
+                raise
+            found = _fault(str(died), too_much=True)
+        if isinstance(found, TemplateFault):
+            raise found
+        return found
 
 
-def _characters(chat: Chat, tools: Tools) -> int:
-    """Of all that a template is given."""
-    given = 0
-    for message in chat:
-        said = message.get("content") if len(message) == 2 else None
-        given += len(said) if type(said) is str else characters(message)
-    return given + characters(tools) if tools else given
+def _rendered(
+    source: str,
+    names: dict[str, Any],
+    chat: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    prompt: bool,
+    marked: bool,
+) -> _Text | TemplateFault:
+    """In a child. A fault is a result: what is raised there ends the child."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-
-def characters(value: object) -> int:
-    """Of the text in a JSON value; anything else in it counts as a few."""
-    total, open_ = 0, [value]
-    while open_:
-        item = open_.pop()
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, Mapping):
-            open_ += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            open_ += item
-        else:
-            total += 4
-    return total
-
-
-def _sandbox() -> Sandbox:
-    """vox's sandbox, with all that transformers gives a chat template."""
-    from transformers.utils import chat_template_utils
-
-    from vox_core.data.sandbox import Sandbox
-
-    # Compiled from nothing: a template of somebody else's is never compiled without a budget.
-    compile_: Any = chat_template_utils._compile_jinja_template
-    theirs = compile_("").environment
-    ours = Sandbox(
-        trim_blocks=theirs.trim_blocks,
-        lstrip_blocks=theirs.lstrip_blocks,
-        extensions=[type(extension) for extension in theirs.extensions.values()],
-    )
-    ours.globals |= {name: v for name, v in theirs.globals.items() if name != "lipsum"}
-    ours.adopt(theirs.filters.items())
-    return ours
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """What a template raises by itself, or trips over, is its own fault."""
+    render: Any = render_jinja_template  # which says that it gives text
     try:
-        yield
-    except Exception as error:
-        from vox_core.data.sizes import TooMuch
-
+        with time_limit():
+            (text,), stretches = render(
+                conversations=[chat],
+                tools=tools,
+                chat_template=source,
+                return_assistant_tokens_mask=marked,
+                add_generation_prompt=prompt,
+                **names,
+            )
+    except Exception as error:  # noqa: BLE001 - templates are somebody else's code
+        if isinstance(error, MemoryError):
+            return _fault("it takes more memory than its process may have", too_much=True)
         first, *_ = str(error).splitlines() or [""]
-        fault = TemplateFault(first[:500] or type(error).__name__)
-        fault.too_much = isinstance(error, TooMuch | MemoryError)
-        raise fault from error
+        syntax = isinstance(error, TemplateSyntaxError)
+        return _fault(first[:500] or type(error).__name__, syntax=syntax)
+    if len(text) > MAX_TEXT and len(text) > MAX_TEXT + PER_CHARACTER * len(repr((chat, tools))):
+        return _fault(f"it makes {len(text):,} characters of the conversation", too_much=True)
+    return text, stretches[0] if marked else []
+
+
+def _fault(said: str, *, too_much: bool = False, syntax: bool = False) -> TemplateFault:
+    fault = TemplateFault(said)
+    fault.too_much, fault.syntax = too_much, syntax
+    return fault
 
 
 def takes_too_much(fault: TemplateFault, model: object) -> DataError:

@@ -22,7 +22,17 @@ from vox_core.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+GENERATION_CONFIG = "generation_config.json"
 _ASSISTANT, _USER = "7305918264", "4182650937"
+_SUFFIXES = {".jinja", ".json", ".model", ".tiktoken", ".txt"}
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Files of a model folder that a tokenizer may be made from."""
+    places = (folder.glob("*"), folder.glob("additional_chat_templates/*"))
+    return sorted(
+        path for place in places for path in place if path.suffix in _SUFFIXES and path.is_file()
+    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -113,7 +123,7 @@ def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _generation_eos(folder: Path) -> set[int]:
-    path = folder / "generation_config.json"
+    path = folder / GENERATION_CONFIG
     if not path.is_file():
         return set()
     try:

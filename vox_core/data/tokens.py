@@ -56,17 +56,7 @@ def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens
     offsets_T2 = np.fromiter(pairs, np.int64, 2 * int(bounds_R1[-1])).reshape(-1, 2)
     shift_T = np.repeat(bounds_of([len(text) for text in texts])[:-1], np.diff(bounds_R1))
     ids_T = np.fromiter(chain.from_iterable(ids), np.int32, len(shift_T))
-    return joined(ids_T, offsets_T2[:, 0] + shift_T, offsets_T2[:, 1] + shift_T, shift_T, bounds_R1)
-
-
-def joined(
-    ids_T: Ints32, begins_T: Ints64, stops_T: Ints64, shift_T: Ints64, bounds_R1: Ints64
-) -> Tokens:
-    """Tokens from offsets in all texts, end to end, as a tokenizer reports them.
-
-    Args:
-        shift_T: where each token's text begins.
-    """
+    begins_T, stops_T = offsets_T2[:, 0] + shift_T, offsets_T2[:, 1] + shift_T
     # A token really begins where the one before it ends; some tokenizers trim whitespace.
     reached_T = np.maximum.accumulate(np.concatenate([[0], stops_T])[:-1])
     begins_T = np.minimum(begins_T, np.maximum(reached_T, shift_T))

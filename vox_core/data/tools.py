@@ -14,14 +14,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from vox_core.data.jsonl import RowError, json_type, parse_object
+from vox_core.data.faults import Location, RowError, RowFault
+from vox_core.data.jsonl import json_type, parse_object
 
 Call: TypeAlias = dict[str, Any]
 
 _CALL_KEYS = ("name", "arguments")
 
 
-def tool_schemas(value: object, place: str = "tools") -> tuple[Mapping[str, Any], ...]:
+def tool_schemas(value: object, name: str = "tools") -> tuple[Mapping[str, Any], ...]:
     """The functions of a row.
 
     Args:
@@ -31,11 +32,11 @@ def tool_schemas(value: object, place: str = "tools") -> tuple[Mapping[str, Any]
         RowError: with everything that is wrong with them.
     """
     if isinstance(value, str):
-        value = _parsed_list(value, place)
-    return tuple(_each(value, place, _schema))
+        value = _parsed_list(value, name)
+    return tuple(_each(value, (name,), _schema))
 
 
-def tool_calls(value: object, place: str) -> tuple[Call, ...]:
+def tool_calls(value: object, place: Location) -> tuple[Call, ...]:
     """The calls that an assistant makes in one message.
 
     Raises:
@@ -44,7 +45,7 @@ def tool_calls(value: object, place: str) -> tuple[Call, ...]:
     return tuple(_each(value, place, _call))
 
 
-def call_of_old(value: object, place: str) -> Call:
+def call_of_old(value: object, place: Location) -> Call:
     """A `function_call`, the form before `tool_calls`, as one of those.
 
     Raises:
@@ -54,17 +55,17 @@ def call_of_old(value: object, place: str) -> Call:
 
 
 def _each(
-    value: object, place: str, read: Callable[[object, str], dict[str, Any]]
+    value: object, place: Location, read: Callable[[object, Location], dict[str, Any]]
 ) -> Sequence[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RowError(f"found {json_type(value)} as {place}, expected a list")
+        raise RowError(RowFault("wrong type", place, json_type(value), "a list"))
     found: list[dict[str, Any]] = []
-    faults: list[str] = []
+    faults: list[RowFault] = []
     for index, item in enumerate(value):
         try:
-            found.append(read(item, f"{place}[{index}]"))
+            found.append(read(item, (*place, index)))
         except RowError as fault:
             faults += fault.faults
     if faults:
@@ -72,16 +73,16 @@ def _each(
     return found
 
 
-def _schema(item: object, place: str) -> dict[str, Any]:
+def _schema(item: object, place: Location) -> dict[str, Any]:
     fields = _object(item, place)
     schema = fields if "function" in fields else {"type": "function", "function": fields}
     _require_function(schema, place)
-    _name(_object(schema["function"], f"{place}.function"), place)
+    _name(_object(schema["function"], (*place, "function")), place)
     _refuse_unwritable(place, schema)
     return schema
 
 
-def _call(item: object, place: str) -> Call:
+def _call(item: object, place: Location) -> Call:
     fields = _object(item, place)
     if "function" not in fields:
         rest = {key: value for key, value in fields.items() if key not in _CALL_KEYS}
@@ -89,30 +90,30 @@ def _call(item: object, place: str) -> Call:
         fields = {"type": "function", **rest, "function": function}
     _require_function(fields, place)
     if not isinstance(id := fields.get("id"), str | None):
-        raise RowError(f"found {json_type(id)} as {place}.id, expected a string")
-    function = _object(fields["function"], f"{place}.function")
+        raise RowError(RowFault("wrong type", (*place, "id"), json_type(id), "a string"))
+    function = _object(fields["function"], (*place, "function"))
     _name(function, place)
-    arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
+    arguments = _arguments(function.get("arguments"), (*place, "function", "arguments"))
     call = {**fields, "type": "function", "function": {**function, "arguments": arguments}}
     _refuse_unwritable(place, call)
     return call
 
 
-def _require_function(fields: dict[str, Any], place: str) -> None:
+def _require_function(fields: dict[str, Any], place: Location) -> None:
     if fields.get("type") not in (None, "function"):
         found = f'"{kind}"' if isinstance(kind := fields["type"], str) else json_type(kind)
-        raise RowError(f'found {found} as {place}.type, expected "function"')
+        raise RowError(RowFault("wrong value", (*place, "type"), found, '"function"'))
 
 
-def _name(function: dict[str, Any], place: str) -> str:
+def _name(function: dict[str, Any], place: Location) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         found = "an empty string" if isinstance(name, str) else json_type(name)
-        raise RowError(f"found {found} as the name of {place}, expected that of a function")
+        raise RowError(RowFault("wrong value", (*place, "name"), found, "that of a function"))
     return name
 
 
-def _arguments(value: object, place: str) -> dict[str, Any]:
+def _arguments(value: object, place: Location) -> dict[str, Any]:
     """None and empty text are what is written for a function that takes none."""
     if value is None or value == "":
         return {}
@@ -121,28 +122,30 @@ def _arguments(value: object, place: str) -> dict[str, Any]:
     try:
         return parse_object(value.encode("utf-8", "surrogatepass"))
     except RowError as fault:
-        found = fault.faults[0].partition(", expected")[0]
-        raise RowError(f"in {place} {found}, expected a JSON object") from None
+        inner = fault.faults[0]
+        raise RowError(RowFault(inner.code, place, inner.found, "a JSON object")) from None
 
 
-def _parsed_list(value: str, place: str) -> object:
+def _parsed_list(value: str, name: str) -> object:
     try:
         return parse_object(b'{"list":' + value.encode("utf-8", "surrogatepass") + b"}")["list"]
     except RowError:
-        raise RowError(f"found text as {place} that is not JSON, expected a list") from None
+        raise RowError(RowFault("invalid JSON", (name,), "no JSON", "a list")) from None
 
 
-def _object(value: object, place: str, expected: str = "an object") -> dict[str, Any]:
+def _object(value: object, place: Location, expected: str = "an object") -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RowError(f"found {json_type(value)} as {place}, expected {expected}")
+        raise RowError(RowFault("wrong type", place, json_type(value), expected))
     return value
 
 
-def _refuse_unwritable(place: str, value: object) -> None:
+def _refuse_unwritable(place: Location, value: object) -> None:
     """What no file of UTF-8 can hold, a template cannot be given either."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RowError(f"found half a surrogate pair in {place}, expected both or none") from None
+        found = "half a surrogate pair"
+        raise RowError(RowFault("half a character", place, found, "both or none")) from None
     except RecursionError:
-        raise RowError(f"found {place} nested too deeply, expected less") from None
+        found = "an object nested too deeply"
+        raise RowError(RowFault("wrong value", place, found, "less")) from None

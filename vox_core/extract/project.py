@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core import bounded_toml
 from vox_core.extract.licence import FOLDERS_ABOVE, of_project
 
 _NAME = "pyproject.toml"
@@ -34,8 +33,8 @@ def project_of(folder: Path) -> Project:
 
 def _read(path: Path) -> Project:
     try:
-        table = bounded_toml.loads(path.read_text(encoding="utf-8")).get("project")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("project")
+    except (OSError, ValueError, RecursionError):
         table = None
     if not isinstance(table, Mapping):
         return Project(None, None, None)

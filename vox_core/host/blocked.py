@@ -189,5 +189,5 @@ def _unreadable(file: Path, found: str) -> ConfigError:
         where=file,
         found=found,
         expected='{"disabled": ["id", …]}',
-        remedy=f"mend the file, or remove it to enable every plugin: rm {file}",
+        remedy="mend the file, or move it away to enable every plugin",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from vox_core import bounded_toml
 from vox_core.errors import InputError
 from vox_core.hookspecs import ENTRY_POINTS
 from vox_core.host.bundle.members import Unreadable, text
@@ -83,7 +83,7 @@ def held_files(wheel: Path) -> tuple[HeldFile, ...]:
 def project_table(folder: Path) -> Mapping[str, Any]:
     """`[project]` of the pyproject.toml in a folder; empty if there is none that can be read."""
     try:
-        document = bounded_toml.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # tables in tables in tables
         return {}
     project = document.get("project", {})
@@ -122,7 +122,7 @@ def _ids_of_manifests(folder: Path) -> set[str]:
         with suppress(
             OSError, ValueError, RecursionError
         ):  # discovery words what is wrong with a manifest
-            found.add(bounded_toml.loads(file.read_text(encoding="utf-8")).get("id"))
+            found.add(tomllib.loads(file.read_text(encoding="utf-8")).get("id"))
     return {id for id in found if isinstance(id, str)}
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from vox_core.errors import BackendError
+from vox_core.errors import BackendError, command
 from vox_core.hookspecs import ENTRY_POINTS
 from vox_core.host.manifest import FILE_NAME, ID, Manifest, parse_manifest
 
@@ -198,8 +198,8 @@ def _require_id(plugin: Found) -> None:
             where=f"{plugin.distribution} {plugin.version}",
             found=repr(plugin.id),
             expected="lower-case letters, digits, - and _, beginning with a letter",
-            remedy=f"the plugin's author has to rename it; to remove it: "
-            f"vox plugin remove {plugin.distribution}",
+            remedy="the plugin's author has to rename it; to remove it: "
+            + command("vox", "plugin", "remove", plugin.distribution),
         )
 
 
@@ -244,5 +244,5 @@ def _namesakes(plugin_id: str, owners: list[str]) -> BackendError:
         f"plugin id {plugin_id!r} is defined more than once",
         found=f"distributions {' and '.join(owners)}",
         expected="one plugin of that id",
-        remedy=f"remove all but one, for example: vox plugin remove {owners[-1]}",
+        remedy=f"remove all but one, for example: {command('vox', 'plugin', 'remove', owners[-1])}",
     )

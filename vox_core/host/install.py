@@ -22,7 +22,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from vox_core.catalog import PluginEntry
-from vox_core.errors import InputError
+from vox_core.errors import InputError, command
 from vox_core.host import targets
 from vox_core.host.discover import Found, discover
 from vox_core.host.environment import Environment
@@ -177,9 +177,8 @@ def _newer(plugin: Found, catalog: Mapping[str, PluginEntry]) -> Target | str:
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
         return targets.from_path(folder, plugin.id, catalog)
-    return (
-        f"{plugin.id}: in no catalog; a newer version is named whole: "
-        f"vox plugin install --from-pypi {plugin.distribution}==VERSION"
+    return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
+        "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
     )
 
 

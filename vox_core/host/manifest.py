@@ -62,7 +62,6 @@ from pydantic import (
     ValidationError,
 )
 
-from vox_core import bounded_toml
 from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
 
@@ -179,7 +178,8 @@ class MemoryProfile:
         logits_elements: logits that exist at once; 0: those of all trained positions.
         padded_rows: documents of a micro-batch are rows as long as the longest.
         dequantises: a quantised weight is dequantised to be multiplied with.
-        fused: an RMS norm keeps its input as it is, and a gated feed-forward gate and up alone.
+        fused: model types whose RMS norms keep their input alone, and whose gated feed-forwards
+            gate and up.
         in_process: it trains in the memory of the process, where the adapter lies that a run begins
             with, and the copy that a checkpoint is written from.
     """
@@ -191,7 +191,7 @@ class MemoryProfile:
     logits_elements: Annotated[StrictInt, Field(ge=0)] = 0
     padded_rows: StrictBool = True
     dequantises: StrictBool = True
-    fused: StrictBool = False
+    fused: tuple[str, ...] = ()
     in_process: StrictBool = True
 
 
@@ -238,8 +238,8 @@ def parse_manifest(text: str, where: object) -> Manifest:
         BackendError: B006, with every fault.
     """
     try:
-        document = bounded_toml.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise _invalid(where, [f"not TOML: {error}"]) from error
     faults = _missing_tables(document)
     try:

@@ -34,7 +34,7 @@ _ATTENTION = re.compile(r"att")
 _LINEAR_ATTENTION = re.compile(r"linear_att")
 _EXPERT = re.compile(r"(^|[._])experts\.")
 
-# Non-linearities that a fused feed-forward has (vox_torch/swap.py).
+# Non-linearities that a fused feed-forward has (vox_torch/fused_modules.py).
 _FUSED = ("silu", "swish", "gelu_pytorch_tanh")
 
 # transformers' gelu_new is written out: beside its input it keeps a tanh and two factors.
@@ -77,7 +77,7 @@ class _Block(NamedTuple):
 def kept_by_layer(
     model: Architecture, layer: Layer, adapted: Collection[str], *, fused: bool = False
 ) -> Elements:
-    """What one layer keeps; `fused` as in `MemoryProfile`."""
+    """What one layer keeps; `fused`: its norms and feed-forwards are."""
     total = _kept_by_norms(model, layer, fused)
     for block in _blocks(model, layer):
         kept = _kept_by_block(model, block, adapted, fused)

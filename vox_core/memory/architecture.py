@@ -61,6 +61,7 @@ class Architecture:
     """A model as far as its memory is concerned.
 
     Args:
+        model_type: of `config.json`.
         hidden: width of the residual stream.
         vocabulary: rows of the output head.
         heads: attention heads of a layer; 0 if unknown.
@@ -88,6 +89,7 @@ class Architecture:
     experts_share: float = 1.0
     state: State | None = None
     softcap: bool = False
+    model_type: str = ""
 
     def packed(self, tensor: str, quant: Quant) -> tuple[Quant, int] | None:
         """The format and the row width of a weight that `quant` reaches; None if it does not."""
@@ -119,6 +121,7 @@ def read_architecture(
     if stored:
         widths, embedding_widths = {name: tensors[name].shape[-1] for name in stored}, {}
     return Architecture(
+        model_type=model_type,
         hidden=_number(text, _HIDDEN) or _commonest_width(reached),
         vocabulary=_number(text, _VOCABULARY) or _most_rows(names, tensors),
         heads=_number(text, _HEADS),

@@ -132,11 +132,11 @@ def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> t
     """(activations, transients)."""
     laid, number = _laid(model, demand, profile), BYTES[demand.dtype]
     layers = [
-        _kept(model, layer, demand, laid, profile.fused)
+        _kept(model, layer, demand, laid, model.model_type in profile.fused)
         for layer in _layers_with_gradients(model, demand)
     ]
     # The last norm's input and what it gives; where trained, that and its gradient.
-    read = number if profile.fused else 4
+    read = number if model.model_type in profile.fused else 4
     ends = model.hidden * (laid * (read + number) + demand.largest.trained * 2 * number)
     backward = _working(model, demand, laid)
     if demand.gradient_checkpointing:

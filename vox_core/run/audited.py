@@ -41,16 +41,22 @@ class Opener:
         Raises:
             InputError: it cannot be had, or not be read.
         """
-        model = models.resolve(settings.model, revision=settings.revision, progress=progress)
+        model = models.resolve(
+            settings.model,
+            revision=settings.revision,
+            template=settings.template,
+            progress=progress,
+        )
         config = bounded_json.read(model.path / "config.json")
         seq_len = plan.sequence_length(settings, config)
-        return cls(model, config, seq_len, cache(lambda: load_tokenizer(model.path)))
+        return cls(model, config, seq_len, cache(lambda: load_tokenizer(model.tokenizer)))
 
     def open(
         self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
     ) -> Dataset:
         """The data set, from the cache or made now; see `open_dataset`."""
-        return open_dataset(files, self.model.path, self.load, self.seq_len, progress=progress)
+        folder = self.model.tokenizer
+        return open_dataset(files, folder, self.load, self.seq_len, progress=progress)
 
     def audit(self, dataset: Dataset, sources: Sequence[Path]) -> Audit:
         """What is found of the masks."""

@@ -23,9 +23,10 @@ from vox_core import files
 from vox_core.contract import Notice, StepSkipped, TrainState
 from vox_core.data.dataset import Dataset
 from vox_core.data.order import documents_in_step
-from vox_core.errors import StorageError, TrainingError
+from vox_core.errors import StorageError, TrainingError, command
 
 SHOWN = 3
+_LOWER = ("--allow-change", "lr", "--lr", "LOWER")
 
 
 class BadSteps:
@@ -102,7 +103,7 @@ class BadSteps:
 
     def _too_many(self, event: StepSkipped, checkpoints: list[Path]) -> TrainingError:
         count, run = len(self._row), self._path.parent
-        going_on = f"vox train --resume {run} --allow-change lr --lr LOWER"
+        going_on = command("vox", "train", "--resume", run, *_LOWER)
         return TrainingError(
             "T001",
             f"{count} steps in a row were not finite"
@@ -131,8 +132,8 @@ def require_finite(state: TrainState, checkpoints: Path) -> None:
             "the adapter is not finite",
             where=checkpoints,
             found=f"after step {state.step}: {bad[0]}, and {len(bad) - 1} more tensors",
-            remedy=f"go on from the checkpoint before it: vox train --resume {checkpoints.parent} "
-            "--allow-change lr --lr LOWER",
+            remedy="go on from the checkpoint before it: "
+            + command("vox", "train", "--resume", checkpoints.parent, *_LOWER),
         )
 
 

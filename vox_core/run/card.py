@@ -26,6 +26,7 @@ def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any
         "quant": contract.quant,
         "base": {
             "id": model.id,
+            "hub": model.hub,
             "path": str(model.path.resolve()),
             "revision": model.revision,
             "model_type": model.model_type,
@@ -72,13 +73,30 @@ def card(
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return _CARD.format(
-        model=model.id, licence=_licence(model), table=table, onto=_onto(contract.quant)
+        model=model.id,
+        hub=model.hub or model.id,
+        weights=_weights(model),
+        licence=_licence(model),
+        table=table,
+        onto=_onto(contract.quant),
     )
 
 
 def _onto(quant: Quant) -> str:
     """What merges onto the weights that were trained on, where the base was quantised."""
     return "" if quant == "none" else " --onto trained-base"
+
+
+def _weights(model: LocalModel) -> str:
+    """Which weights were trained on, where they are not those that the hub has."""
+    if not model.converted:
+        return ""
+    return (
+        f"\nThe adapter was trained on the weights of `{model.id}` in vox's catalog (SHA-256 "
+        f"{(model.revision or '')[:12]}…),\na quantised conversion of {model.hub}, whose own "
+        "weights differ. vox loads the\nweights of the catalog, `AutoPeftModel` those of the hub. "
+        f"`vox model pull {model.id}` names the\nfolder of the weights to give to PEFT.\n"
+    )
 
 
 def _losses(before: float | None, after: float | None) -> str:
@@ -93,7 +111,7 @@ def _licence(model: LocalModel) -> str:
 
 _CARD = """\
 ---
-base_model: {model}
+base_model: {hub}
 library_name: peft
 pipeline_tag: text-generation
 tags: [lora, vox]
@@ -116,6 +134,6 @@ or with PEFT:
 
     from peft import AutoPeftModelForCausalLM
     model = AutoPeftModelForCausalLM.from_pretrained(".")
-
+{weights}
 `vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
 """

@@ -30,6 +30,7 @@ from vox_core.errors import (
     ModelError,
     PluginError,
     StorageError,
+    command,
 )
 from vox_core.host.seen import Seen
 from vox_core.plan import positions
@@ -229,7 +230,7 @@ def _no_format(reference: str) -> ConfigError:
         "the format to write is missing",
         where="--to",
         expected="peft or mlx",
-        remedy=f"vox convert {reference} --to mlx",
+        remedy=command("vox", "convert", reference, "--to", "mlx"),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a prepared run will need of memory, held against what the device has."""
+"""Predict a prepared run's memory, and hold it against the device's: refuse, or warn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vox_core.contract import Notice, Quant
 from vox_core.data.largest import Largest, largest_micro_batch
+from vox_core.errors import PlanError
 from vox_core.host.manifest import MemoryProfile
 from vox_core.host.probe import Device
 from vox_core.memory import (
@@ -23,6 +24,11 @@ from vox_core.memory.merging import MergePrediction, predict_merge
 from vox_core.memory.predict import trained_tensors
 from vox_core.plan import possible_quants
 from vox_core.run.prepare import Prepared
+
+OVERESTIMATE = 1.2
+"""How far a prediction may exceed what a run takes: predicted over measured was 0.89 to 1.04 in
+benchmarks/results/plan_accuracy.json, and up to 1.17 by `benchmarks/memory.py`
+(docs/dev/performance-log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,11 @@ class Foresight:
     def limit(self) -> int | None:
         """What there is to be had: what is free, or else all."""
         return self.total if self.free is None else self.free
+
+    @property
+    def hopeless(self) -> bool:
+        """More than the device has in all, by more than a prediction is ever off."""
+        return self.total is not None and self.prediction.peak > OVERESTIMATE * self.total
 
     @property
     def fits(self) -> bool | None:
@@ -80,29 +91,77 @@ def alternatives(prepared: Prepared) -> list[Option]:
     )
 
 
-def warning(prepared: Prepared) -> Notice | None:
-    """What to say where more is predicted than is free; nothing is refused on a prediction."""
+def require_memory(prepared: Prepared, *, allowed: bool = False, resumed: bool = False) -> None:
+    """Refuse a run that the device cannot hold.
+
+    Args:
+        allowed: `--allow-overcommit`.
+        resumed: what it computes cannot be changed any more.
+
+    Raises:
+        PlanError: P004.
+    """
+    seen = foresee(prepared)
+    if allowed or seen.total is None or not seen.hopeless:
+        return
+    raise PlanError(
+        "P004",
+        "the run needs more memory than the device has",
+        where=prepared.plan.device,
+        found=f"about {gigabytes(seen.prediction.peak)} predicted at the peak",
+        expected=f"at most {gigabytes(round(OVERESTIMATE * seen.total))}: the device's "
+        f"{gigabytes(seen.total)}, and {OVERESTIMATE - 1:.0%} for the error of the prediction",
+        remedy=f"{_way_out(prepared, seen, resumed)}; --allow-overcommit trains all the same",
+    )
+
+
+def warning(prepared: Prepared, *, resumed: bool = False) -> Notice | None:
+    """Warn where more is predicted than is free; `resumed` as for `require_memory`."""
     seen = foresee(prepared)
     if seen.fits is not False or seen.limit is None:
         return None
-    found = suggest(alternatives(prepared), seen.limit, prepared.plan.contract.quant)
     where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
-    asked = prepared.plan.contract.quant
-    way = (
-        f"this would fit: {found.flags(asked)} ({gigabytes(found.peak)})"
-        if found
-        else "no quantisation, recomputing or smaller micro-batch would make it fit"
-    )
     return Notice(
         f"memory may run out: about {gigabytes(seen.prediction.peak)} at the peak, and "
-        f"{prepared.plan.device} has {where}; {way}; see `vox plan`",
+        f"{prepared.plan.device} has {where}; {_way_out(prepared, seen, resumed)}; see `vox plan`",
         "warning",
     )
+
+
+def _way_out(prepared: Prepared, seen: Foresight, resumed: bool) -> str:
+    """Settings that fit into what is free, or else into all that there is."""
+    contract, grid = prepared.plan.contract, alternatives(prepared)
+    if resumed:
+        grid = [option for option in grid if _may_change_to(option, prepared)]
+    sizes = [size for size in (seen.limit, seen.total) if size is not None]
+    found = next((fit for size in sizes if (fit := suggest(grid, size, contract.quant))), None)
+    if found:
+        return f"this fits: {found.flags(contract.quant)} ({gigabytes(found.peak)})"
+    if resumed:
+        return "no setting that a resumed run may change makes it fit"
+    return (
+        "no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: shorten "
+        f"examples with --seq-len (the longest has {seen.largest.longest} tokens), or choose a "
+        "smaller model"
+    )
+
+
+def _may_change_to(option: Option, prepared: Prepared) -> bool:
+    """Whether a resumed run may have these settings: they compute the same numbers."""
+    plan = prepared.plan
+    same_cut = option.micro_batch_tokens == plan.micro_batch_tokens
+    drops = plan.contract.adapter.dropout > 0
+    return option.quant == plan.contract.quant and (same_cut or not drops)
 
 
 def gigabytes(size: int) -> str:
     """`1.9 GB`, of 10^9 bytes."""
     return f"{size / 1e9:.1f} GB"
+
+
+def vocabulary(prepared: Prepared) -> int:
+    """Tokens that the model predicts among."""
+    return _architecture(prepared).vocabulary
 
 
 def _architecture(prepared: Prepared) -> Architecture:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vox_core import bounded_json, models
 from vox_core.config import SamplingSettings
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
     from vox_core.contract import Ints
 
 
+class Answer:
+    """The text of an answer, in pieces as they come; the end-of-turn token is not part of it.
+
+    Attributes:
+        prompt_tokens: length of the rendered conversation.
+        completion_tokens: how many tokens were generated so far, the end-of-turn token not counted.
+        finish_reason: `stop` once the model ended its turn or a stop text came, else `length`.
+    """
+
+    def __init__(self, prompt_tokens: int, pieces: Callable[[Answer], Iterator[str]]) -> None:
+        self.prompt_tokens, self.completion_tokens = prompt_tokens, 0
+        self.finish_reason: Literal["stop", "length"] = "length"
+        self._pieces = pieces(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+
 class OpenModel:
     """A loaded model that answers conversations.
 
@@ -44,26 +62,42 @@ class OpenModel:
     ) -> None:
         self.title, self._positions = title, positions
         self._model, self._tokenizer, self._system = model, tokenizer, settings.system
+        self._stop_tokens, self._stops = end_of_turn_ids(tokenizer), settings.stop
         self._sampling = Sampling(
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
+            top_k=settings.top_k,
             top_p=settings.top_p,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
             seed=settings.seed,
-            stop_tokens=end_of_turn_ids(tokenizer),
         )
 
-    def reply(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-        """The answer, in pieces as they come. The end-of-turn token is not part of it.
+    def reply(self, messages: Sequence[Mapping[str, str]], row: int = 0) -> Answer:
+        """The answer; another one for another row, unless it is greedy.
 
         Raises:
             DataError: D005, the chat template refuses the conversation.
         """
+        prompt_T = self._prompt(messages)
+        sampling = replace(self._within_positions(len(prompt_T)), row=row)
+        tokens = self._model.generate(prompt_T, sampling)
+
+        def pieces(answer: Answer) -> Iterator[str]:
+            return _before_stop(self._decoded(tokens, answer), self._stops, answer)
+
+        return Answer(len(prompt_T), pieces)
+
+    def _decoded(self, tokens: Iterator[int], answer: Answer) -> Iterator[str]:
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=True)
         backend = cast("Any", self._tokenizer).backend_tokenizer
-        prompt_T = self._prompt(messages)
-        for token in self._model.generate(prompt_T, self._within_positions(len(prompt_T))):
+        for token in tokens:
+            if token in self._stop_tokens:
+                answer.finish_reason = "stop"
+                return
+            answer.completion_tokens += 1
             if piece := stream.step(backend, token):
                 yield piece
 
@@ -86,6 +120,29 @@ class OpenModel:
         import numpy as np
 
         return np.asarray(prompt_tokens(self._tokenizer, messages, self._system), np.int64)
+
+
+def _before_stop(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
+    """`pieces` up to the first of `stops`; what may be the beginning of one is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        if found := [at for stop in stops if (at := held.find(stop)) >= 0]:
+            answer.finish_reason = "stop"
+            held = held[: min(found)]
+            break
+        kept = max((_overlap(held, stop) for stop in stops), default=0)
+        if ready := held[: len(held) - kept]:
+            yield ready
+        held = held[len(held) - kept :]
+    if held:
+        yield held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` begin `stop`."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def prompt_tokens(
@@ -136,7 +193,7 @@ def open_model(
         InputError: it cannot be found, or no installed backend can load it.
     """
     source = locate(reference, adapter=settings.adapter, progress=progress)
-    tokenizer = load_tokenizer(source.base.path)
+    tokenizer = load_tokenizer(source.base.tokenizer)
     quant = source.quant
     if settings.quant is not None:
         quant = settled_quant(settings.quant, source.weights.quant)

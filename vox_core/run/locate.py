@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vox_core import bounded_json, models
+from vox_core import bounded_json, links, models
 from vox_core.adapter.fit import require_fit
 from vox_core.adapter.mlx import MlxBase
 from vox_core.adapter.mlx_read import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
+from vox_core.data.templated import TEMPLATE
 from vox_core.digests import folder_digest
-from vox_core.errors import AdapterError
+from vox_core.errors import AdapterError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
 from vox_core.weights import Weights, open_weights
 
@@ -88,12 +89,13 @@ def locate(
         ModelError: the base cannot be found or used.
     """
     named = _adapter_folder(Path(reference))
-    model = (
-        _base_model(named, base, progress)
-        if named
-        else models.resolve(reference, progress=progress)
-    )
     chosen = {None: named, NO_ADAPTER: None}.get(adapter, Path(adapter or ""))
+    template = _template(chosen or named)
+    model = (
+        _base_model(named, base, template, progress)
+        if named
+        else models.resolve(reference, template=template, progress=progress)
+    )
     weights = open_weights(model.path)
     source = Source(
         base=model,
@@ -132,9 +134,9 @@ def _adapter_folder(folder: Path) -> Path | None:
         if saved
         else "the run was ended before anything was saved",
         where=folder,
-        remedy=f"finish it: vox train --resume {folder}"
+        remedy=f"finish it: {command('vox', 'train', '--resume', folder)}"
         if saved
-        else f"remove it and train again: rm -r {folder}",
+        else "train again, with another --out",
     )
 
 
@@ -161,15 +163,24 @@ def _refuse_the_place_beside(path: Path) -> None:
         )
 
 
+def _template(folder: Path | None) -> Path | None:
+    """The chat template in an adapter's folder, which it was trained with."""
+    if folder is None or not (folder / TEMPLATE).is_file():
+        return None
+    return None if links.strays(folder) else folder / TEMPLATE  # `read_any` refuses these
+
+
 def _base_model(
-    folder: Path, override: str | None, progress: models.Progress | None
+    folder: Path, override: str | None, template: Path | None, progress: models.Progress | None
 ) -> models.LocalModel:
     """The base that an adapter names: by path if that is still there, else by id."""
     if override:
-        return models.resolve(override, progress=progress)
+        return models.resolve(override, template=template, progress=progress)
     described = _base_described(folder)
     if (path := described.get("path")) and Path(path).is_dir():
-        found = models.resolve(path, progress=progress)
+        found = models.resolve(path, template=template, progress=progress)
+        hub = described.get("hub")
+        found = replace(found, hub=hub if isinstance(hub, str) else None)
         return replace(found, id=described["id"], licence=described.get("licence"))
     reference = described.get("id") or _config_said(
         folder, "model" if is_mlx_folder(folder) else "base_model_name_or_path"
@@ -184,7 +195,7 @@ def _base_model(
         )
     revision = described.get("revision") or _config_said(folder, "revision")
     revision = revision if "/" in reference else None
-    return models.resolve(reference, revision=revision, progress=progress)
+    return models.resolve(reference, revision=revision, template=template, progress=progress)
 
 
 def _config_said(folder: Path, key: str) -> str | None:

@@ -180,9 +180,10 @@ def _card(base: models.LocalModel) -> str:
     """A model card with the base's licence, which on the hub stands in the card alone."""
     licence = f"license: {base.licence.lower()}\n" if base.licence else ""
     return (
-        f"---\nbase_model: {base.id}\n{licence}pipeline_tag: text-generation\ntags: [vox]\n---\n\n"
-        f"# {base.id}, fine-tuned\n\nAn adapter merged into {base.id} by vox; `{MANIFEST}` has the "
-        "proof that the logits are those of base + adapter.\n"
+        f"---\nbase_model: {base.hub or base.id}\n{licence}"
+        "pipeline_tag: text-generation\ntags: [vox]\n---\n\n"
+        f"# {base.id}, fine-tuned\n\nAn adapter merged into {base.id} by vox. `{MANIFEST}` says "
+        "how far the logits are\nfrom base + adapter, and how much of the adapter survives.\n"
     )
 
 

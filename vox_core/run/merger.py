@@ -29,7 +29,13 @@ from vox_core.errors import ModelError, PluginError
 from vox_core.host.load import Backend
 from vox_core.run.context import Context
 from vox_core.run.locate import Source
-from vox_core.run.plain import copy_companions, declare_dtype, plain_copy, write_shards
+from vox_core.run.plain import (
+    copy_companions,
+    copy_tokenizer,
+    declare_dtype,
+    plain_copy,
+    write_shards,
+)
 from vox_core.run.proof import TOLERANCE, Proof, distance, not_merged, probe_tokens, prove
 from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype
 
@@ -82,9 +88,10 @@ class Merger:
         if self._weights.index is not None:
             files.write_json(folder / INDEX, self._weights.index)
         copy_companions(self._source.base.path, folder)
+        copy_tokenizer(self._source.base.templated, folder)
         if self._dtype:
             declare_dtype(folder / "config.json", self._dtype)
-        self._context.emit(Notice("proving the merged model against base + adapter"))
+        self._context.emit(Notice("verifying the merged model against base + adapter"))
         return self._prove(folder)
 
     def logits(self, folder: Path, adapter: AdapterState | None = None) -> Floats:
@@ -131,9 +138,12 @@ class Merger:
         target = self._targets.get(name)
         if target is None:  # `write_safetensors` says which one was due
             return name, merged
-        if target.path in self._adapter.saved:
-            return name, merged
         W, dtype = self._weights.read(name), self._stored_as(name)
+        if (saved := self._adapter.saved.get(target.path)) is not None:
+            expected = saved.astype(numpy_dtype(dtype))
+            if merged.shape == expected.shape and (merged != expected).any():
+                raise not_merged(name)
+            return name, merged
         if merged.shape == W.shape and not is_merged(
             merged, W, self._adapter, target.path, target.shape, dtype
         ):

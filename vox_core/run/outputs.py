@@ -34,11 +34,12 @@ def write(
         run.path,
         state.adapter,
         base=base_name(model),
+        revision=model.revision if model.hub == model.id else None,
         modules=linear_modules(prepared.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
     for name in TOKENIZER_FILES:
-        if (source := model.path / name).is_file():
+        if (source := model.tokenizer / name).is_file():
             files.write_bytes(run.path / name, source.read_bytes())
     before, after = held_out(run, last)
     after = after if loss is None else loss
@@ -58,5 +59,6 @@ def held_out(run: RunFolder, last: int) -> tuple[float | None, float | None]:
 
 def base_name(model: LocalModel) -> str:
     """What an adapter's configuration says of its base."""
-    # PEFT resolves this as a hub id or a path; a catalog id means nothing to it.
-    return model.id if "/" in model.id else str(model.path.resolve())
+    # PEFT resolves this as a hub id or a path; a catalog id means nothing to it. A path into this
+    # machine's cache means nothing elsewhere: it is the last resort.
+    return model.hub or str(model.path.resolve())

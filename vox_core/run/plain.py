@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core import bounded_json, files
 from vox_core.contract import DType
+from vox_core.data.tokenizer import GENERATION_CONFIG
+from vox_core.digests import TOKENIZER_FILES
 from vox_core.weights import INDEX, Spec, WeightFolder, Weights, write_safetensors
 from vox_core.weights.quantised import plain_config
 
@@ -57,6 +59,14 @@ def copy_companions(base: Path, folder: Path) -> None:
         config = bounded_json.read(folder / "config.json")
         if (plain := plain_config(config)) != config:
             files.write_json(folder / "config.json", plain)
+
+
+def copy_tokenizer(templated: Path | None, folder: Path) -> None:
+    """The tokenizer with the chat template that an adapter was trained with, over the base's own;
+    and the token that ends its turns, among those that end an answer."""
+    for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if templated else ():
+        if templated and (file := templated / name).is_file():
+            files.write_bytes(folder / name, file.read_bytes())
 
 
 def declare_dtype(path: Path, dtype: DType) -> None:

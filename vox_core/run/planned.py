@@ -9,8 +9,8 @@ nowhere else: not from `vox.toml`, not from the environment; a flag may repeat w
 How many tokens are computed at once, and the backend's knobs, are the plan's too, whatever has been
 measured since.
 
-Where the results go and when to stop (`FREE`) is no part of it. Nor is the machine: a plan may be
-run on another one, if the backend is the same.
+Where the results go, when to stop and whether memory may be overcommitted (`FREE`) is no part of
+it. Nor is the machine: a plan may be run on another one, if the backend is the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vox_core.run.resume import absolute, said
 from vox_core.run.sources import to_json
 
 FORMAT = "vox-plan/1"
-FREE = ("out", "max_time", "resume")
+FREE = ("out", "max_time", "resume", "allow_overcommit")
 """What may be said beside a plan."""
 
 

@@ -1,4 +1,4 @@
-"""What is made of the events of a run: when it stops, which step is the best, which batch was bad.
+"""What follows from the events of a run: stopping, the best step, bad batches, warnings.
 
 The run asks; nothing here trains or writes a checkpoint. All that decides is a function of what was
 measured, so a resumed run decides as the uninterrupted one.
@@ -23,7 +23,11 @@ from vox_core.run import checkpoint, sources
 from vox_core.run.bad import BadSteps
 from vox_core.run.best import Best
 from vox_core.run.folder import BAD_BATCHES, RunFolder
+from vox_core.run.foresight import vocabulary
+from vox_core.run.history.summary import Tally
+from vox_core.run.lines import Lines
 from vox_core.run.prepare import Prepared
+from vox_core.run.sanity import LossWatch
 
 
 class Policy:
@@ -56,6 +60,7 @@ class Policy:
             contract.batch_size,
             contract.seed,
         )
+        self._losses = LossWatch(vocabulary(prepared), ordered=contract.order.curriculum != "none")
         self.best = Best(settings.patience)
         self._told: set[Path] = set()
         self.settle: Callable[[], None] = lambda: None
@@ -68,6 +73,12 @@ class Policy:
                 self.best.step, self.best.loss = before.best.step, before.best.loss
             self.best.since = before.since_best
         self._bad.begin(start.step)
+        self._losses.begin(self._losses_until(start.step))
+
+    def _losses_until(self, step: int) -> list[float]:
+        tally = Tally(str(self._run.path))
+        tally.add(Lines(self._run.telemetry).new())
+        return [loss for at, loss in tally.summary.losses if at <= step and loss is not None]
 
     def hear(self, event: Event) -> Iterator[Event]:
         """The event, and what follows from it.
@@ -76,6 +87,7 @@ class Policy:
             TrainingError: T001, too many steps in a row were not finite.
         """
         yield event
+        yield from self._losses.hear(event)
         if isinstance(event, StepSkipped):
             yield from self._bad.skipped(event, self._checkpoints)
         elif isinstance(event, StepDone):
@@ -94,6 +106,10 @@ class Policy:
 
     def stop_requested(self) -> bool:
         return self._stop() or self._out_of_time() or self.best.exhausted
+
+    def ended(self) -> Notice | None:
+        """A warning about the losses of all steps, where there is reason for one."""
+        return self._losses.at_end()
 
     def why(self) -> Notice | None:
         """Why the run stopped before its last step; None if somebody asked for it."""

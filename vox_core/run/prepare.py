@@ -36,6 +36,7 @@ from vox_core.run.backend import choose_for
 from vox_core.run.fetching import Fetching
 from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
+from vox_core.run.sanity import rate_warning
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
 
@@ -86,8 +87,12 @@ class Prepared:
             f"{contract.data.trained_tokens:,} of them trained; "
             f"{_count(contract.total_steps, 'step')}"
         )
+        if wrong := rate_warning(contract.optimizer.lr):
+            yield wrong
         for text in self.rows.told() if self.rows else ():
             yield Notice(text)
+        for text in self.model.notes:
+            yield Notice(text, "warning")
         for text in self.rows.warnings() if self.rows else ():
             yield Notice(text, "warning")
         if self.tuned:
@@ -150,7 +155,12 @@ def prepare(
     # Once before a model is fetched, so that a missing backend is told in a second.
     seen, fetching = Seen(), Fetching(progress)
     choose(_request(settings, None, origin, resumed_from, settings.quant), seen=seen)
-    model = models.resolve(settings.model, revision=settings.revision, progress=fetching)
+    model = models.resolve(
+        settings.model,
+        revision=settings.revision,
+        template=settings.template,
+        progress=fetching,
+    )
     if fetching.happened:  # which may have taken an hour: other memory is free by now
         seen = Seen()
     weights = open_weights(model.path)
@@ -160,14 +170,14 @@ def prepare(
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = bounded_json.read(model.path / "config.json")
     seq_len = plan.sequence_length(settings, config)
-    load = cache(lambda: load_tokenizer(model.path))
+    load = cache(lambda: load_tokenizer(model.tokenizer))
     train = (
         assumed_dataset(settings.batch_size, seq_len)
         if assumed
-        else open_dataset(train_files, model.path, load, seq_len)
+        else open_dataset(train_files, model.tokenizer, load, seq_len)
     )
     train = in_order(train, settings)
-    valid = open_dataset(valid_files, model.path, load, seq_len) if valid_files else None
+    valid = open_dataset(valid_files, model.tokenizer, load, seq_len) if valid_files else None
     audits = {} if assumed else audits_of(config, (train, train_files), (valid, valid_files))
     require_sound(audits)
     identity = models.identity(model) if hashed else models.unhashed(model)
@@ -186,7 +196,7 @@ def prepare(
     read_from: dict[str, list[SourceFile]] = {
         "data": data_files(train_files),
         "valid": data_files(valid_files),
-        **(model_files(model.path, weights.files) if hashed else {}),
+        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
     }
     return Prepared(
         model,

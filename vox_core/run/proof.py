@@ -1,18 +1,20 @@
-"""The proof that a merged model is base + adapter: their logits on a fixed text.
+"""Verify that a merged model is base + adapter: compare their logits on a fixed text.
 
-Both are computed in float32 from what is on the disk, so the only difference left is the rounding
-of merged weights to the base's dtype. Three figures decide:
+Both are computed in float32 from the files on the disk, so they differ only by the rounding of
+merged weights to the output dtype. Three figures decide:
 
     relative   ||merged - adapted|| / ||adapted||    must stay within the dtype's tolerance
     effect     ||adapted - base|| / ||adapted||      zero: the adapter changes nothing
     carried    <merged - base, adapted - base> / ||adapted - base||^2
-               how much of the adapter's effect the merged model has: about 1; 0 if it was dropped
+               share of the adapter's effect in the merged model: 1 without rounding, 0 if dropped
 
-`carried` catches a lost adapter even where its effect is smaller than the tolerance.
+Rounding explains `relative` and, in 16 bits, a `carried` well below 1: most weights' updates are
+smaller than the spacing of bfloat16 there. Such a merge is written and the share reported. A module
+left out or scaled wrongly is found tensor by tensor (vox_core/adapter/merged.py).
 
-The base is the one that the adapter was added to. Where the run was trained on a quantised one,
-what was trained is something else again: `from_trained` says how far the merged model is from that.
-It is a figure and decides nothing, for the noise of a quantisation is no fault of the merge.
+The base is the one that the adapter was added to. After training on a quantised base,
+`from_trained` says how far the merged model is from adapter + quantised base. It decides nothing,
+for the noise of a quantisation is no fault of the merge.
 
 Shape legend: T probe tokens, V vocabulary.
 """
@@ -23,11 +25,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vox_core.errors import ProofError
+from vox_core.weights import STORED_AS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vox_core.contract import Floats, Ints
+    from vox_core.contract import DType, Floats, Ints
 
 PROBE = (
     "The quick brown fox jumps over the lazy dog. In 1969, two astronauts walked on the Moon.\n"
@@ -35,6 +38,7 @@ PROBE = (
     "Question: what is 17 + 25? Answer: 42. Grüße aus Köln; 東京は日本の首都です。"
 )
 MAX_PROBE_TOKENS = 32
+_OURS = {stored: dtype for dtype, stored in STORED_AS.items()}
 
 # Largest relative error of the logits, in units of the square root of the number of linear layers,
 # by the dtype that merged weights were rounded to. Origin: benchmarks/proof_tolerance.py, over the
@@ -42,17 +46,26 @@ MAX_PROBE_TOKENS = 32
 # where the order of summation counts as well, 6, and 16 after the steep training of tests/run.
 # SmolLM2 with a trained adapter: 0.1 in bfloat16.
 TOLERANCE = {"BF16": 2 * 2.0**-8, "F16": 2 * 2.0**-11, "F32": 32 * 2.0**-24}
-# Rounding loses what is smaller than the dtype's spacing: in bfloat16 on SmolLM2, 2 % of the effect
-# of an adapter that changes the logits by 20 %, and a third of one that changes them by 2 %. What
-# has lost a tenth is not the model that was trained.
+# Bounds of `carried` where float32 holds the result: what is beyond them is no rounding.
 MIN_CARRIED, MAX_CARRIED = 0.9, 1.1
+# The same for weights rounded to 16 bits. With less than a tenth of its adapter a merged model
+# answers as its base does, which nobody merges for: --dtype fp32 serves them. Ordinary runs are far
+# from that: after 19 steps of SmolLM2 on 150 examples bfloat16 keeps 86 %. The other way, rounding
+# turns an update of just over half a spacing into a whole one: it at most doubles an effect.
+MIN_ROUNDED, MAX_ROUNDED = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The measured figures; see the module. `max_difference` is that of a single logit;
-    `from_trained` is None where the base was not quantised."""
+    """The measured figures; see the module.
 
+    Args:
+        dtype: what merged weights are stored as.
+        max_difference: of a single logit.
+        from_trained: None where the base was not quantised.
+    """
+
+    dtype: DType
     relative: float
     tolerance: float
     adapter_effect: float
@@ -84,20 +97,29 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         layers: number of linear layers of the model, over whose depth rounding adds up.
 
     Raises:
-        ProofError: V002, the adapter changes nothing; V001, the merged model is not base + adapter.
+        ProofError: V002, the adapter changes nothing; V001, the merged model is not base + adapter,
+            or next to nothing of the adapter survives the rounding.
     """
     import numpy as np
 
     scale = float(np.linalg.norm(adapted_TV))
     effect_TV, merged_effect_TV = adapted_TV - base_TV, merged_TV - base_TV
     effect = float(np.linalg.norm(effect_TV))
+    if scale == 0 or not np.isfinite(effect):
+        raise ProofError(
+            "V002",
+            "the adapter leaves no logits to compare: they are all the same, or not finite",
+            remedy="the training has diverged: train again with a lower --lr; nothing was written",
+        )
     if effect == 0:
         raise ProofError(
             "V002",
             "the adapter changes nothing: with it and without it the logits are the same",
             remedy="train longer, or look at the losses in telemetry.jsonl; nothing was written",
         )
+    low, high = (MIN_CARRIED, MAX_CARRIED) if dtype == "F32" else (MIN_ROUNDED, MAX_ROUNDED)
     proof = Proof(
+        dtype=_OURS[dtype],
         relative=distance(merged_TV, adapted_TV),
         tolerance=TOLERANCE[dtype] * layers**0.5,
         adapter_effect=effect / scale,
@@ -105,8 +127,8 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         max_difference=float(np.abs(merged_TV - adapted_TV).max()),
         positions=len(adapted_TV),
     )
-    if proof.relative > proof.tolerance or not MIN_CARRIED <= proof.carried <= MAX_CARRIED:
-        raise _refuted(proof, dtype)
+    if not (proof.relative <= proof.tolerance and low <= proof.carried <= high):
+        raise _refuted(proof, low, high)
     return proof
 
 
@@ -121,16 +143,16 @@ def not_merged(tensor: str) -> ProofError:
     )
 
 
-def _refuted(proof: Proof, dtype: str) -> ProofError:
-    small = proof.relative <= proof.tolerance and dtype != "F32"
+def _refuted(proof: Proof, low: float, high: float) -> ProofError:
+    lost = proof.relative <= proof.tolerance and proof.carried < low and proof.dtype != "fp32"
     return ProofError(
         "V001",
-        f"the adapter's effect is too small for {dtype}, and would be rounded away"
-        if small
+        f"next to nothing of the adapter survives rounding to {proof.dtype}"
+        if lost
         else "the merged model does not reproduce base + adapter",
         found=f"{proof.carried:.0%} of the adapter's effect, logits {proof.relative:.1e} apart",
-        expected=f"at least {MIN_CARRIED:.0%} of it, at most {proof.tolerance:.1e} apart",
-        remedy="nothing was written; merge with --dtype fp32, or train longer"
-        if small
+        expected=f"{low:.0%} to {high:.0%} of it, at most {proof.tolerance:.1e} apart",
+        remedy="nothing was written; train longer, or merge with --dtype fp32, which keeps all"
+        if lost
         else "nothing was written; please report this with `vox merge --debug`",
     )

@@ -13,9 +13,10 @@ from typing import Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.errors import ConfigError, OutputError
+from vox_core.data.readers import is_hub
+from vox_core.errors import ConfigError, OutputError, command
 from vox_core.host import Origin
-from vox_core.run import folder, resume
+from vox_core.run import folder, foresight, resume
 from vox_core.run.folder import RunFolder
 from vox_core.run.planned import Planned
 from vox_core.run.prepare import Prepared, prepare, require_space
@@ -69,6 +70,7 @@ def make_ready(
         StorageError: S001, the results would not fit on the disk.
     """
     auto, refresh = settings.resume == "auto", settings.tune == "refresh"
+    _require_apart(settings)
     settings, recorded = resume.settings_of(settings)
     if refresh:
         _require_measurable(settings, only_planned, goes_on=recorded is not None and not auto)
@@ -87,6 +89,8 @@ def make_ready(
         prepared = planned.applied(prepared)
     _require_validated(settings, prepared)
     require_space(prepared.plan, settings, run.path)
+    if refresh:  # which takes steps
+        foresight.require_memory(prepared, allowed=settings.allow_overcommit)
     if planned is None:
         return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
     return Ready(settings, run, prepared, fresh=True, planned=planned.digest)
@@ -133,6 +137,21 @@ def _folder(settings: TrainSettings) -> RunFolder:
     return RunFolder(Path(named))
 
 
+def _require_apart(settings: TrainSettings) -> None:
+    """Refuse to write where data or model lie.
+
+    Raises:
+        OutputError: O004.
+    """
+    if settings.out is None:
+        return
+    named = [("--data", path) for path in settings.data]
+    named += [("--valid", settings.valid)] if settings.valid else []
+    local = [(flag, path) for flag, path in named if not is_hub(path)]
+    model = Path(settings.model)
+    files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
+
+
 def _require_new(run: RunFolder) -> None:
     """Refuse a folder that is there, and name the run in it.
 
@@ -142,11 +161,11 @@ def _require_new(run: RunFolder) -> None:
     if (run.path / folder.PLAN).is_file():
         raise OutputError(
             "O001",
-            "the output folder exists",
+            "the output path exists",
             where=run.path,
             found="a run",
-            remedy=f"go on with it: vox train --resume {run.path}; or choose another folder with "
-            "--out",
+            remedy=f"go on with it: {command('vox', 'train', '--resume', run.path)}; or choose "
+            "another folder with --out",
         )
     files.require_absent(run.path)
 

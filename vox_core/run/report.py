@@ -19,6 +19,9 @@ class TrainReport:
         startup_seconds: from the start of the command to the end of the first step.
         best_step, best_loss: the best validation after a step.
         adapter_step: the step whose adapter was written.
+        rows: of one epoch.
+        epochs: passes over them; None where --max-steps has set the length.
+        warnings: those of this command, in order.
     """
 
     run: Path
@@ -33,6 +36,9 @@ class TrainReport:
     best_step: int | None = None
     best_loss: float | None = None
     adapter_step: int | None = None
+    rows: int | None = None
+    epochs: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def of_ended(ready: Ready) -> TrainReport:

@@ -13,9 +13,8 @@ from vox_core import files
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules
 from vox_core.contract import TrainState
-from vox_core.errors import InputError, StorageError
+from vox_core.errors import InputError, StorageError, command
 from vox_core.run.folder import RunFolder
-from vox_core.run.outputs import base_name
 from vox_core.run.prepare import Prepared
 
 
@@ -35,7 +34,7 @@ def rescued(
         where=error.where,
         found=error.found,
         faults=[*error.faults, fault],
-        remedy=f"{error.remedy}: vox train --resume {run.path}",
+        remedy=f"{error.remedy}: {command('vox', 'train', '--resume', run.path)}",
     )
 
 
@@ -49,7 +48,7 @@ def _kept(run: RunFolder, prepared: Prepared, state: TrainState) -> Path | None:
                 write_adapter(
                     folder,
                     state.adapter,
-                    base=base_name(prepared.model),
+                    base=str(prepared.model.path),  # no manifest beside it would name these weights
                     modules=linear_modules(prepared.weights.tensors, prepared.model.model_type),
                     dropout=prepared.plan.contract.adapter.dropout,
                 )

@@ -11,7 +11,8 @@ from typing import Any
 from vox_core.config import Change, TrainSettings, validate
 from vox_core.contract import CheckpointWritten, ExecutionPlan, Notice, RunStart
 from vox_core.data.readers import is_hub
-from vox_core.errors import AdapterError, ConfigError, PlanError
+from vox_core.data.templated import TEMPLATE
+from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.best import Best, validations
@@ -38,7 +39,7 @@ _SAID_WITH = {
     "data.trained_tokens": "--data: the number of trained tokens",
     "data.valid_digest": "--valid: the rows",
     "model.weights_digest": "--model: the weights",
-    "model.tokenizer_digest": "--model: the tokenizer",
+    "model.tokenizer_digest": "--model or --template: the tokenizer",
     "model.config_digest": "--model: config.json",
     "optimizer.name": "--optimizer",
     "order": "--source or --curriculum",
@@ -68,7 +69,10 @@ _FILES_OF = {
     "model.tokenizer_digest": "tokenizer",
     "model.config_digest": "config",
 }
-_OF_THIS_CALL = {"resume", "out", "config", "allow_cpu", "allow_change", "max_time", "tune"}
+_OF_THIS_CALL = {
+    *("resume", "out", "config", "allow_cpu", "allow_overcommit", "allow_change", "max_time"),
+    "tune",
+}
 
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:
@@ -77,6 +81,8 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
         mode="json", include=settings.model_fields_set - _OF_THIS_CALL, by_alias=False
     )
     paths = {key: given[key] for key in ("data", "valid") if given.get(key)}
+    if isinstance(settings.template, Path):
+        given["template"] = absolute(settings.template)
     if Path(settings.model).exists():
         given["model"] = str(Path(settings.model).resolve())
     for key, value in paths.items():
@@ -119,6 +125,8 @@ def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] 
         )
     given = settings.model_dump(include=settings.model_fields_set)
     kept = _kept(plan, plan["settings"])
+    if "template" in kept and (own := Path(settings.resume) / TEMPLATE).is_file():
+        kept["template"] = own  # whatever became of the file that it was copied from
     if "epochs" in given and "max_steps" not in given:
         kept.pop("max_steps", None)  # it would win
     if "data" in given and "source" not in given:
@@ -140,7 +148,8 @@ def _require_no_checkpoint(path: Path) -> None:
                 "this is inside a run, and not the run",
                 where=path,
                 expected=f"the run folder: {run}",
-                remedy=f"vox train --resume {run}, which goes on from its newest good checkpoint",
+                remedy=f"{command('vox', 'train', '--resume', run)}, which goes on from its newest "
+                "good checkpoint",
             )
 
 
@@ -255,9 +264,9 @@ def finished(run: RunFolder, how: str) -> PlanError:
         "the run has finished already",
         where=run.path,
         found=how,
-        remedy=f"vox chat {run.path}; to go on after early stopping: --patience 0; to train "
-        "longer, train again with more --epochs or --max-steps, or go on under another schedule: "
-        "--allow-change epochs --epochs MORE",
+        remedy=f"{command('vox', 'chat', run.path)}; to go on after early stopping: --patience 0; "
+        "to train longer, train again with more --epochs or --max-steps, or go on under another "
+        "schedule: --allow-change epochs --epochs MORE",
     )
 
 

@@ -40,12 +40,18 @@ def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
     return [SourceFile(f.on_disk.resolve(), f.sha256, f.state[:2]) for f in checked]
 
 
-def model_files(folder: Path, weights: Iterable[str]) -> dict[str, list[SourceFile]]:
-    """The files that a model's digests are made of."""
-    there = (name for name in TOKENIZER_FILES if (folder / name).is_file())
+def model_files(
+    folder: Path, weights: Iterable[str], tokenizer: Path
+) -> dict[str, list[SourceFile]]:
+    """The files that a model's digests are made of.
+
+    Args:
+        tokenizer: the folder of its tokenizer.
+    """
+    there = (name for name in TOKENIZER_FILES if (tokenizer / name).is_file())
     return {
         "weights": _hashed(folder, weights),
-        "tokenizer": _hashed(folder, there),
+        "tokenizer": _hashed(tokenizer, there),
         "config": _hashed(folder, [CONFIG_FILE]),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vox_core import files
 from vox_core.contract import Notice, Resumed, TrainState
+from vox_core.data.templated import TEMPLATE
 from vox_core.run import checkpoint, folder, resume
 from vox_core.run.context import Observe
 from vox_core.run.prepare import preflight
@@ -25,6 +26,9 @@ def begin(ready: Ready, observe: Observe) -> TrainState:
     if ready.fresh:
         files.write_json(ready.run.path / folder.PREFLIGHT, preflight(ready.prepared))
         write_skipped(ready.run.path / folder.SKIPPED, ready.prepared.rows)
+        if templated := ready.prepared.model.templated:  # a resumed run reads this copy
+            source = (templated / TEMPLATE).read_bytes()
+            files.write_bytes(ready.run.path / TEMPLATE, source)
         files.write_json(ready.run.path / folder.PLAN, _plan_json(ready))
         return _beginning(ready)
     for worked_in in (ready.run.path, ready.run.checkpoints):

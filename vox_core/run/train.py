@@ -83,6 +83,8 @@ def train(
         if ready.ended:
             observe(Notice(f"the run has finished already ({ready.ended}); there is nothing to do"))
             return of_ended(ready)
+        allowed = ready.settings.allow_overcommit
+        foresight.require_memory(ready.prepared, allowed=allowed, resumed=not ready.fresh)
         return _Run(ready, observe, startup, limit_from).execute()
 
 
@@ -103,6 +105,7 @@ class _Run:
         limit = TimeLimit(ready.settings.max_time, limit_from)
         self._policy = Policy(ready.settings, ready.prepared, ready.run, self._stop, limit)
         self._saved: int | None = None
+        self._warnings: list[str] = []
 
     def execute(self) -> TrainReport:
         fresh = self._ready.fresh
@@ -131,6 +134,8 @@ class _Run:
             self._policy.begin(start)
             self._announce(start, left)
             result = self._work(start)
+            if bad := self._policy.ended():
+                self._observe(bad)
             if result.stopped and (why := self._policy.why()):
                 self._observe(why)
             result = replace(result, stopped=result.stopped and not self._policy.best.exhausted)
@@ -167,8 +172,11 @@ class _Run:
             self._tell(told)
 
     def _tell(self, event: Event) -> None:
+        if isinstance(event, Notice) and event.level == "warning":
+            self._warnings.append(event.message)
         faults = self._telemetry(event)
         self._outer(event)
+        self._warnings += faults
         for fault in faults:
             self._outer(Notice(fault, "warning"))
         for fault in self._observers.tell(event):
@@ -194,7 +202,7 @@ class _Run:
             self._observe(moved)
         for notice in self._prepared.notices():
             self._observe(notice)
-        if short := foresight.warning(self._prepared):
+        if short := foresight.warning(self._prepared, resumed=not self._ready.fresh):
             self._observe(short)
         made, data = self._prepared.plan, self._contract.data
         self._observe(
@@ -238,7 +246,7 @@ class _Run:
         return result
 
     def _report(self, result: TrainResult, written: TrainState) -> TrainReport:
-        best = self._policy.best
+        best, settings = self._policy.best, self._ready.settings
         before, after = outputs.held_out(self._run, result.state.step)
         return TrainReport(
             run=self._run.path,
@@ -253,4 +261,7 @@ class _Run:
             best_step=best.step,
             best_loss=None if best.step is None else best.loss,
             adapter_step=written.step,
+            rows=self._contract.data.rows,
+            epochs=None if settings.max_steps else settings.epochs,
+            warnings=tuple(self._warnings),
         )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from vox_core.contract import AdapterState, Notice
 from vox_core.testing.tiny import FAMILIES, make_model
@@ -64,6 +65,48 @@ def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
     some = batch(documents(5))
     found = together(some)
     assert_same(model, found, padded(model)(some))
+
+
+LOGITS = {
+    "gemma2": {"final_logit_softcapping": 0.5, "head_dim": 8, "sliding_window": 16},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 8.0},
+}
+"""Families that cap, multiply or divide their logits."""
+
+
+@pytest.mark.parametrize("family", LOGITS)
+def test_what_a_family_does_to_its_logits_stays_in_force(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300, "pad_token_id": 0}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(family, **sizes, **heads, **LOGITS[family])
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        base.get_output_embeddings().weight.mul_(30)  # logits that a cap or a scale changes
+    base.save_pretrained(tmp_path)
+    model = adapted(tmp_path, targets=("q_proj",))
+    together, fault = loss_of(model.model, "cpu")
+    assert (type(together), fault) == (Together, None)
+    some = batch(documents(3))
+    body = model.model.get_base_model().base_model
+    assert_same(model, together(some), padded(model)(some))
+    assert model.model.get_base_model().base_model is body
+
+
+def test_a_head_that_reads_more_of_the_body_gets_rows(tiny, monkeypatch):
+    """As Falcon H1's, whose head multiplies by a number that the body has."""
+    from transformers import LlamaForCausalLM
+
+    def reading(self, *args, **named):
+        return self.model.embed_tokens and own(self, *args, **named)
+
+    own = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", reading)
+    kind, fault = loss_of(adapted(tiny("llama")).model, "cpu")
+    assert isinstance(kind, Padded)
+    assert "AttributeError" in fault
 
 
 @pytest.mark.parametrize(

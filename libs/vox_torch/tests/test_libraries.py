@@ -6,18 +6,16 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import ExitStack
-from types import ModuleType
 
 import pytest
 
-from vox_torch.libraries import absent, bound_primitives
+from vox_torch.libraries import bound_primitives
 
 # Live bytes of the C library's heap before and after 300 products of shapes never seen before.
 _MULTIPLY = """
 import ctypes, sys
 import torch
-from vox_torch.libraries import absent, bound_primitives
+from vox_torch.libraries import bound_primitives
 
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -63,18 +61,30 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["LRU_CACHE_CAPACITY"]
 
 
-def test_a_library_is_away_until_nobody_wants_it_away(monkeypatch: pytest.MonkeyPatch):
-    """In whatever order they end, as threads may."""
-    library = ModuleType("some_library")
-    monkeypatch.setitem(sys.modules, "some_library", library)
-    first, second = absent("some_library"), absent("some_library")
-    with ExitStack() as stack:
-        first.__enter__()
-        stack.enter_context(second)
-        first.__exit__(None, None, None)
-        with pytest.raises(ImportError):
-            __import__("some_library")
-    assert sys.modules["some_library"] is library
-    with absent("another_library"), absent("another_library"):
-        pass
-    assert "another_library" not in sys.modules
+_IMPORT = """
+import os, sys
+from vox_torch.libraries import import_bitsandbytes
+os.environ["LOCAL_KERNELS"] = "the user's"
+import_bitsandbytes()
+import peft
+print(os.environ["LOCAL_KERNELS"], os.environ.get("TORCHDYNAMO_DISABLE"))
+print("torch._inductor.compile_fx" in sys.modules)
+"""
+
+_KERNELS = """
+import os
+def get_kernel(name, version):
+    if os.environ.get("LOCAL_KERNELS") != f"{name}={os.devnull}":
+        print("downloading", name)
+    raise FileNotFoundError(os.devnull)
+"""
+
+
+def test_bitsandbytes_is_imported_without_download_warning_or_inductor(tmp_path):
+    """CPUs without bfloat16 ask the package `kernels` for nothing."""
+    (tmp_path / "kernels.py").write_text(_KERNELS)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environ.pop("TORCHDYNAMO_DISABLE", None)
+    command = [sys.executable, "-c", _IMPORT]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("the user's None\nFalse\n", "")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vox_torch.functions import LoraLinear
+from vox_torch.lora import fuse_decoding
 
 WIDE, TOKENS, RANK = 256, 64, 8
 
@@ -44,3 +45,27 @@ def test_small_updates_are_not_rounded_away(dtype: torch.dtype, bias: bool, devi
     base_XO = x @ W.T + (0 if bias_O is None else bias_O.double())
     assert kept(y_XO, base_XO, 2 * (x @ A.T) @ B.T) > 0.9
     assert kept(x_XI.grad, g @ W, 2 * (g @ B) @ A) > 0.9
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nor_are_they_in_a_decoding_step(dtype: torch.dtype, bias: bool, device: str) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    base = torch.nn.Sequential(torch.nn.Linear(WIDE, WIDE, bias=bias)).to(device, dtype)
+    config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["0"])
+    model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
+    layer = model.base_model.model[0]
+    W_OI, A_RI = layer.base_layer.weight, layer.lora_A["default"].weight
+    B_OR = layer.lora_B["default"].weight
+    torch.nn.init.normal_(B_OR, std=torch.finfo(dtype).eps / 64)
+    fuse_decoding(model)
+
+    x_XI = torch.randn(TOKENS, WIDE, device=device, dtype=dtype)
+    with torch.inference_mode():
+        y_XO = torch.cat([model(x_1I) for x_1I in x_XI[:, None]])
+    x, W, A, B = (each.detach().double() for each in (x_XI, W_OI, A_RI, B_OR))
+    base_XO = x @ W.T + (layer.base_layer.bias.detach().double() if bias else 0)
+    assert kept(y_XO, base_XO, 2 * (x @ A.T) @ B.T) > 0.9

@@ -19,7 +19,7 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, trai
 
 from vox_core.contract import Notice, StepSkipped, Validation
 from vox_core.errors import TrainingError
-from vox_torch import forward
+from vox_torch import forward, optimizer
 from vox_torch import train as training
 from vox_torch.memory import give_back, halved, is_out_of_memory
 
@@ -118,10 +118,10 @@ def test_errors_of_no_class_are_understood(said):
 
 
 def test_other_errors_are_not_taken_for_it(tiny, monkeypatch):
-    def fail(_self, _batch, _scale):
+    def fail(_self, _scale):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(forward.Together, "__call__", fail)
+    monkeypatch.setattr(optimizer.MasterAdamW, "collect", fail)
     with pytest.raises(RuntimeError, match="something else"):
         train(tiny("llama"), steps(1))
 

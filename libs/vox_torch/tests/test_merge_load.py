@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from vox_core.testing.tiny import FAMILIES
 from vox_core.weights import WeightFolder
 from vox_torch.base import load_base
 from vox_torch.inject import attach
-from vox_torch.load import load, sample
+from vox_torch.load import load
 from vox_torch.merge import merged_tensor
 from vox_torch.stream import streamed_model
 
@@ -92,24 +90,34 @@ def test_greedy_generation_is_transformers_own(tiny, family):
     assert mine == reference[0, len(TOKENS) :].tolist()
 
 
-def test_generation_ends_at_a_stop_token_and_is_seeded(tiny):
-    model = load(LoadJob(tiny("llama"), "fp32"), "cpu")
-    first = next(model.generate(TOKENS, Sampling(max_tokens=1)))
-    stopping = Sampling(max_tokens=5, stop_tokens=frozenset({first}))
-    assert list(model.generate(TOKENS, stopping)) == []
-    warm = Sampling(max_tokens=8, temperature=1.0, seed=3)
-    again, other = (list(model.generate(TOKENS, dataclasses.replace(warm, seed=s))) for s in (3, 4))
-    assert list(model.generate(TOKENS, warm)) == again != other
+def one_by_one(model) -> np.ndarray:
+    """Logits of decoding steps: the prompt, then each token on its own."""
+    out, cache = [], None
+    for token in TOKENS:
+        with torch.inference_mode():
+            step = model._model(
+                input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True
+            )
+        out.append(step.logits[0, -1].float().numpy())
+        cache = step.past_key_values
+    return np.stack(out)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    generator = torch.Generator().manual_seed(0)
-    sampling = Sampling(temperature=1.0, top_p=0.7)
-    drawn = [sample(logits_V, sampling, generator) for _ in range(400)]
-    assert set(drawn) == {0, 1}
-    # 0.5 / 0.8 of 400 draws; five standard deviations are 48.
-    assert abs(drawn.count(0) - 250) < 48
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_a_decoding_step_computes_what_training_did(tiny, family, method, monkeypatch):
+    """With biases (qwen2, gpt2) and transposed weights (gpt2); PEFT's own layers are not called."""
+    folder, adapter = trained(tiny, family, method)
+    model = load(LoadJob(folder, "fp32", adapter), "cpu")
+    together = model.logits(TOKENS)
+    from peft.tuners.lora import Linear
+
+    def called(*_):
+        raise AssertionError("a single row went through PEFT")
+
+    monkeypatch.setattr(Linear, "forward", called)
+    monkeypatch.setattr("vox_torch.functions.LoraLinear.apply", called)
+    assert relative(one_by_one(model), together) < LOGITS
 
 
 def test_an_adapter_that_starts_at_zero_changes_nothing(tiny):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
@@ -23,10 +23,6 @@ DTYPES: dict[ComputeDType, str] = {
     "fp32": "float32",
     "fp64": "float64",
 }
-
-
-_ON_BOTH_DEVICES = ("expected device", "same device")
-"""In what torch says of a tensor on the CPU beside one on the meta device."""
 
 
 def torch_dtype(name: ComputeDType) -> torch.dtype:
@@ -58,17 +54,17 @@ def load_base(
 
 
 def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
-    from vox_torch.building import WithoutSymbols
+    from transformers import AutoModelForCausalLM
 
     with quiet(), model_errors(folder):
-        try:
-            model, report = _from_pretrained(folder, dtype, WithoutSymbols())
-        except RuntimeError as error:
-            if not any(said in str(error) for said in _ON_BOTH_DEVICES):
-                raise
-            model = None  # and nothing of the first try is kept while there is a second
-        if model is None:
-            model, report = _from_pretrained(folder, dtype, nullcontext())
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch_dtype(dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     missing = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
     if missing:
         raise ModelError(
@@ -79,23 +75,6 @@ def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
             remedy="fetch the model again, whole",
         )
     return model
-
-
-def _from_pretrained(
-    folder: Path, dtype: ComputeDType, context: AbstractContextManager[object]
-) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    from transformers import AutoModelForCausalLM
-
-    with context:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch_dtype(dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    return model, report
 
 
 @contextmanager

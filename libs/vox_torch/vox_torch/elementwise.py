@@ -1,16 +1,13 @@
 """What stands between the matrix products, in fewer passes over memory and with less kept.
 
     RmsNorm   x / rms(x) * weight, keeping x and one number a token
-    Rotary    rotary positions, in place, keeping nothing but the positions' own
     Gated     act(gate) * up, keeping gate and up alone
 
 torch's autograd takes each operation of these by itself: it keeps what lies between two of them, in
-float32 where a norm is widened, and its backward of a slice writes zeros as large as the whole. The
-numbers are those of transformers' modules but for the order of roundings; that they are is tried on
-each module before it is swapped (swap.py).
+float32 where a norm is widened. The numbers are those of transformers' modules but for the order of
+roundings. fused_modules.py says which modules these functions compute.
 
-Shape legend: X tokens, in whatever dimensions; H width of a norm; N heads, T tokens, D features of
-a head.
+Shape legend: X tokens, in whatever dimensions; H width of a norm.
 """
 
 from __future__ import annotations
@@ -92,32 +89,3 @@ class Gated(torch.autograd.Function):
 
 def _activated(gate: torch.Tensor, *, tanh: bool) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh") if tanh else functional.silu(gate)
-
-
-class Rotary(torch.autograd.Function):
-    """Each pair (x_i, x_{i + D/2}) turned by its position's angle (Su et al., arXiv:2104.09864).
-
-    The gradient is turned back.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x_1NTD: torch.Tensor, cos_11TD: torch.Tensor, sin_11TD: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(cos_11TD, sin_11TD)
-        half = x_1NTD.shape[-1] // 2
-        (x, y), (sin_x, sin_y) = x_1NTD.split(half, -1), sin_11TD.split(half, -1)
-        turned_1NTD = x_1NTD * cos_11TD
-        turned_1NTD[..., :half].addcmul_(y, sin_x, value=-1)
-        turned_1NTD[..., half:].addcmul_(x, sin_y)
-        return turned_1NTD
-
-    @staticmethod
-    def backward(ctx: Any, g_1NTD: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        cos_11TD, sin_11TD = ctx.saved_tensors
-        half = g_1NTD.shape[-1] // 2
-        (g_x, g_y), (sin_x, sin_y) = g_1NTD.split(half, -1), sin_11TD.split(half, -1)
-        back_1NTD = g_1NTD * cos_11TD
-        back_1NTD[..., :half].addcmul_(g_y, sin_y)
-        back_1NTD[..., half:].addcmul_(g_x, sin_x, value=-1)
-        return back_1NTD, None, None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vox_torch.importing import import_models, without_compiler
 from vox_torch.libraries import bound_primitives
 from vox_torch.profile import DeviceProfile
 
@@ -35,9 +34,7 @@ class Engine:
         bound_primitives()
         from vox_torch.train import Trainer
 
-        with without_compiler():
-            import_models()
-            return Trainer(job, context, self._profile.device, self._profile.compute_dtype).run()
+        return Trainer(job, context, self._profile.device, self._profile.compute_dtype).run()
 
     def merge(self, job: MergeJob) -> MergeResult:
         """Merged tensors, lazily, in the order of the job's targets."""
@@ -50,6 +47,4 @@ class Engine:
         bound_primitives()
         from vox_torch.load import load
 
-        with without_compiler():
-            import_models()
-            return load(job, self._profile.device, self._profile.compute_dtype)
+        return load(job, self._profile.device, self._profile.compute_dtype)

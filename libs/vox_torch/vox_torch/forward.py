@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vox_core.contract import Batch
 from vox_torch.layout import EndToEnd, end_to_end, rows
-from vox_torch.loss import HeadLoss, weighted_nll
+from vox_torch.loss import HeadLoss, negative_log_likelihood, nll, weighted_nll
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from torch import nn
 
 
 class Loss(Protocol):
@@ -34,6 +36,10 @@ class Loss(Protocol):
         """
         ...
 
+    def log_probs(self, batch: Batch) -> torch.Tensor:
+        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        ...
+
 
 class Padded:
     """The reference: rows, and all logits at once."""
@@ -45,12 +51,16 @@ class Padded:
     def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
         return weighted_nll(self._model, self._head, rows(batch, self._device)) * scale
 
+    def log_probs(self, batch: Batch) -> torch.Tensor:
+        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        return -nll(self._model, self._head, rows(batch, self._device))
+
     def hidden(self, batch: Batch) -> torch.Tensor:
         """(K, H) before the head, where the batch is trained."""
         laid = rows(batch, self._device)
         with _watched(self._model.get_base_model().base_model) as seen:
             self._model(input_ids=laid.tokens_NL, use_cache=False)
-        return _only_one(seen).flatten(0, 1).index_select(0, laid.chosen_K)
+        return _chosen(_only_one(seen), laid.chosen_K)
 
 
 class Together:
@@ -62,12 +72,19 @@ class Together:
         below = {id(p) for p in self._body.parameters()}
         above = [p for p in self._model.parameters() if p.requires_grad and id(p) not in below]
         vocabulary = self._model.config.get_text_config().vocab_size
-        self._head_loss = HeadLoss(self._logits, above, vocabulary)
+        self._head_loss = HeadLoss(self.logits, above, vocabulary)
+        self._output: type[Any] = BaseModelOutputWithPast  # or the family's own, once it is seen
         self.windows: set[int | None] = set()
 
     def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
         laid = end_to_end(batch, self._device)
         return self._head_loss(self._hidden(laid), laid.trained.scaled(scale))
+
+    def log_probs(self, batch: Batch) -> torch.Tensor:
+        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        laid = end_to_end(batch, self._device)
+        logits_KV = self.logits(self._hidden(laid)[None])[0]
+        return -negative_log_likelihood(logits_KV, laid.trained.targets_K)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """(K, H) before the head, where the batch is trained."""
@@ -82,28 +99,33 @@ class Together:
                 use_cache=False,
             )
         self.windows = laid.extents.windows
-        return _only_one(seen)[0].index_select(0, laid.chosen_K)
+        out = _only_one(seen)
+        self._output = type(out)
+        return _chosen(out, laid.chosen_K)
 
-    def _logits(self, hidden_1CH: torch.Tensor) -> torch.Tensor:
-        """The model's own way from hidden states to logits: its forward, without its body."""
+    def logits(self, hidden_1CH: torch.Tensor) -> torch.Tensor:
+        """(1, C, V) by the model's own forward, its scaling and capping of logits included.
+
+        For that time a module that returns `hidden_1CH` takes the body's place in the model.
+        """
         tokens_1C = hidden_1CH.new_zeros(hidden_1CH.shape[:2], dtype=torch.int64)
-        self._body.forward = lambda *_, **__: _Only(hidden_1CH)
+        out, place = self._output(last_hidden_state=hidden_1CH), self._model.base_model_prefix
+        self._model.set_submodule(place, _Given(out))
         try:
             logits_1CV: torch.Tensor = self._model(input_ids=tokens_1C, use_cache=False).logits
         finally:
-            del self._body.forward
+            self._model.set_submodule(place, self._body)
         return logits_1CV
 
 
 @contextmanager
-def _watched(body: nn.Module, keep: int | None = None) -> Iterator[list[torch.Tensor]]:
-    """The last hidden states of each forward of `body`; what comes after sees `keep` of them."""
-    seen: list[torch.Tensor] = []
+def _watched(body: nn.Module, keep: int | None = None) -> Iterator[list[Any]]:
+    """The output of each forward of `body`; the head gets `keep` of its hidden states."""
+    seen: list[Any] = []
 
     def watch(_module: nn.Module, _args: object, out: Any) -> Any:
-        seen.append(out.last_hidden_state)
-        out.last_hidden_state = out.last_hidden_state[:, :keep]
-        return out
+        seen.append(out)
+        return replace(out, last_hidden_state=out.last_hidden_state[:, :keep])
 
     handle = body.register_forward_hook(watch)
     try:
@@ -112,21 +134,24 @@ def _watched(body: nn.Module, keep: int | None = None) -> Iterator[list[torch.Te
         handle.remove()
 
 
-def _only_one(seen: list[torch.Tensor]) -> torch.Tensor:
+def _only_one(seen: list[Any]) -> Any:
     if len(seen) != 1:
         raise NotImplementedError(f"a model whose body is called {len(seen)} times")
     return seen[0]
 
 
-class _Only(dict[str, Any]):
-    """The output of a body that gave hidden states and nothing else, whatever its class is."""
+def _chosen(out: Any, chosen_K: torch.Tensor) -> torch.Tensor:
+    hidden_KH: torch.Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, chosen_K)
+    return hidden_KH
 
-    def __init__(self, hidden_1CH: torch.Tensor) -> None:
-        super().__init__(last_hidden_state=hidden_1CH)
-        self.last_hidden_state = hidden_1CH
 
-    def __getattr__(self, name: str) -> None:
-        """Caches, attentions and whatever else there was none of."""
+class _Given(nn.Module):
+    """A body that ignores its input and returns `out`."""
 
-    def __getitem__(self, key: int | str) -> Any:
-        return self.last_hidden_state if key in (0, "last_hidden_state") else None
+    def __init__(self, out: object) -> None:
+        super().__init__()
+        self._out = out
+
+    def forward(self, *_args: object, **_named: object) -> object:
+        """`out`."""
+        return self._out

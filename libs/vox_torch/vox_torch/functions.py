@@ -148,7 +148,7 @@ class FrozenLinear(torch.autograd.Function):
         ctx: Any, x_XI: torch.Tensor, weight: Weight, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.weight = weight
-        return torch.nn.functional.linear(x_XI, weight(), bias_O)
+        return torch.nn.functional.linear(x_XI, weight().to(x_XI.dtype), bias_O)
 
     @staticmethod
     def backward(ctx: Any, g_XO: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
@@ -170,7 +170,7 @@ class BlockLinear(torch.autograd.Function):
         y = x.new_empty(*x.shape[:-1], blocks[-1].stop)
         for block in blocks:
             bias_N = None if bias_O is None else bias_O[block]
-            y[..., block] = torch.nn.functional.linear(x, rows(block), bias_N)
+            y[..., block] = torch.nn.functional.linear(x, rows(block).to(x.dtype), bias_N)
         return y
 
     @staticmethod

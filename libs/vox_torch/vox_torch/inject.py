@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError
-from vox_torch.libraries import absent
+from vox_torch.libraries import import_bitsandbytes
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,8 @@ def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> 
         AdapterError: A002, PEFT made other parameters than the adapter has.
     """
     _require_linear(base, state)
-    with _advice_silenced(), absent("bitsandbytes"):
+    import_bitsandbytes()  # or PEFT imports it, with its warnings
+    with _advice_silenced():
         from peft import get_peft_model
 
         model = get_peft_model(

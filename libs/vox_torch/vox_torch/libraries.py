@@ -1,14 +1,14 @@
-"""Libraries that need care: two when they are imported, one before it computes.
+"""Environment variables that oneDNN and bitsandbytes need.
 
-bitsandbytes looks for the package `kernels` when it is imported on a processor with bfloat16, and
-fetches compiled code from the hub with it; without it, it says so in a warning. vox calls none of
-what it would get. PEFT imports bitsandbytes wherever that is installed, which takes most of a
-second, for layers that vox does not use: hence `with absent("bitsandbytes")` around it.
+oneDNN, which multiplies bfloat16 matrices on the CPU, keeps what it compiled for every shape, and
+torch's layer above it (ideep) keeps that once more: 0.6 MB for a shape, 1024 of each. Where
+document lengths vary, every micro-batch brings some fifty new shapes, and memory grew by 28 MB a
+step. A layer needs far fewer from one step to the next.
 
-oneDNN, which multiplies bfloat16 matrices on the CPU, keeps what it compiled for every shape,
-and torch's layer above it keeps that once more: 0.6 MB for a shape, 1024 of each. Where documents
-have ever other lengths every micro-batch brings some fifty new shapes, and memory grew by 28 MB a
-step. What a layer needs again in the next one has room in far less.
+On a CPU with bfloat16, bitsandbytes fetches compiled code from the hub when it is imported and the
+package `kernels` is installed; without `kernels` it logs a warning. It also compiles functions of
+its fallback backend, which imports torch's inductor (2.7 s); vox reaches those for NF4 weights of
+odd width alone, where they run uncompiled. PEFT imports bitsandbytes wherever it is installed.
 """
 
 from __future__ import annotations
@@ -16,56 +16,51 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
-import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
-# A micro-batch of four documents needs 75, and each further length some eight more. Who goes round
-# in more than there is room for finds none again.
+# A micro-batch of four documents needs 75 shapes, and each further length some eight more. A cache
+# smaller than what a step cycles through never hits.
 _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512", "LRU_CACHE_CAPACITY": "16"}
-"""Shapes: oneDNN's, and those of ideep, torch's layer, which finds all it needs in oneDNN's."""
+"""Shapes: oneDNN's, and ideep's, which finds the rest in oneDNN's."""
 
-
-_HIDING = threading.Lock()
-_hidden = Counter[str]()
-_seen: dict[str, ModuleType] = {}
+_WHILE_IMPORTING = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "LOCAL_KERNELS": f"kernels-community/quantization-bitsandbytes={os.devnull}",
+}
+"""Variables of torch and of `kernels`; a local path that holds no kernel replaces the download."""
 
 
 def bound_primitives() -> None:
-    """Have oneDNN forget what it compiled for lengths long gone. Effective before the first product
-    of a process; what the user has set stays."""
+    """Limit oneDNN's cache of compiled shapes, unless the user has set it.
+
+    Call before the first matrix product of a process.
+    """
     for name, capacity in _PRIMITIVES.items():
         os.environ.setdefault(name, capacity)
 
 
 def import_bitsandbytes() -> ModuleType:
-    """bitsandbytes, with nothing fetched and nothing said."""
+    """Import bitsandbytes without a download, a warning or torch's inductor."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with absent("kernels"):
+        with _environment(_WHILE_IMPORTING):
             return importlib.import_module("bitsandbytes")
     finally:
         logger.setLevel(level)
 
 
 @contextmanager
-def absent(name: str) -> Iterator[None]:
-    """Let the library seem not to be installed; it is back when nobody wants it away."""
-    with _HIDING:
-        if not _hidden[name] and name in sys.modules:
-            _seen[name] = sys.modules[name]
-        _hidden[name] += 1
-        sys.modules[name] = None  # type: ignore[assignment]
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore them on exit."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        with _HIDING:
-            _hidden[name] -= 1
-            if not _hidden[name]:
-                del sys.modules[name]
-                sys.modules.update({name: _seen.pop(name)} if name in _seen else {})
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})

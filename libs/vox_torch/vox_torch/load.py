@@ -6,10 +6,10 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vox_core.contract import LoadJob, Sampling
+from vox_core.contract import LoadJob, Sampling, next_token
 from vox_torch.base import load_base
 from vox_torch.inject import attach
-from vox_torch.lora import fuse
+from vox_torch.lora import fuse, fuse_decoding
 from vox_torch.profile import ComputeDType
 from vox_torch.stream import streamed_model
 
@@ -27,6 +27,7 @@ def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
         fuse(model)  # rounded as it is while it is trained
+        fuse_decoding(model)
     return TorchModel(model, device)
 
 
@@ -48,16 +49,14 @@ class TorchModel:
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
         import torch
 
-        generator = torch.Generator().manual_seed(sampling.seed)
-        ids, cache = self._ids(tokens_T), None
+        tokens = [int(token) for token in tokens_T]
+        ids, cache = self._ids(tokens), None
         for _ in range(sampling.max_tokens):
             with torch.inference_mode():
                 out = self._forward(ids, cache, keep=1)
-            token = sample(out.logits[0, -1].float().cpu(), sampling, generator)
-            if token in sampling.stop_tokens:
-                return
-            yield token
-            ids, cache = self._ids([token]), out.past_key_values
+            tokens.append(next_token(out.logits[0, -1].float().cpu().numpy(), sampling, tokens))
+            yield tokens[-1]
+            ids, cache = self._ids(tokens[-1:]), out.past_key_values
 
     def close(self) -> None:
         self._model = None
@@ -72,17 +71,3 @@ class TorchModel:
         import torch
 
         return torch.as_tensor(tokens, dtype=torch.int64, device=self._device)[None]
-
-
-def sample(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next token: greedy at temperature 0, else nucleus sampling (arXiv:1904.09751)."""
-    import torch
-
-    if sampling.temperature == 0:
-        return int(logits_V.argmax())
-    probabilities_V, order_V = (logits_V / sampling.temperature).softmax(0).sort(descending=True)
-    # The smallest set whose mass reaches top_p: a token stays while the mass before it is below.
-    before_V = probabilities_V.cumsum(0) - probabilities_V
-    probabilities_V[before_V >= sampling.top_p] = 0
-    chosen = torch.multinomial(probabilities_V, 1, generator=generator)
-    return int(order_V[chosen])

@@ -31,10 +31,14 @@ CHUNK_ELEMENTS = 16 * 2**20
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
     """`sum(weight * nll)` over the batch, not yet divided: a scalar in float32 or wider."""
+    return (nll(model, head, batch) * batch.trained.weights_K).sum()
+
+
+def nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
+    """`-log p(target)`, (K,), where the batch is trained, in float32 or wider."""
     with only_at(head, batch.chosen_K):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
-    nll_K = negative_log_likelihood(logits_KV, batch.trained.targets_K)
-    return (nll_K * batch.trained.weights_K).sum()
+    return negative_log_likelihood(logits_KV, batch.trained.targets_K)
 
 
 def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,12 @@ Nothing waits for the device but the end of a step, where its loss and gradient 
 
 from __future__ import annotations
 
+import gc
+import itertools
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,10 +28,11 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
     cut_to_rows,
+    probe_document,
 )
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_torch.base import load_base
-from vox_torch.inject import attach
+from vox_torch.inject import Adapted, attach
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back, halved
 from vox_torch.optimizer import MasterAdamW
@@ -39,12 +43,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
+    from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
     from vox_core.contract import Batch
+    from vox_torch.forward import Loss
+    from vox_torch.reference_check import Reference
 
 T = TypeVar("T")
+
+_NOT_FAST = (
+    "vox's own functions do not compute this model as transformers does: {fault}. This run uses "
+    "transformers' own modules: its numbers are right, and it takes more time and memory. Please "
+    "report it with the model's name"
+)
+_NOT_CHECKED = (
+    "vox's own functions are not checked: transformers could not compute a document of this run to "
+    "compare with ({error})"
+)
 
 # What the loss is multiplied by for the backward in float16, where a gradient ends at 65504: the
 # first that keeps every gradient finite. Tried anew at each step, so that a resumed run finds the
@@ -62,36 +79,78 @@ class Trainer:
         device: str,
         compute_dtype: ComputeDType | None = None,
     ) -> None:
-        self._job, self._context = job, context
+        steps = iter(job.steps)
+        first = next(steps, None)
+        self._job = replace(job, steps=itertools.chain([first] if first else [], steps))
+        self._document = probe_document(first.batches) if first else None
+        self._context, self._device = context, device
         self._seed = seed_on(device)
         self._memory = Shortage(job.plan, device)
         with self._memory.final():
-            self._prepare(device, compute_dtype or job.plan.dtype)
+            self._prepare(compute_dtype or job.plan.dtype)
 
-    def _prepare(self, device: str, dtype: ComputeDType) -> None:
+    def _prepare(self, dtype: ComputeDType) -> None:
         """Bring everything onto the device."""
         from vox_torch.forward import Padded
-        from vox_torch.swap import swap
-        from vox_torch.trial import loss_of
 
         job, contract = self._job, self._job.plan.contract
         set_threads(job.plan.tuning)
-        base = load_base(job.model, dtype, device, contract.quant)
-        self._adapted = attach(base, job.start.adapter, contract.adapter.dropout)
-        reasons = fuse(self._adapted.model)
-        swapped = swap(self._adapted.model, base.dtype, device)
-        rows = wants_rows(job.plan.tuning)
-        self._loss, fault = loss_of(self._adapted.model, device, rows=rows)
+        self._adapted = self._load(dtype)
+        self._loss = self._checked_fast_path() or Padded(self._load_again(dtype), self._device)
         self._recut = job.plan.packing == "end-to-end" and isinstance(self._loss, Padded)
-        if fault:
-            self._context.emit(Notice(f"documents are computed in padded rows: {fault}"))
-        self._context.emit(fast_paths(reasons.values(), swapped))
         if job.plan.gradient_checkpointing:
             recompute_activations(self._adapted.model.get_base_model())
         self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
         self._optimizer.restore(job.start)
         self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
         give_back()
+
+    def _load(self, dtype: ComputeDType) -> Adapted:
+        contract = self._job.plan.contract
+        base = load_base(self._job.model, dtype, self._device, contract.quant)
+        return attach(base, self._job.start.adapter, contract.adapter.dropout)
+
+    def _load_again(self, dtype: ComputeDType) -> PeftModel:
+        """As transformers and PEFT compute it, with nothing of the first in memory."""
+        del self._adapted
+        gc.collect()  # fused layers and their forwards know each other
+        self._memory.release()
+        self._adapted = self._load(dtype)
+        return self._adapted.model
+
+    def _checked_fast_path(self) -> Loss | None:
+        """Put vox's own functions into the model; None if they do not compute what it does."""
+        from vox_torch.fused_modules import fuse_modules
+        from vox_torch.trial import loss_of
+
+        model, reference = self._adapted.model, self._reference()
+        reasons = fuse(model)
+        fused = fuse_modules(model)
+        rows = wants_rows(self._job.plan.tuning)
+        loss, padded = loss_of(model, self._device, rows=rows)
+        if reference and (fault := reference.fault(loss)):
+            self._context.emit(Notice(_NOT_FAST.format(fault=fault), "warning"))
+            return None
+        if padded:
+            self._context.emit(Notice(f"documents are computed in padded rows: {padded}"))
+        self._context.emit(fast_paths(reasons.values(), fused))
+        return loss
+
+    def _reference(self) -> Reference | None:
+        """What the fast path is held against; None where nothing is left to train, or the model
+        cannot be computed so."""
+        from vox_torch.reference_check import NOT_UNDERSTOOD, Reference
+
+        if self._document is None:
+            return None
+        model, parameters = self._adapted.model, self._adapted.parameters
+        try:
+            return Reference(model, self._document, parameters, self._device)
+        except NOT_UNDERSTOOD as error:
+            said = str(error).partition("\n")[0]
+        self._memory.release()
+        self._context.emit(Notice(_NOT_CHECKED.format(error=said), "warning"))
+        return None
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -203,16 +262,16 @@ def seed_on(device: str) -> Callable[[int], object]:
     return torch.default_generator.manual_seed if on_cpu else torch.manual_seed
 
 
-def fast_paths(reasons: Iterable[str | None], swapped: Mapping[str, int]) -> FastPaths:
-    """What to tell of the modules.
+def fast_paths(reasons: Iterable[str | None], modules: Mapping[str, int]) -> FastPaths:
+    """The event that says which modules were fused.
 
     Args:
         reasons: one for each adapter that is not computed in one function, None for the others.
-        swapped: kind -> number of the base's modules that were.
+        modules: kind -> number of the base's modules that were fused.
     """
     found = Counter(reasons)
     fused = found.pop(None, 0)
-    fast = {kind: count for kind, count in {"adapters": fused, **swapped}.items() if count}
+    fast = {kind: count for kind, count in {"adapters": fused, **modules}.items() if count}
     return FastPaths(fast, {f"adapters with {reason}": n for reason, n in found.items()})
 
 

@@ -91,6 +91,7 @@ def _disagreement(
     padded: Padded, together: Together, base: PreTrainedModel, own: str, vocabulary: int
 ) -> str | None:
     found_KH = together.hidden(_two_documents(vocabulary))
+    together.logits(found_KH[None, :1])  # raises where the head asks the body for more
     after_another_KH = together.hidden(_two_documents(vocabulary, first=104729))
     if fault := _window_untold(base, together.windows):
         return fault

@@ -29,11 +29,9 @@ def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from vox_torch.building import WithoutSymbols
-
     with quiet(), model_errors(folder):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with WithoutSymbols(), init_empty_weights(include_buffers=False):
+        with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     return model

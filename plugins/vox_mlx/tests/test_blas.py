@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,7 +38,22 @@ def test_the_doctor_names_the_device(monkeypatch):
 
 @linux
 def test_without_one_the_doctor_says_how_slow_it_is(monkeypatch):
-    assert "about 70 times slower" in look(monkeypatch, "none")
+    said = look(monkeypatch, "none")
+    assert "blas False" in said
+    assert "about 70 times slower" in said
+
+
+@pytest.mark.parametrize("operation", ["vox_load", "vox_train"])
+def test_without_one_every_run_begins_with_a_warning(monkeypatch, operation):
+    from vox_mlx import backend
+
+    monkeypatch.setattr("vox_mlx.slow", lambda: "it is slow")
+    context = Mock()
+    with pytest.raises(AttributeError):  # there is no job
+        getattr(backend, operation)(job=None, context=context)
+    (notice,) = (call.args[0] for call in context.emit.call_args_list)
+    assert (notice.level, notice.message[:10]) == ("warning", "it is slow")
+    assert "apt install" in notice.message
 
 
 @linux

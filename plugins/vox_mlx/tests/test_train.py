@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vox_core.contract import LoadJob, StepDone, TrainJob
+from vox_core.contract import LoadJob, Notice, StepDone, TrainJob
 from vox_core.testing import jobs
 from vox_core.testing.llama import write_llama
 from vox_core.testing.subject import Recorder
-from vox_mlx import backend, train
+from vox_mlx import attention, backend, train
 from vox_mlx.base import FORMATS
 
 
@@ -110,3 +110,22 @@ def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
     for mine, other in zip(*results, strict=True):
         # Sums of 128 products in another order: 128^0.5 roundings of 6e-8, and ten times that.
         assert np.linalg.norm(mine - other) < 1e-5 * np.linalg.norm(other)
+
+
+def test_attention_in_blocks_is_held_against_mlx_lms_own(model, monkeypatch):
+    """Before the first step; what differs is left out, and the losses are right."""
+    made = replace(jobs.plan(model, backend="mlx", total_steps=1), longest=300)
+    steps = [jobs.step(1, [jobs.documents(1, longest=300, shortest=290)])]
+
+    def run() -> tuple[list[float], list[str]]:
+        context = Recorder(made.contract.seed, model)
+        backend.vox_train(TrainJob(made, model, steps, jobs.start(model, made)), context)
+        events = context.events
+        losses = [event.loss for event in events if isinstance(event, StepDone)]
+        return losses, [event.message for event in events if isinstance(event, Notice)]
+
+    losses, notices = run()
+    assert not notices
+    monkeypatch.setattr(attention, "_in_blocks", lambda own: lambda *a, **m: own(*a, **m) * 1.1)
+    again, (notice,) = run()
+    assert again == pytest.approx(losses, rel=1e-6) and "away from mlx-lm's own" in notice

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
-from vox_mlx.blas import load_blas
+from vox_mlx.blas import REMEDY, load_blas, slow
 
 if TYPE_CHECKING:
     from vox_core.contract import (
@@ -33,6 +33,7 @@ class MlxBackend:
     @hookimpl
     def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
         before_mlx()
+        _warn_if_slow(context)
         from vox_mlx.train import Trainer
 
         return Trainer(job, context).run()
@@ -47,6 +48,7 @@ class MlxBackend:
     @hookimpl
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
         before_mlx()
+        _warn_if_slow(context)
         from vox_mlx.load import load
 
         return load(job)
@@ -65,6 +67,13 @@ def before_mlx() -> None:
     # run that asks for float32 gets float32.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     load_blas()
+
+
+def _warn_if_slow(context: RunContext) -> None:
+    from vox_core.contract import Notice
+
+    if complaint := slow():
+        context.emit(Notice(f"{complaint}; {REMEDY}", "warning"))
 
 
 backend = MlxBackend()

@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx import nn
 
 _ATTENTION = "scaled_dot_product_attention"
-_BLOCK = 256
+BLOCK = 256
 """Queries at once. 128 took as long for rows of 1179 positions, the whole half as long again."""
 
 
@@ -67,9 +67,9 @@ def _in_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         length = queries_NALD.shape[2]
         causal = isinstance(mask, str) and mask == "causal"
-        if not causal or cache is not None or length != keys.shape[2] or length <= _BLOCK:
+        if not causal or cache is not None or length != keys.shape[2] or length <= BLOCK:
             return own(queries_NALD, keys, values, cache, scale=scale, mask=mask, **more)
-        count = -(-length // _BLOCK)
+        count = -(-length // BLOCK)
         ends = [length * number // count for number in range(count + 1)]
         parts = [
             # With fewer queries than keys, "causal" takes them for the last ones.

@@ -1,10 +1,11 @@
-"""A fast BLAS for MLX on Linux.
+"""A fast BLAS for MLX on Linux, and a warning where there is none.
 
 MLX's wheel for Linux brings the reference BLAS, one scalar loop: 2 GFLOP/s in float32 where
 OpenBLAS reaches 150. A library that is in the process for everybody when MLX is imported is found
 first, so OpenBLAS only has to be loaded before; nothing is set up and nothing on the disk replaced.
 
-`VOX_MLX_BLAS` names another library that has `cblas_sgemm`, or is `none`. Nothing here imports MLX.
+`VOX_MLX_BLAS` names another library that has `cblas_sgemm`, or is `none`. Loading does not import
+MLX.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from vox_core.errors import ConfigError
 
 VARIABLE = "VOX_MLX_BLAS"
 _OPENBLAS = "libopenblas.so.0"
+REMEDY = (
+    f"apt install libopenblas0-pthread (Debian, Ubuntu), or set {VARIABLE} to a library that has "
+    "cblas_sgemm"
+)
+"""No package on PyPI brings one: the names in scipy-openblas32 have a prefix, and its authors want
+nobody to depend on it but NumPy and SciPy."""
 
 
 def load_blas() -> None:
@@ -34,6 +41,16 @@ def load_blas() -> None:
     except OSError as error:
         if named:
             raise _unusable(named, error) from error
+
+
+def slow() -> str | None:
+    """What to tell a user whose matrix products are those of the reference BLAS; None if not."""
+    import mlx.core as mx
+
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    if sys.platform != "linux" or on_gpu or in_use():
+        return None
+    return "MLX multiplies matrices with the reference BLAS, about 70 times slower than OpenBLAS"
 
 
 def in_use() -> str | None:

@@ -6,12 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from vox_core.contract import Check
-from vox_mlx.blas import in_use
-
-_SLOW = (
-    "the reference BLAS, about 70 times slower than OpenBLAS; install that, and vox finds it "
-    "(Debian, Ubuntu: apt install libopenblas0-pthread)"
-)
+from vox_mlx.blas import REMEDY, in_use, slow
 
 
 def checks() -> Iterator[Check]:
@@ -22,5 +17,7 @@ def checks() -> Iterator[Check]:
     yield Check(
         "device", True, f"MLX {mx.__version__} computes on the {'GPU' if on_gpu else 'CPU'}"
     )
-    if sys.platform == "linux" and not on_gpu:
-        yield Check("blas", True, f"matrix products by {in_use() or _SLOW}")
+    if complaint := slow():
+        yield Check("blas", False, complaint, REMEDY)
+    elif sys.platform == "linux" and not on_gpu:
+        yield Check("blas", True, f"matrix products by {in_use()}")

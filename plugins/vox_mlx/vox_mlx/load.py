@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx import nn
 
 from vox_core.adapter.mlx_config import require_window, window
-from vox_core.contract import LoadJob, Sampling
+from vox_core.contract import LoadJob, Sampling, next_token
 from vox_mlx.arrays import float32
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.inject import Slots, inject
+from vox_mlx.lora import settle
 from vox_mlx.stream import stream
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
+
+_PREFILL = 2048
+"""Tokens of a prompt that are computed at once; bounds memory."""
 
 
 def load(job: LoadJob) -> MlxModel:
@@ -34,6 +37,7 @@ def load(job: LoadJob) -> MlxModel:
         stream(model, lambda: load_base(job.model, job.dtype, job.quant, lazy=True), slots)
     else:
         mx.eval(model.parameters())
+        settle(model)
     return MlxModel(model.eval(), config)
 
 
@@ -53,22 +57,21 @@ class MlxModel:
         return copy
 
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        from mlx_lm.generate import generate_step
+        import numpy as np
+        from mlx_lm.models.cache import make_prompt_cache
 
         require_window(self._config, len(tokens_T))
         size = window(self._config)
         room = sampling.max_tokens if size is None else size - len(tokens_T)
-        mx.random.seed(sampling.seed)
-        steps = generate_step(
-            mx.array(tokens_T),
-            self._loaded(),
-            max_tokens=min(sampling.max_tokens, room),
-            sampler=partial(sample, sampling=sampling),
-        )
-        for token, _ in steps:
-            if token in sampling.stop_tokens:
-                return
-            yield int(token)
+        tokens, model = [int(token) for token in tokens_T], self._loaded()
+        cache = make_prompt_cache(model)
+        for start in range(0, len(tokens) - 1, _PREFILL):
+            model(mx.array([tokens[start : len(tokens) - 1][:_PREFILL]]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+        for _ in range(min(sampling.max_tokens, room)):
+            logits_V = model(mx.array([tokens[-1:]]), cache=cache)[0, -1].astype(mx.float32)
+            tokens.append(next_token(np.array(logits_V), sampling, tokens))
+            yield tokens[-1]
 
     def close(self) -> None:
         self._model = None
@@ -77,20 +80,3 @@ class MlxModel:
     def _loaded(self) -> nn.Module:
         assert self._model is not None, "the model was closed"
         return self._model
-
-
-def sample(logits_1V: mx.array, sampling: Sampling) -> mx.array:
-    """The next token: greedy at temperature 0, else nucleus sampling (arXiv:1904.09751).
-
-    The temperature comes first, as in transformers; mlx-lm's own sampler takes the nucleus of the
-    distribution before it.
-    """
-    from mlx_lm.sample_utils import apply_top_p
-
-    if sampling.temperature == 0:
-        return mx.argmax(logits_1V, axis=-1)
-    logits_1V = logits_1V / sampling.temperature
-    logits_1V = logits_1V - mx.logsumexp(logits_1V, axis=-1, keepdims=True)
-    if sampling.top_p < 1:
-        logits_1V = apply_top_p(logits_1V, sampling.top_p)
-    return mx.random.categorical(logits_1V)

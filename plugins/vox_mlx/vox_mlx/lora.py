@@ -44,7 +44,7 @@ class Dropout:
 
 class Adapted(nn.Module):
     """A linear layer and its low-rank update. `lora_A`, `lora_B` and `magnitude` are set from
-    outside, for every evaluation."""
+    outside, for every evaluation; once they no longer change, `settle` makes decoding cheaper."""
 
     def __init__(self, linear: nn.Module, scale: float, dropout: Dropout, index: int) -> None:
         super().__init__()
@@ -53,8 +53,18 @@ class Adapted(nn.Module):
         self.lora_A: mx.array | None = None
         self.lora_B: mx.array | None = None
         self.magnitude: mx.array | None = None
+        self._settled: tuple[mx.array, mx.array, mx.array | None] | None = None
+
+    def settle(self) -> None:
+        """Keep A^T, s B^T and DoRA's gain for inputs of a single row, a decoding step's."""
+        gain_O = None if self.magnitude is None else self._gain().astype(self.lora_B.dtype)
+        A_IR, B_RO = self.lora_A.T, (self._scale * self.lora_B).T
+        mx.eval(A_IR, B_RO, *([] if gain_O is None else [gain_O]))
+        self._settled = A_IR, B_RO, gain_O
 
     def __call__(self, x: mx.array) -> mx.array:
+        if self._settled is not None and x.size == x.shape[-1]:
+            return self._decode(x, *self._settled)
         dropped = self._dropout(x, self._index)
         update = self._scale * ((dropped @ self.lora_A.T) @ self.lora_B.T)
         if self.magnitude is None:
@@ -63,6 +73,15 @@ class Adapted(nn.Module):
         without_bias = self.linear(dropped) - self.linear.get("bias", 0)
         gain_O = self._gain().astype(y.dtype)
         return y + (gain_O - 1) * without_bias + gain_O * update
+
+    def _decode(
+        self, x: mx.array, A_IR: mx.array, B_RO: mx.array, gain_O: mx.array | None
+    ) -> mx.array:
+        y = self._onto((x @ A_IR) @ B_RO, x)
+        if gain_O is None:
+            return y
+        bias = self.linear.get("bias", 0)
+        return gain_O * (y - bias) + bias
 
     def _onto(self, update: mx.array, x: mx.array) -> mx.array:
         """`linear(x) + update`; for plain layers rounded once (docs/adr/0014)."""
@@ -78,6 +97,13 @@ class Adapted(nn.Module):
         A_RI, B_OR = self.lora_A.astype(mx.float32), self.lora_B.astype(mx.float32)
         norm_O = mx.linalg.norm(W_OI + self._scale * (B_OR @ A_RI), axis=1)
         return self.magnitude / mx.stop_gradient(norm_O)
+
+
+def settle(model: nn.Module) -> None:
+    """`Adapted.settle` for each adapted layer of `model`."""
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            module.settle()
 
 
 def weight_of(linear: nn.Module) -> mx.array:

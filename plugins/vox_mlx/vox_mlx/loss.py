@@ -67,9 +67,14 @@ def rows(batch: Batch, lengths: int = 1) -> Rows:
 
 def weighted_nll(logits_KV: mx.array, targets_K: mx.array, weights_K: mx.array) -> mx.array:
     """`sum(weight * nll)`, not yet divided: a float32 scalar."""
+    return (nll(logits_KV, targets_K) * weights_K).sum()
+
+
+def nll(logits_KV: mx.array, targets_K: mx.array) -> mx.array:
+    """`-log p(target)`, (K,), in float32."""
     logits_KV = logits_KV.astype(mx.float32)
     score_K = mx.take_along_axis(logits_KV, targets_K[:, None], axis=1).squeeze(1)
-    return ((logsumexp(logits_KV) - score_K) * weights_K).sum()
+    return logsumexp(logits_KV) - score_K
 
 
 def logsumexp(logits_KV: mx.array) -> mx.array:

@@ -15,15 +15,20 @@ document. Dropout is keyed by these.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
 from vox_core.adapter.mlx_config import require_window
 from vox_core.contract import (
+    Batch,
+    Notice,
     RunContext,
     Step,
     StepDone,
@@ -31,19 +36,30 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
     cut_to_rows,
+    probe_document,
 )
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
-from vox_mlx.attention import attend_in_blocks
+from vox_mlx.attention import BLOCK, attend_in_blocks
 from vox_mlx.base import load_base, mlx_dtype, read_config
 from vox_mlx.head import choose_at_head
 from vox_mlx.heap import keep_memory
 from vox_mlx.inject import inject
-from vox_mlx.loss import LENGTHS, Arrays, rows, weighted_nll
+from vox_mlx.loss import LENGTHS, Arrays, nll, rows, weighted_nll
 from vox_mlx.optimizer import AdamW, Values, global_norm
 from vox_mlx.recompute import recompute_layers
 
 if TYPE_CHECKING:
-    from vox_core.contract import Batch
+    from vox_core.contract import Floats
+
+_NATS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
+"""How far log-probabilities may move when attention goes by blocks, as a root mean square: far more
+than roundoff in float32, and in half precision what real models lie away from float32."""
+
+_NOT_FAST = (
+    "attention in blocks gives log-probabilities {apart:.2g} nats away from mlx-lm's own for this "
+    "model: this run uses mlx-lm's, which is slower and right; please report it with the name of "
+    "the model"
+)
 
 _ON_CPU = 256
 """Positions of padded rows at once. The cost of a call is that of some 30 tokens of SmolLM2."""
@@ -54,6 +70,9 @@ class Trainer:
 
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
+        steps = iter(job.steps)
+        first = next(steps, None)
+        job = replace(job, steps=itertools.chain([first] if first else [], steps))
         require_window(read_config(job.model), plan.longest or contract.seq_len)
         if not _on_gpu():
             keep_memory()
@@ -65,14 +84,41 @@ class Trainer:
         )
         mx.eval(model.parameters())
         self._chosen = choose_at_head(model)
-        if not _on_gpu():
-            attend_in_blocks(model)
         if plan.gradient_checkpointing:
             recompute_layers(self._injected)
         self._dtype = mlx_dtype(plan.dtype)
         self._optimizer = AdamW(job.start, contract.optimizer)
         self._value_and_grad = _compiled(mx.value_and_grad(self._share))
         self._job, self._context = job, context
+        if not _on_gpu():
+            self._attend_in_blocks(first if plan.longest > BLOCK else None)
+
+    def _attend_in_blocks(self, first: Step | None) -> None:
+        """Unless mlx-lm's own attention gives other log-probabilities for a document of `first`."""
+        model = self._injected.model
+        if first is None:  # no document is longer than a block, or there is nothing left to train
+            attend_in_blocks(model)
+            return
+        probe = _two_blocks(probe_document(first.batches))
+        before_K = self._log_probs(probe)
+        classes = [(module, type(module)) for module in model.modules()]
+        attend_in_blocks(model)
+        apart = float(np.sqrt(np.square(self._log_probs(probe) - before_K).mean()))
+        if apart <= _NATS[self._job.plan.dtype] or not np.isfinite(before_K).all():
+            return
+        for module, own in classes:
+            module.__class__ = own
+        self._context.emit(Notice(_NOT_FAST.format(apart=apart), "warning"))
+
+    def _log_probs(self, batch: Batch) -> Floats:
+        """(K,) log p(target) where the batch is trained."""
+        found = rows(batch)
+        self._injected.fill(self._optimizer.values, self._dtype)
+        self._injected.dropout.begin(None, len(self._job.start.adapter.modules))
+        self._chosen.index_K = found.index_K
+        logits_KV = self._injected.model(found.tokens_NL)
+        log_probs_K = -nll(logits_KV, found.targets_K)
+        return np.array(log_probs_K[: int((batch.weights_T > 0).sum())])
 
     def run(self) -> TrainResult:
         """Take every step of the job, or stop when asked to."""
@@ -137,6 +183,16 @@ class Trainer:
         self._injected.dropout.begin(key, len(self._job.start.adapter.modules))
         self._chosen.index_K = index_K
         return weighted_nll(self._injected.model(tokens_NL), targets_K, weights_K)
+
+
+def _two_blocks(document: Batch) -> Batch:
+    """The document, repeated or cut to where attention takes two blocks."""
+    tokens_T = np.resize(document.tokens_T, BLOCK + 1)
+    weights_T = np.arange(len(tokens_T)) % 4 == 0
+    weights_T[-1] = False
+    return Batch(
+        tokens_T, np.roll(tokens_T, -1), weights_T.astype(np.float32), np.zeros(1, np.int64)
+    )
 
 
 def _cut(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -70,15 +70,14 @@ def test_the_plan_is_shown_and_its_wheels_installed_and_nothing_else(
     """Neither the dependency that nobody has, nor anything that the installer's settings add."""
     file = bundled(world, plugin("good", "1.0", ["not-there>=3"]), {**LIBRARY, "version": "1.0"})
     more = {"PIP_TARGET": str(tmp_path), "PIP_INDEX_URL": "http://localhost:9/simple"}
-    done = vox(world, file, "--yes", UV_INDEX_URL="http://localhost:9/simple", **more)
+    done = vox(world, file, "--yes", "--verbose", UV_INDEX_URL="http://localhost:9/simple", **more)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"install in {world.venv} (a virtual environment)"
-    assert lines[1].startswith(
-        f"  vox-t-good  1.0 (new)  from {file.as_uri()}/wheels/vox_t_good-1.0-"
-    )
-    assert lines[2].startswith("  vox-t-lib  1.0 (new)  from ")
-    assert lines[4:] == [
+    assert lines[1].startswith("  vox-t-good  1.0 (new)  1.")
+    assert f"from {file.as_uri()}/wheels/vox_t_good-1.0-" in lines[1]
+    assert lines[2].startswith("  vox-t-lib  1.0 (new)  ")
+    assert lines[-3:] == [
         "note: bundle small: a small bundle; plugins: good",
         "note: vox-t-good needs not-there>=3, which is not here; the bundle does not bring it",
         "installed; next: vox train, which good will watch",

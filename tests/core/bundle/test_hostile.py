@@ -133,7 +133,7 @@ def test_a_manifest_that_nests_without_end(
 ) -> None:
     wheel = edited((wheels / TINY).read_bytes(), b"id = " + b"[" * 100_000)
     (found,) = faults(lambda: verify(swapped(bundle, tmp_path, bytes(wheel)), catalog), "B008")
-    assert found == f"{TINY}: {MANIFEST}: not TOML: it is nested too deeply"
+    assert found.startswith(f"{TINY}: {MANIFEST}: not TOML: ")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -101,7 +101,7 @@ FINDINGS: dict[str, Kind] = {
         "info",
         "the model has no chat template",
         "prompts and completions are laid end to end, and nothing says where a turn begins",
-        "use an -instruct model for conversations",
+        "name one with --template chatml, or use an -instruct model",
     ),
     "no-markers": Kind(
         "info",

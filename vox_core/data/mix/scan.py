@@ -12,16 +12,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, other_format, parse_object
-from vox_core.data.plain import Shapes
-from vox_core.data.quick import usual_row
-from vox_core.data.readers import place_of
-from vox_core.data.records import readable
+from vox_core.data.faults import RowError
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, file_faults, parse_object
+from vox_core.data.records import Placed, placed, readable
 from vox_core.data.rows import parse_row
 
 if TYPE_CHECKING:
@@ -62,10 +61,6 @@ class Wanted:
     lanes: frozenset[str] = frozenset()
     categories: frozenset[str] = frozenset()
     min_rating: float | None = None
-
-    @property
-    def all(self) -> bool:
-        return not self.lanes and not self.categories and self.min_rating is None
 
     def refused(self, fields: Mapping[str, object]) -> Reason | None:
         """Why a row is not wanted."""
@@ -139,7 +134,7 @@ class Pool:
 def scan(
     path: Path,
     wanted: Wanted,
-    faults: list[str],
+    faults: list[Placed],
     *,
     marks: bool,
     tell: Tell,
@@ -159,8 +154,8 @@ def scan(
     shown = shown or path
     found = _Found(path, wanted, faults, marks, shown)
     with readable(shown):
-        if other := other_format(path):
-            faults.append(f"{shown}: {other}")
+        if wrong := file_faults(path):
+            faults += placed(shown, 0, wrong)
             return found.pool()
         with path.open("rb") as file:
             for number, start, data in _blocks(file):
@@ -176,11 +171,10 @@ class _Found:
     """
 
     def __init__(
-        self, path: Path, wanted: Wanted, faults: list[str], marks: bool, shown: Path
+        self, path: Path, wanted: Wanted, faults: list[Placed], marks: bool, shown: Path
     ) -> None:
         self._shown = shown
         self._path, self._wanted, self._faults, self._marks = path, wanted, faults, marks
-        self._shapes, self._closely = Shapes(), not wanted.all
         self._rows = 0
         self._reasons: Counter[Reason] = Counter()
         self._others: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
@@ -193,7 +187,7 @@ class _Found:
         lines = data.split(b"\n")
         rows = [line.strip() for line in lines]
         self._rows += sum(map(bool, rows))
-        states = np.frombuffer(bytes(self._states(rows, number)), np.uint8)
+        states = np.frombuffer(bytes(map(self._state, rows, count(number))), np.uint8)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         starts = start + _starts(lines)
         if sizes.sum() != sum(map(len, lines)):  # whitespace, which is rare
@@ -204,26 +198,15 @@ class _Found:
             chosen = rows if kept.all() else [rows[at] for at in np.flatnonzero(kept).tolist()]
             self._marks_of.append(np.fromiter(map(hash, chosen), np.int64, len(chosen)))
 
-    def _states(self, rows: Sequence[bytes], number: int) -> Iterator[int]:
-        """What is to be done to each row: its lane, or that it is left out."""
-        shape_of, laned = self._shapes.of, self._wanted.lane is not None
-        unlaned = WITHOUT_LANE if laned else AS_IT_IS
-        for line, row in enumerate(rows, number):
-            shape = None if self._closely else shape_of(row)
-            if shape and not (laned and "lane" in shape.attributes):
-                yield unlaned
-            else:
-                self._closely |= shape is not None  # where a row has a lane, others do
-                yield self._state(row, line) if row else _LEFT_OUT
-
     def _state(self, row: bytes, line: int) -> int:
-        """The same of a row whose values have to be looked at."""
-        usual = usual_row(row) if len(row) <= MAX_LINE_BYTES else None
+        """What is to be done to a row: its lane, or that it is left out."""
+        if not row:
+            return _LEFT_OUT
         try:
-            fields = usual[0] if usual else _fields(row)
+            fields = _fields(row)
         except RowError as fault:
             self._reasons["faulty"] += 1
-            self._faults += (f"{place_of(self._shown, line)}: {text}" for text in fault.faults)
+            self._faults += placed(self._shown, line, fault.faults)
             return _LEFT_OUT
         if reason := self._wanted.refused(fields):
             self._reasons[reason] += 1
@@ -261,7 +244,7 @@ def _starts(lines: Sequence[bytes]) -> Ints:
 
 
 def _fields(row: bytes) -> Mapping[str, object]:
-    """What an unusual row says, which is one that can be trained.
+    """The fields of a row that can be trained.
 
     Raises:
         RowError: it is none.

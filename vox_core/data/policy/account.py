@@ -15,7 +15,7 @@ import numpy as np
 from vox_core.data.checked import CheckedFile
 from vox_core.data.policy.facts import Facts
 from vox_core.data.policy.leaks import shared
-from vox_core.data.policy.reasons import HELD_OUT, KEPT, MALFORMED, NAMES, kind_of
+from vox_core.data.policy.reasons import HELD_OUT, KEPT, MALFORMED, NAMES
 from vox_core.data.policy.report import LISTED, FileRows, Leak, Place, Report, Skipped
 from vox_core.data.policy.table import Table
 
@@ -77,15 +77,15 @@ def _valid_rows(file: CheckedFile, facts: Facts) -> FileRows:
 
 
 def _kinds(facts: Facts) -> Counter[str]:
-    """Kind -> malformed lines, each by its first fault."""
+    """Code -> malformed lines, each by its first fault."""
     first = dict(reversed(facts.faults))
-    return Counter(kind_of(text) for text in first.values())
+    return Counter(fault.code for fault in first.values())
 
 
 def _malformed(table: Table) -> Iterator[Skipped]:
     for file, facts in zip(table.files, table.facts, strict=True):
         by_line: dict[int, list[str]] = {}
-        for line, text in facts.faults:
-            by_line.setdefault(line, []).append(text)
+        for line, fault in facts.faults:
+            by_line.setdefault(line, []).append(str(fault))
         for line, texts in by_line.items():
             yield Skipped(Place(file.path, line), MALFORMED, "; ".join(texts))

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from vox_core.data.jsonl import RowError
+from vox_core.cache import CACHE_VERSION
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.policy import shelf
 from vox_core.data.policy.content import chars, digests
 from vox_core.data.records import Record
 from vox_core.data.rows import NO_ATTRIBUTES
-from vox_core.data.rules import rules_digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Facts:
     lane_R: NDArray[np.int32]
     tags_R: NDArray[np.int32]
     names: Mapping[str, list[Any]]
-    faults: list[tuple[int, str]]
+    faults: list[tuple[int, RowFault]]
     unused: Mapping[str, int]
 
     @property
@@ -80,7 +80,7 @@ class Collector:
         self._said, self._whole = bytearray(), bytearray()
         self._codes = {name: array("i") for name in _NAMED}
         self._known: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
-        self._faults: list[tuple[int, str]] = []
+        self._faults: list[tuple[int, RowFault]] = []
         self._unused: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -102,8 +102,8 @@ class Collector:
         self._code("lane", says.lane)
         self._code("tags", tuple(sorted({*says.tags})) or None)
 
-    def refuse(self, line: int, fault: RowError) -> None:
-        self._faults += ((line, text) for text in fault.faults)
+    def refuse(self, line: int, error: RowError) -> None:
+        self._faults += ((line, fault) for fault in error.faults)
 
     def _code(self, name: str, value: object) -> None:
         known = self._known[name]
@@ -127,21 +127,21 @@ class Collector:
 def remember(name: str, facts: Facts) -> None:
     """Keep what was found of the file that `name` stands for."""
     about = {
-        "rules": rules_digest(),
+        "version": CACHE_VERSION,
         "names": facts.names,
-        "faults": facts.faults,
+        "faults": [(line, fault.to_json()) for line, fault in facts.faults],
         "unused": facts.unused,
     }
     shelf.write(SHELF, name, {each: getattr(facts, each) for each in _COLUMNS}, about)
 
 
 def recall(name: str) -> Facts | None:
-    """What was found under the rules of today; None if nothing was."""
+    """What was found under this cache version; None if nothing was."""
     if not (found := shelf.read(SHELF, name)):
         return None
     arrays, about = found
-    if about.get("rules") != rules_digest() or set(arrays) != set(_COLUMNS):
+    if about.get("version") != CACHE_VERSION or set(arrays) != set(_COLUMNS):
         return None
     names = {**about["names"], "tags": [tuple(tags) for tags in about["names"]["tags"]]}
-    faults = [(line, text) for line, text in about["faults"]]
+    faults = [(line, RowFault.from_json(fault)) for line, fault in about["faults"]]
     return Facts(**arrays, names=names, faults=faults, unused=about["unused"])

@@ -12,7 +12,7 @@ import numpy as np
 from vox_core.contract import DataPolicy
 from vox_core.data.policy.reasons import HELD_OUT, KEPT, NAMES
 from vox_core.data.policy.table import Table
-from vox_core.data.records import told
+from vox_core.data.records import Placed
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,10 +41,9 @@ def require_few_malformed(train: Table, valid: Table, most: float) -> None:
         found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
         faults=[
-            text
+            str(Placed(file.path, line, fault))
             for file, facts in all_of_them
             for line, fault in facts.faults
-            for text in told(file.path, line, [fault])
         ],
         remedy="correct these lines, or raise --max-skipped",
     )

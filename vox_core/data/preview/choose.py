@@ -13,9 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from vox_core.data.checked import CheckedFile
-from vox_core.data.jsonl import RowError, numbered_lines
-from vox_core.data.quick import read_row
+from vox_core.data.faults import RowError
+from vox_core.data.jsonl import numbered_lines
 from vox_core.data.records import Record, changed, readable, record_of
+from vox_core.data.rows import read_row
 from vox_core.errors import DataError
 
 _PLACE = re.compile(r"(?:(.+):)?(\d+)")

@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from vox_core.data.jsonl import RowError
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.readers.needed import needed
 from vox_core.data.readers.opened import most_bytes, too_much
 
@@ -34,7 +34,8 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16) as file:
             names = file.schema_arrow.names
             if twice := next((name for name in names if names.count(name) > 1), None):
-                raise RowError(f'found the column "{twice}" more than once, expected it once')
+                found = f'the column "{twice}" more than once'
+                raise RowError(RowFault("repeated key", (), found, "it once"))
             groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
             most = most_bytes(path.stat().st_size)
             if sum(group.total_byte_size for group in groups) > most:  # a page is read whole
@@ -44,7 +45,8 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
                     yield plain_row(row)
     except (arrow.ArrowException, OSError, ValueError) as error:
         said = str(error).strip().split("\n")[0]
-        raise RowError(f"found no Parquet that can be read ({said}), expected Parquet") from None
+        found = f"no Parquet that can be read ({said})"
+        raise RowError(RowFault("damaged file", (), found, "Parquet")) from None
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-Kind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "parquet", "hub"]
+Kind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "text", "parquet", "hub"]
 Compression: TypeAlias = Literal["", "gzip", "zstd"]
 
 HUB = "hf:"
@@ -20,6 +20,7 @@ _KINDS: dict[str, Kind] = {
     ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".txt": "text",
     ".parquet": "parquet",
 }
 

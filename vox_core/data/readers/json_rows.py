@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.fields import CONTENT
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object, parse_value, too_long
-from vox_core.data.quick import usual_row
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_object, parse_value, too_long
 
 _CHUNK = 1 << 20
 _MAX_KEY = 10_000
@@ -24,8 +24,8 @@ _NEXT = re.compile(rb'["\[\]{},:]')
 _BETWEEN_BRACKETS = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*")*', re.DOTALL)
 _WITHIN_TEXT = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 Read: TypeAlias = Callable[[int], bytes]
-Row: TypeAlias = "bytes | dict[str, object] | RowError"
-"""A row as it stands there on one line, a row, or what is wrong with one."""
+Row: TypeAlias = "dict[str, object] | RowError"
+"""A row, or the faults of one."""
 
 
 def json_rows(read: Callable[[], Read]) -> Iterator[Row]:
@@ -77,7 +77,8 @@ def _of_the_one_list(cursor: _Cursor) -> Iterator[Row]:
             continue
         found.append(name)
         if len(found) > 1:
-            raise RowError(f"found several lists ({', '.join(found)}), expected one list of rows")
+            names = f"several lists ({', '.join(found)})"
+            raise RowError(RowFault("several forms", (), names, "one list of rows"))
         cursor.next()
         yield from _elements(cursor)
 
@@ -87,13 +88,13 @@ def _members(cursor: _Cursor) -> Iterator[tuple[str, bytes]]:
     while cursor.peek() != b"}":
         key = cursor.value(b":,}", most=_MAX_KEY)
         if cursor.next() != b":" or not key:
-            raise RowError("found an object that is no JSON, expected names with values")
+            raise _broken("an object that is no JSON", "names with values")
         yield str(parse_value(key.decode("utf-8", "replace"), "document")), cursor.peek()
         if cursor.peek() != b",":
             break
         cursor.next()
     if cursor.next() != b"}":
-        raise RowError('found the end of the document within an object, expected "}"')
+        raise _broken("the end of the document within an object", '"}"')
 
 
 def _elements(cursor: _Cursor) -> Iterator[Row]:
@@ -104,30 +105,32 @@ def _elements(cursor: _Cursor) -> Iterator[Row]:
     while True:
         element = cursor.value(b",]")
         if element == b"":
-            yield RowError("found nothing between two commas or brackets, expected an object")
+            yield _broken("nothing between two commas or brackets", "an object")
         else:
             yield _row(element)
         match cursor.next():
             case b"]":
                 return
             case b"":
-                raise RowError('found the end of the document within the list, expected "]"')
+                raise _broken("the end of the document within the list", '"]"')
 
 
 def _row(element: bytes | None) -> Row:
     if element is None:
         return too_long("row")
-    if b"\n" not in element and usual_row(element):
-        return element
     try:
         return parse_object(element, "row")
     except RowError as fault:
         return fault
 
 
+def _broken(found: str, expected: str) -> RowError:
+    return RowError(RowFault("invalid JSON", (), found, expected))
+
+
 def _require_end(cursor: _Cursor) -> None:
     if cursor.peek():
-        raise RowError("found more after the end of the document, expected nothing")
+        raise _broken("more after the end of the document", "nothing")
 
 
 class _Cursor:

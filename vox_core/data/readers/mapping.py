@@ -1,8 +1,8 @@
-"""`[data.fields]`: where in somebody's rows stands what vox looks for.
+"""`--field` and `[data.fields]`: the column or path of a row that holds each field.
 
-    [data.fields]
-    prompt = "question"
-    completion = "answers.0.text"
+    [data.fields]                       --field prompt=title
+    prompt = "title"                    --field completion=answers.0.text
+    completion = "answers.0.text"       --field text=
     text = ""
 
 A path goes down into objects by name and into lists by number; a field that is called "a.b" is
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from vox_core.data.jsonl import RowError
+from vox_core.data.faults import RowError, RowFault
 
 FieldMap: TypeAlias = Mapping[str, str]
 NO_FIELDS: FieldMap = {}
@@ -36,7 +36,8 @@ def mapped(values: dict[str, object], fields: FieldMap) -> dict[str, object]:
     if wanted and not there:
         named = ", ".join(wanted.values())
         shown = ", ".join(list(values)[:10]) or "none"
-        raise RowError(f"found the fields {shown}, expected one that [data.fields] names ({named})")
+        expected = f"one that --field names ({named})"
+        raise RowError(RowFault("unknown form", (), f"the fields {shown}", expected))
     moved = {_root(values, wanted[name]) for name in there}
     rest = {k: v for k, v in values.items() if k not in moved and k not in fields}
     return {**there, **rest}

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from vox_core.data.jsonl import MAX_LINE_BYTES, RowError, too_long
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.jsonl import MAX_LINE_BYTES, too_long
 from vox_core.data.readers.formats import Compression, format_of
 from vox_core.data.readers.needed import needed
 
@@ -73,7 +74,8 @@ def most_bytes(size: int) -> int:
 
 def too_much(limit: int) -> RowError:
     """What is said of a file that holds more."""
-    return RowError(f"found data that expand to more than {limit:,} bytes, expected less")
+    found = f"data that expand to more than {limit:,} bytes"
+    return RowError(RowFault("damaged file", (), found, "less"))
 
 
 @contextmanager
@@ -110,15 +112,16 @@ def damage(compression: Compression) -> Iterator[None]:
     try:
         yield
     except EOFError:
-        raise RowError(
-            f"found {compression} data that end before they are complete, expected all of them"
-        ) from None
+        found = f"{compression} data that end before they are complete"
+        raise RowError(RowFault("damaged file", (), found, "all of them")) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise RowError(f"found damaged {compression} data ({error}), expected whole ones") from None
+        found = f"damaged {compression} data ({error})"
+        raise RowError(RowFault("damaged file", (), found, "whole ones")) from None
     except Exception as error:
         if type(error).__name__ != "ZstdError":
             raise
-        raise RowError(f"found damaged {compression} data ({error}), expected whole ones") from None
+        found = f"damaged {compression} data ({error})"
+        raise RowError(RowFault("damaged file", (), found, "whole ones")) from None
 
 
 class _WholeFrames:

@@ -1,6 +1,6 @@
 """The JSONL that a data file is read as, made once and kept in the cache.
 
-An entry is named after the file's bytes, its format, `[data.fields]` and this package's own code.
+An entry is named after the file's bytes, its format, `[data.fields]` and `CACHE_VERSION`.
 One that is torn or altered is made anew; it appears whole. Where the cache cannot be written, it
 lies in a temporary folder as long as somebody has the `Source`. Entries that nobody has used for a
 month go when another is made.
@@ -14,15 +14,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from vox_core import files
-from vox_core.cache import cache_folder, cache_root
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object, too_long, unread
+from vox_core.cache import CACHE_VERSION, cache_folder, cache_root
+from vox_core.data.faults import RowError
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_object, too_long, unread
 from vox_core.data.readers import hub
 from vox_core.data.readers.arrow import parquet_rows
 from vox_core.data.readers.formats import format_of, is_plain
@@ -30,7 +31,8 @@ from vox_core.data.readers.json_rows import json_rows
 from vox_core.data.readers.mapping import NO_FIELDS, FieldMap, mapped
 from vox_core.data.readers.opened import most_bytes, opened, too_much
 from vox_core.data.readers.tables import table_rows, with_values
-from vox_core.data.rules import rules_digest
+from vox_core.data.readers.text import text_rows
+from vox_core.data.rows import refuse_columns
 from vox_core.errors import OutputError, StorageError
 from vox_core.hashes import file_sha256
 
@@ -70,15 +72,17 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
     if is_plain(path) and not fields:
         return Source(path, path, file_sha256(path))
     kind, compression = format_of(path)
+    if kind == "text":
+        fields = NO_FIELDS  # a text file has no columns
     fetched = hub.fetch(path) if kind == "hub" else None
     content = fetched.fingerprint if fetched else file_sha256(path)
-    decides = [content, kind, compression, sorted(fields.items()), rules_digest()]
+    decides = [content, kind, compression, sorted(fields.items()), CACHE_VERSION]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
     if lines := _recall(cache_root() / FOLDER / key):
         return Source(path, lines, key)
 
     def make(folder: Path) -> None:
-        items = _items(path, fetched)
+        items = _items(path, fetched, fields)
         with files.storage_errors(path), closing(items):
             limit = None if kind == "hub" else most_bytes(path.stat().st_size)
             _write(folder, items, fields, limit, is_text=kind in ("csv", "tsv"))
@@ -109,7 +113,9 @@ def _kept(path: Path, key: str, make: Callable[[Path], None]) -> Source:
     return Source(path, Path(owner.name) / _ROWS, key, owner)
 
 
-def _items(path: Path, fetched: hub.HubData | None) -> Generator[Item, None, None]:
+def _items(
+    path: Path, fetched: hub.HubData | None, fields: FieldMap
+) -> Generator[Item, None, None]:
     """Each row of a file; a `RowError` is raised where nothing more can be read."""
     kind, compression = format_of(path)
     if fetched is not None:
@@ -126,8 +132,14 @@ def _items(path: Path, fetched: hub.HubData | None) -> Generator[Item, None, Non
             with opened(path) as again:
                 opens = iter([stream.read, again.read])
                 yield from json_rows(lambda: next(opens))
+        elif kind == "text":
+            yield from text_rows(stream)
         else:
-            yield from table_rows(stream, "," if kind == "csv" else "\t")
+
+            def refuse(names: Sequence[str]) -> None:
+                refuse_columns([*mapped(dict.fromkeys(names, ""), fields)])
+
+            yield from table_rows(stream, "," if kind == "csv" else "\t", refuse)
 
 
 @contextmanager

@@ -2,16 +2,19 @@
 
 Cells are texts; an empty one is not there. What a text cannot be is read out of it: messages, tools
 and tags from JSON, a rating from a number. A row with more or fewer cells than there are columns is
-a fault: what follows a comma that should have been quoted would stand in the wrong column.
+a fault: what follows a comma that should have been quoted would stand in the wrong column. Names
+of which no row can be made are one fault, of the header.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_value
+from vox_core.data.faults import FileError, RowError, RowFault
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_value
 from vox_core.data.readers.opened import Stream
 
 _JSON_STARTS = ("[", "{")
@@ -25,8 +28,13 @@ _REMEDIES = {
 }
 
 
-def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | RowError]:
+def table_rows(
+    stream: Stream, delimiter: str, refuse: Callable[[Sequence[str]], None]
+) -> Iterator[dict[str, object] | RowError]:
     """Each row below the names, as texts, or what is wrong with it.
+
+    Args:
+        refuse: called with the names; raises a RowError if no row can be made of them.
 
     Raises:
         RowError: from here on nothing can be read.
@@ -36,6 +44,8 @@ def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | R
         lines = _Lines(stream)
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         names = _names(reader, delimiter)
+        if names:
+            _refuse_header(names, refuse)
         while True:
             try:
                 if cells := next(reader):
@@ -44,15 +54,22 @@ def table_rows(stream: Stream, delimiter: str) -> Iterator[dict[str, object] | R
                 return
             except csv.Error as error:
                 # Where a quotation is broken nobody knows where the next row begins.
-                yield RowError(
-                    f"found a row that is no CSV ({error}; line {lines.number}): neither it nor "
-                    "what comes after it in the file can be read"
-                )
+                found = f"a row that is no CSV ({error}; line {lines.number})"
+                expected = "CSV: neither it nor what comes after it in the file can be read"
+                yield RowError(RowFault("table", (), found, expected))
                 return
             except _BadLine as error:
                 yield RowError(*error.faults)
     finally:
         csv.field_size_limit(limit)
+
+
+def _refuse_header(names: list[str], refuse: Callable[[Sequence[str]], None]) -> None:
+    try:
+        refuse(names)
+    except RowError as fault:
+        faults = (replace(each, found=f"{each.found} in the header") for each in fault.faults)
+        raise FileError(*faults) from None
 
 
 def with_values(values: dict[str, object]) -> dict[str, object]:
@@ -71,7 +88,8 @@ def _value(name: str, value: object) -> object:
         try:
             return parse_value(value, "cell")
         except RowError as fault:
-            raise RowError(*(f'in the column "{name}" {text}' for text in fault.faults)) from None
+            inner = (replace(each, location=(name, *each.location)) for each in fault.faults)
+            raise RowError(*inner) from None
     if name in _NUMBERS:
         try:
             return float(value)
@@ -84,37 +102,40 @@ def _names(reader: Iterator[list[str]], delimiter: str) -> list[str]:
     """The names of the columns.
 
     Raises:
-        RowError: they are no such names.
+        FileError: they are no such names.
     """
     try:
         names = next(reader, [])
     except csv.Error as error:
-        raise RowError(f"found a first row that is no CSV ({error})") from None
+        raise FileError(
+            RowFault("table", (), f"a first row that is no CSV ({error})", "names")
+        ) from None
     if len(names) == 1:
         _require_separated(names[0], delimiter)
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RowError(f'found the column "{twice}" more than once, expected it once')
+        found = f'the column "{twice}" more than once'
+        raise FileError(RowFault("repeated key", (), found, "it once"))
     return [name or f"column {number}" for number, name in enumerate(names, start=1)]
 
 
 def _require_separated(only: str, delimiter: str) -> None:
     """Raises:
-    RowError: the only column looks like several, with another separator.
+    FileError: the only column looks like several, with another separator.
     """
     if found := next((s for s in _SEPARATORS if s in only and s != delimiter), None):
-        raise RowError(
-            f"found one column {json.dumps(only, ensure_ascii=False)}, expected columns with "
-            f"{_SEPARATORS[delimiter]} between; it looks separated by {_SEPARATORS[found]}: "
-            f"{_REMEDIES[found]}"
+        column = f"one column {json.dumps(only, ensure_ascii=False)}"
+        expected = (
+            f"columns with {_SEPARATORS[delimiter]} between; it looks separated by "
+            f"{_SEPARATORS[found]}: {_REMEDIES[found]}"
         )
+        raise FileError(RowFault("other format", (), column, expected))
 
 
 def _row(names: list[str], cells: list[str], line: int) -> dict[str, object] | RowError:
     if len(cells) != len(names):
-        return RowError(
-            f"found {len(cells)} cell{'s' if len(cells) > 1 else ''}, expected {len(names)} "
-            f"({', '.join(names)}; line {line})"
-        )
+        found = f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
+        expected = f"{len(names)} ({', '.join(names)}; line {line})"
+        return RowError(RowFault("table", (), found, expected))
     return {name: cell for name, cell in zip(names, cells, strict=True) if cell}
 
 
@@ -138,10 +159,11 @@ class _Lines:
             raise _BadLine(*line.faults)
         if self.number == 1:
             if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise RowError("found UTF-16, expected UTF-8")
+                raise RowError(RowFault("other format", (), "UTF-16", "UTF-8"))
             line = line.removeprefix(BOM)
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             found = f"0x{line[error.start]:02x}, byte {error.start} of line {self.number}"
-            raise _BadLine(f"found invalid UTF-8 ({found}), expected UTF-8") from None
+            fault = RowFault("invalid UTF-8", (), f"invalid UTF-8 ({found})", "UTF-8")
+            raise _BadLine(fault) from None

@@ -1,12 +1,7 @@
 """Rows counted, in one pass and little memory: some 24 bytes a row, and the sample.
 
-A row of a usual form is looked at as the object that orjson makes of it, because making a `Record`
-of it takes several times as long as `json.loads`. What is usual is learnt: the first row with these
-fields, and the first with these roles, goes through `parse_row`, like every row that has anything
-unusual about it. So a row is counted as malformed where `vox data check` finds a fault, but for
-repeated keys and the like, which are looked for there alone.
-
-A file of another format is counted as the JSONL that it is read as (`readers/`).
+Each row goes through `read_row`, so a row is malformed here exactly where `vox data check` finds a
+fault. A file of another format is counted as the JSONL that it is read as (`readers/`).
 """
 
 from __future__ import annotations
@@ -18,13 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import orjson
-
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, RowError, parse_object
+from vox_core.data.faults import RowError
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
 from vox_core.data.records import readable
-from vox_core.data.rows import Row, parse_row
+from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Row, read_row
 
 SAMPLE = 2000
 SAMPLE_CHARACTERS = 600
@@ -33,14 +26,6 @@ _MOST_VALUES = 10_000
 """Different values of an attribute that are told apart."""
 _OTHER = "other values"
 _BLOCK_BYTES = 1 << 20
-_MOST_SHAPES = 1000
-_PAIR = ("user", "assistant")
-_FIELDS = {
-    "messages": {"messages"},
-    "prompt/completion": {"prompt", "completion"},
-    "text": {"text"},
-}
-"""Name of a form -> the fields of its usual rows."""
 
 Progress = Callable[[int, int], None]
 
@@ -54,7 +39,6 @@ class Counts:
             where it stands.
         roles: sequence of roles -> rows; a text has none.
         forms: name of a form, as `vox data check` says it -> rows.
-        shapes: fields of a usual row, in order -> its form, and whether it has attributes.
         attributes: name -> value -> rows.
         sample: what some rows say, spread over all of them.
         malformed: rows that cannot be read.
@@ -62,7 +46,6 @@ class Counts:
 
     forms: Counter[str] = field(default_factory=Counter)
     roles: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    shapes: dict[tuple[str, ...], tuple[str, bool]] = field(default_factory=dict)
     characters: array[int] = field(default_factory=lambda: array("q"))
     digests: array[int] = field(default_factory=lambda: array("q"))
     lines: array[int] = field(default_factory=lambda: array("q"))
@@ -87,13 +70,13 @@ class Counts:
         self.digests.append(hash((roles, said)))
         self.lines.append(line)
 
-    def say_attributes(self, values: tuple[Any, ...], rows: int) -> None:
-        """So many rows with these values of `ATTRIBUTES`."""
-        for name, value in zip(ATTRIBUTES, values, strict=True):
-            if value is not None and value != ():
+    def say_attributes(self, found: Attributes) -> None:
+        """Count the values of one row's `ATTRIBUTES`."""
+        for name in ATTRIBUTES:
+            if (value := getattr(found, name)) is not None:
                 counts = self.attributes.setdefault(name, Counter())
                 known = value in counts or len(counts) < _MOST_VALUES
-                counts[value if known else _OTHER] += rows
+                counts[value if known else _OTHER] += 1
 
     def _take(self, said: str) -> None:
         """Into the sample, which is thinned out when it is twice as large as it has to be."""
@@ -145,68 +128,20 @@ def _count_lines(counts: Counts, path: Path, lines: Path) -> Iterator[int]:
 
 
 def _count_block(counts: Counts, data: bytes, first: int) -> None:
-    loads, shapes, attributes = orjson.loads, counts.shapes, Counter[Any]()
     for number, line in enumerate(data.split(b"\n"), start=first):
-        try:
-            fields = loads(line)
-            form, more = shapes[tuple(fields)]
-            if more:
-                values = tuple(map(fields.get, ATTRIBUTES))
-                hash(values)
-            usual = _count_usual(counts, form, fields, number)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            usual = False
-        if not usual:
-            if line and not line.isspace():
-                _count_slowly(counts, line, number)
-        elif more:
-            attributes[values] += 1
-    for values, rows in attributes.items():
-        counts.say_attributes(values, rows)
-
-
-def _count_usual(counts: Counts, form: str, fields: dict[str, Any], line: int) -> bool:
-    """Count a row as it is; False, or whatever a look at it raises, if it is not a usual one."""
-    if form == "messages":
-        messages = fields["messages"]
-        roles = tuple([message["role"] for message in messages])
-        texts = [message["content"] for message in messages]
-        if not roles or roles not in counts.roles or sum(map(len, messages)) != 2 * len(roles):
-            return False
-    elif form == "text":
-        roles, texts = (), [fields["text"]]
-    else:
-        roles, texts = _PAIR, [fields["prompt"], fields["completion"]]
-    if not all(map(str.strip, texts)):
-        return False
-    counts.say(form, roles, texts, line)
-    return True
-
-
-def _count_slowly(counts: Counts, line: bytes, number: int) -> None:
-    try:
-        fields = parse_object(line)
-        row = parse_row(fields)
-    except RowError:
-        counts.malformed += 1
-        return
-    _count_row(counts, row, number)
-    usual = _FIELDS.get(row.form)
-    if usual and usual <= fields.keys() <= {*usual, *ATTRIBUTES, *row.unused}:
-        more = not fields.keys().isdisjoint(ATTRIBUTES)
-        if len(counts.shapes) < _MOST_SHAPES:
-            counts.shapes[tuple(fields)] = row.form, more
+        if line and not line.isspace():
+            try:
+                _count_row(counts, read_row(line if len(line) <= MAX_LINE_BYTES else None), number)
+            except RowError:
+                counts.malformed += 1
 
 
 def _count_row(counts: Counts, row: Row, line: int) -> None:
-    if row.kind == "text":
-        counts.say(row.form, (), [row.text or ""], line)
-    else:
-        messages = row.messages or ()
-        roles = tuple(message.role for message in messages)
-        counts.say(row.form, roles, [message.content for message in messages], line)
-    found = row.attributes
-    counts.say_attributes(tuple(getattr(found, name) for name in ATTRIBUTES), 1)
+    roles = tuple(message.role for message in row.messages)
+    texts = [message.content for message in row.messages] or [row.text]
+    counts.say(row.form, roles, texts, line)
+    if row.attributes is not NO_ATTRIBUTES:
+        counts.say_attributes(row.attributes)
 
 
 @contextmanager

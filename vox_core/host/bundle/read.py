@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import IO, Any
 from packaging.pylock import Package, Pylock, PylockValidationError
 from pydantic import TypeAdapter, ValidationError
 
-from vox_core import bounded_toml, files
+from vox_core import files
 from vox_core.errors import BackendError
 from vox_core.host.bundle.archive import ABOUT, LOCK, WHEELS, About, Wheel
 from vox_core.host.bundle.members import Unreadable, member, text
@@ -180,7 +181,7 @@ def _document(archive: zipfile.ZipFile, name: str, faults: list[str]) -> dict[st
         faults.append(f"{name}: missing")
         return None
     try:
-        return bounded_toml.loads(text(archive, name))
+        return tomllib.loads(text(archive, name))
     except (Unreadable, ValueError, RecursionError) as error:
         faults.append(f"{name}: cannot be read: {error}")
     return None

@@ -59,7 +59,7 @@ def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
         where=parent,
         found="none" if not skipped else None,
         faults=skipped,
-        remedy=f"remove it and train again: rm -r {parent.parent}",
+        remedy="train again, with another --out",
     )
 
 

@@ -111,7 +111,7 @@ def damaged(folder: Path, why: str) -> PlanError:
         "a checkpoint is damaged",
         where=folder,
         found=why,
-        remedy=f"remove it, and go on from an older one: rm -r {folder}",
+        remedy="go on from an older one: vox train --resume RUN passes over what is damaged",
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core import models
 from vox_core.config import TrainSettings
-from vox_core.data.kinds import Faults
+from vox_core.data.faults import Code, FaultCounts, RowFault
 from vox_core.data.look import look
 from vox_core.data.readers import FieldMap, Source, open_source, place_of
 from vox_core.data.records import next_step, read_records, readable
@@ -59,7 +59,8 @@ class CheckReport:
     Args:
         faults: how many.
         kinds: the kinds of faults, the most frequent first, with their number.
-        first: the first faults, whole.
+        first: the first faults, in full.
+        codes: those of the faults.
         template: the model whose chat template was tried, if any.
         audits: what was found of the masks, where there are no faults; by training and validation.
         error: what else `vox train` would refuse.
@@ -70,6 +71,7 @@ class CheckReport:
     faults: int
     kinds: dict[str, int]
     first: list[str]
+    codes: frozenset[Code] = frozenset()
     template: str | None = None
     notes: list[str] = field(default_factory=list)
     audits: Mapping[str, Audit] = field(default_factory=dict)
@@ -82,10 +84,15 @@ class CheckReport:
         return not (self.faults or self.notes or wrong)
 
     @property
+    def trains(self) -> bool:
+        """Some row is of a form that is trained."""
+        return any(form != "preference" for file in self.files for form in file.forms)
+
+    @property
     def next(self) -> str:
         """What to do about the faults; empty if there are none."""
         paths = [Path(file.path) for file in self.files if file.faulty]
-        return next_step(self.kinds, paths) if self.faults else ""
+        return next_step(self.codes, paths) if self.faults else ""
 
     def to_json(self) -> dict[str, Any]:
         """All but the error."""
@@ -104,14 +111,12 @@ class CheckReport:
 def check(
     settings: TrainSettings,
     *,
-    paths: Sequence[Path] = (),
     with_model: bool = False,
     progress: Progress | None = None,
 ) -> CheckReport:
     """Look at the data of `settings`.
 
     Args:
-        paths: in place of those of `settings`.
         with_model: try the chat template of `settings.model`, too, and audit the masks.
         progress: called with what is done, bytes read and all bytes.
 
@@ -120,10 +125,10 @@ def check(
         DataError: a file is missing, or cannot be read at all. What is wrong with rows is no error
             here but the result.
     """
-    settings = settings.model_copy(update={"data": tuple(_named(settings, paths))})
+    _require_data(settings)
     train, valid = find_split(settings.data, settings.valid)
     sides = [*((path, "train") for path in train), *((path, "valid") for path in valid)]
-    faults, reports = Faults(), list[FileReport]()
+    faults, reports = FaultCounts(), list[FileReport]()
     renderer = _renderer(settings, progress) if with_model else None
     for path, side in sides:
         reports.append(_checked(path, side, settings.fields, faults, renderer, progress))
@@ -133,6 +138,7 @@ def check(
         faults.total,
         dict(faults.by_number()),
         faults.first,
+        frozenset(faults.codes),
         settings.model if with_model else None,
         [f"{path} has no rows" for path in _empty(reports)],
     )
@@ -162,9 +168,9 @@ def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Aud
     return audits_of(opener.config, (train, rows.train), (valid, rows.valid))
 
 
-def _named(settings: TrainSettings, paths: Sequence[Path]) -> Sequence[Path]:
-    if paths or settings.data:
-        return paths or settings.data
+def _require_data(settings: TrainSettings) -> None:
+    if settings.data:
+        return
     raise ConfigError(
         "C004",
         "there is no data to check",
@@ -178,14 +184,14 @@ def _checked(
     path: Path,
     side: str,
     fields: FieldMap,
-    faults: Faults,
+    faults: FaultCounts,
     renderer: Renderer | None,
     progress: Progress | None,
 ) -> FileReport:
     source = open_source(path, fields)
 
-    def refuse(number: int, text: str) -> None:
-        faults.add(place_of(path, number), text)
+    def refuse(number: int, fault: RowFault) -> None:
+        faults.add(place_of(path, number), fault)
 
     def tell(done: int, size: int) -> None:
         if progress:
@@ -208,11 +214,16 @@ def _renderer(settings: TrainSettings, progress: Progress | None) -> Renderer:
     from vox_core.data.render import Renderer
     from vox_core.data.tokenizer import load_tokenizer
 
-    model = models.resolve(settings.model, revision=settings.revision, progress=progress)
-    return Renderer(load_tokenizer(model.path))
+    model = models.resolve(
+        settings.model,
+        revision=settings.revision,
+        template=settings.template,
+        progress=progress,
+    )
+    return Renderer(load_tokenizer(model.tokenizer))
 
 
-def _refused(source: Source, renderer: Renderer, faults: Faults) -> Iterator[int]:
+def _refused(source: Source, renderer: Renderer, faults: FaultCounts) -> Iterator[int]:
     """The rows that the chat template refuses."""
     from vox_core.data.render import RenderError
 
@@ -220,7 +231,7 @@ def _refused(source: Source, renderer: Renderer, faults: Faults) -> Iterator[int
         try:
             renderer.render(record)
         except RenderError as fault:
-            faults.add(record.place, str(fault))
+            faults.count("chat template", f"{record.place}: {fault}")
             yield record.line
 
 

@@ -66,12 +66,15 @@ def extract(
     Raises:
         ConfigError: C009, the extra `data` is not installed.
         DataError: D060, a source is not there; D061, no row came of all of them.
-        OutputError: there is such a file already, and `overwrite` is not set.
+        OutputError: O001, there is such a file already, and `overwrite` is not set; O004, it is one
+            of the sources.
         StorageError: it cannot be written.
     """
     if not overwrite:
         _require_absent(out)
     libraries = [_LOCATE[form](name) for name in sources]
+    read = [("the source", file.path) for library in libraries for file in library.files]
+    files.require_apart(out, read)
     sieve, faults = Sieve(max_characters), Faults()
     told = _Told(libraries, progress)
     rows: list[Extracted] = []

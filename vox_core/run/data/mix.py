@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vox_core import bounded_json, files
+from vox_core.cache import CACHE_VERSION
 from vox_core.config.mix import MixRecipe, MixSource, read_recipe
 from vox_core.data.mix.copy import pieces
 from vox_core.data.mix.draw import drawn, mixed, permutation
@@ -27,8 +28,7 @@ from vox_core.data.mix.scan import REASONS, Pool, Reason, Wanted, scan
 from vox_core.data.mix.shares import apportion, largest_rows, most_rows
 from vox_core.data.policy.refused import no_such
 from vox_core.data.readers import open_source
-from vox_core.data.records import changed, find_split, readable, refuse
-from vox_core.data.rules import rules_digest
+from vox_core.data.records import Placed, changed, find_split, readable, refuse
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.hashes import file_sha256
 from vox_core.run.data.mix_report import FORMAT, MixReport, SourceReport, report_path, to_json
@@ -50,7 +50,7 @@ def mix(
         ConfigError: C002, C003, the recipe.
         DataError: D001 to D003, the sources; D021, they have nothing that a filter names; D030,
             they have not got what the weights ask.
-        OutputError: O001, what is in the way is no mixture; O002.
+        OutputError: O001, what is in the way is no mixture; O002; O004, `out` is read.
         StorageError: it cannot be written.
     """
     asked = read_recipe(recipe)
@@ -61,7 +61,8 @@ def mix(
         if done := there.up_to_date(fingerprint):
             return done
         there.require_own()
-    read.require_another(out)
+    sources = [("the source", path) for path in read.paths]
+    files.require_apart(out, [("the recipe", recipe), *sources])
     pools, faults = _scanned(asked, read.paths, progress)
     _require_known(recipe, asked, pools)
     pools = _reduced(asked, pools)
@@ -90,7 +91,7 @@ def mix(
             bytes=written.size,
             seed=asked.seed,
             sources=tuple(_of_sources(recipe, asked, read, pools, counts)),
-            faults=tuple(faults[:_FAULTS_KEPT]) if asked.malformed_rows == "skip" else (),
+            faults=tuple(map(str, faults[:_FAULTS_KEPT])) if asked.malformed_rows == "skip" else (),
         )
         files.write_json(report_path(out), to_json(report))
     return report
@@ -111,21 +112,6 @@ class _Sources:
         for path, state in zip(self.paths, self._states, strict=True):
             if _state(path) != state:
                 raise changed(path)
-
-    def require_another(self, out: Path) -> None:
-        """Refuse to write over what is read.
-
-        Raises:
-            OutputError: O001.
-        """
-        for path in self.paths:
-            if out.exists() and path.samefile(out):
-                raise OutputError(
-                    "O001",
-                    "the mixture would be written over one of its sources",
-                    where=out,
-                    remedy="choose another file with --out",
-                )
 
 
 def _only_file(path: Path) -> Path:
@@ -201,13 +187,13 @@ def _fingerprint(recipe: MixRecipe, sha256: Sequence[str]) -> str:
     said = recipe.model_dump(mode="json")
     for source, digest in zip(said["source"], sha256, strict=True):
         source["path"] = digest
-    decides = {"format": FORMAT, "rules": rules_digest(), "recipe": said}
+    decides = {"format": FORMAT, "version": CACHE_VERSION, "recipe": said}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def _scanned(
     recipe: MixRecipe, paths: Sequence[Path], progress: Progress | None
-) -> tuple[list[Pool], list[str]]:
+) -> tuple[list[Pool], list[Placed]]:
     """Every source, looked at, and the faults of those rows that are left out."""
     with refuse(paths):
         lines = [open_source(path).lines for path in paths]

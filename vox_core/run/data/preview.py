@@ -36,6 +36,7 @@ class PreviewReport:
         audited: rows that the findings are about.
         error: why the data would not be trained.
         html: the page that was written.
+        notes: what a person should know of the chat template.
     """
 
     model: str
@@ -46,6 +47,7 @@ class PreviewReport:
     audit: Audit | None
     error: VoxError | None = None
     html: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -59,6 +61,8 @@ class PreviewReport:
             "rows": f"{len(self.shown):,} of {self.rows:,}, at most {self.seq_len:,} tokens each",
             "shown": f"{tokens:,} tokens, {trained:,} trained",
         }
+        if self.notes:
+            told["template"] = "; ".join(self.notes)
         if self.audit:
             told["audited"] = f"{self.audited:,} rows, {self.audit}"
         return told | ({"error": str(self.error)} if self.error else {})
@@ -107,7 +111,7 @@ def preview(
     opener = Opener.of(settings, progress)
     model, seq_len, tokenizer = opener.model, opener.seq_len, opener.load()
     shown = tuple(map(Looker(tokenizer, seq_len).look, chosen))
-    report = PreviewReport(model.id, seq_len, total, shown, 0, None)
+    report = PreviewReport(model.id, seq_len, total, shown, 0, None, notes=model.notes)
     try:
         if whole or sum(file.lines.stat().st_size for file in train) <= QUICK_BYTES:
             dataset, sources = opener.open(train), [file.path for file in train]

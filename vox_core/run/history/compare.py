@@ -1,10 +1,10 @@
-"""Two runs: which fields of their contracts differ, and which has the better curve.
+"""Two runs: which fields of their contracts differ, and which has the lower validation loss.
 
-Held-out losses decide, if both were measured on the same rows: where one of them has written the
-adapter of its best step (`--load-best-at-end`), those of the adapters that are there; or at the
-last step at which both were measured, or else the last of each. Where there are none, it is the
-mean of the last training losses up to the same step, which tells less: a run that remembers its
-rows has a lower one.
+Only validation losses on the same data decide (the contracts have one `data.valid_digest`): where a
+run wrote the adapter of its best step (`--load-best-at-end`), those of the adapters written; else
+after the last step at which both were measured, or else the last of each. Without them there is no
+winner: training losses, as means of the last ones up to the same step, are shown with the reason. A
+run that memorises its examples has a lower one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vox_core.run.history.summary import Curve, Summary
 LAST = 20
 """Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
 
-Basis: TypeAlias = Literal["held-out loss", "training loss"]
+Basis: TypeAlias = Literal["validation loss", "training loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which is better: the run's folder, or None for neither.
+    """Which is better: the run's folder; None where both are alike, or nothing decides.
 
     Args:
         steps: after which each loss was measured, or the last of those whose mean it is.
@@ -73,33 +73,51 @@ def compare(a: Path, b: Path) -> Comparison:
     found = None
     if first is not None and second is not None:
         found = [Difference(*each) for each in contract_differences(first, second)]
-    changed = {each.field for each in found or ()}
-    same_rows = "data.valid_digest" not in changed
-    return Comparison(one, other, found, verdict(one, other, same_rows))
+    return Comparison(one, other, found, verdict(one, other, _data(first), _data(second)))
 
 
-def verdict(a: Summary, b: Summary, same_rows: bool = True) -> Verdict:
-    """Which curve is better.
+def verdict(
+    a: Summary, b: Summary, data_a: Mapping[str, Any], data_b: Mapping[str, Any]
+) -> Verdict:
+    """Which run is better, if anything decides.
 
     Args:
-        same_rows: held-out losses were measured on the same rows.
+        data_a, data_b: identity of their data, as the contracts have it: digest, valid_digest.
     """
-    reason = "" if same_rows else " (held-out losses are of different rows)"
-    if same_rows and (found := _of_adapters(a, b) or _held_out(a.held_out, b.held_out)):
-        basis: Basis = "held-out loss"
-        (step_a, loss_a), (step_b, loss_b) = found
-    elif means := _means(a.losses, b.losses):
-        basis = "training loss"
-        step_a, loss_a, loss_b = means
-        step_b = step_a
-    else:
-        return Verdict(None, None, None, None, None, f"nothing to compare{reason}")
-    better = None if loss_a == loss_b else a.run if loss_a < loss_b else b.run
+    same_valid, same_train = (
+        data_a.get(key) is not None and data_a.get(key) == data_b.get(key)
+        for key in ("valid_digest", "digest")
+    )
+    if same_valid and (found := _of_adapters(a, b) or _held_out(a.held_out, b.held_out)):
+        return _decided(a.run, b.run, *found)
+    known = "valid_digest" in data_a and "valid_digest" in data_b
+    reason = _undecided(a, b, known)
+    if (means := _means(a.losses, b.losses)) is None:
+        return Verdict(None, None, None, None, None, f"nothing to compare: {reason}")
+    step, loss_a, loss_b = means
+    why = (
+        f"no verdict: {reason}; training losses{'' if same_train else ' of other data'} "
+        f"{loss_a:.4f} and {loss_b:.4f}, means of the last up to step {step}, do not decide"
+    )
+    return Verdict(None, "training loss", loss_a, loss_b, (step, step), why)
+
+
+def _decided(a: str, b: str, of_a: tuple[int, float], of_b: tuple[int, float]) -> Verdict:
+    (step_a, loss_a), (step_b, loss_b) = of_a, of_b
+    better = None if loss_a == loss_b else a if loss_a < loss_b else b
     steps = f"step {step_a}" if step_a == step_b else f"steps {step_a} and {step_b}"
-    mean = "mean of the last losses up to " if basis == "training loss" else "after "
-    numbers = f"{basis} {loss_a:.4f} and {loss_b:.4f}, {mean}{steps}{reason}"
-    why = f"{better} is better: {numbers}" if better else f"neither is better: {numbers}"
-    return Verdict(better, basis, loss_a, loss_b, (step_a, step_b), why)
+    why = f"validation loss {loss_a:.4f} and {loss_b:.4f}, after {steps}"
+    why = f"{better or 'neither'} is better: {why}"
+    return Verdict(better, "validation loss", loss_a, loss_b, (step_a, step_b), why)
+
+
+def _undecided(a: Summary, b: Summary, known: bool) -> str:
+    """Why no validation losses decide."""
+    lacking = {each.run: None for each in (a, b) if each.judged is None}
+    if lacking:
+        return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation loss"
+    told = "of different data" if known else "of data that a contract does not name"
+    return f"their validation losses are {told}"
 
 
 def _of_adapters(a: Summary, b: Summary) -> tuple[tuple[int, float], tuple[int, float]] | None:
@@ -137,3 +155,9 @@ def _contract(folder: Path) -> Mapping[str, Any] | None:
     except (AdapterError, RecursionError):
         return None
     return contract if isinstance(contract, dict) else None
+
+
+def _data(contract: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The contract's identity of the data; empty where it has none."""
+    data = (contract or {}).get("data")
+    return data if isinstance(data, dict) else {}

@@ -10,21 +10,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vox_core.errors import ConfigError
-from vox_core.files import atomic_file
+from vox_core.errors import ConfigError, OutputError, command
+from vox_core.files import atomic_file, storage_errors
 from vox_core.run.history.find import summary_of
 from vox_core.run.history.summary import Curve, Summary
 
 INCHES = (8.0, 5.0)
 DPI = 150
+_SOFTWARE, _VOX = "Software", "vox runs plot"
+_HEAD = 1024
+
+
+def default_out(runs: Sequence[Path]) -> Path:
+    """A file in the working folder, named after the run if there is one."""
+    return Path(f"{runs[0].resolve().name}-losses.png" if len(runs) == 1 else "losses.png")
 
 
 def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
-    """Write the picture, over one that is there. Returns what is in it.
+    """Write the picture, over an earlier one of vox. Returns what is in it.
 
     Raises:
         AdapterError: A001, one of the folders is no run.
         ConfigError: C002, `out` is no .png; C004, there is no loss yet; C009, no matplotlib.
+        OutputError: O001, `out` is there and is no picture of vox.
         StorageError: the picture cannot be written.
     """
     if out.suffix.lower() != ".png":
@@ -34,7 +42,14 @@ def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
             where="--out",
             found=out,
             expected="a name that ends in .png",
-            remedy=f"--out {out.with_suffix('.png')}",
+            remedy=command("--out", out.with_suffix(".png")),
+        )
+    if out.exists() and not _is_ours(out):
+        raise OutputError(
+            "O001",
+            "the picture would overwrite a file that `vox runs plot` did not write",
+            where=out,
+            remedy="choose another one with --out",
         )
     drawn = [summary_of(run) for run in runs]
     if not any(loss is not None for each in drawn for _, loss in each.losses):
@@ -46,8 +61,16 @@ def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
         )
     figure = _figure(drawn)
     with atomic_file(out) as file:
-        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": "vox"})
+        figure.savefig(file, format="png", dpi=DPI, metadata={_SOFTWARE: _VOX})
     return drawn
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether PNG's text chunks, which stand before the pixels, name vox as the writer."""
+    if not out.is_file():  # a pipe in its place would never end
+        return False
+    with storage_errors(out), out.open("rb") as file:
+        return f"{_SOFTWARE}\0{_VOX}".encode() in file.read(_HEAD)
 
 
 def _figure(runs: Sequence[Summary]) -> Any:

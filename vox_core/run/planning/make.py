@@ -19,7 +19,7 @@ from vox_core.errors import ConfigError
 from vox_core.host import Origin
 from vox_core.memory import Option, suggest
 from vox_core.memory.fit import fitting
-from vox_core.run import card, folder
+from vox_core.run import card, folder, foresight
 from vox_core.run.fetching import Fetching
 from vox_core.run.foresight import Foresight, alternatives, foresee
 from vox_core.run.planned import digest_of, exact, in_force
@@ -74,6 +74,9 @@ def plan(
     ready = make_ready(
         settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
     )
+    if measured:
+        allowed = ready.settings.allow_overcommit
+        foresight.require_memory(ready.prepared, allowed=allowed, resumed=not ready.fresh)
     took = measure(ready.prepared, tell) if measured else None
     return _report(ready, memory, fetching.happened, took, to_be_run)
 
@@ -101,7 +104,7 @@ def _report(
         assumed=None if there else _assumed(prepared.train),
         steps=steps,
         adapter=_adapter(prepared),
-        speed=speed(prepared, steps.work, steps.validations, took),
+        speed=speed(prepared, steps.work, steps.validations, took, ready.run.path.parent),
         memory=_memory(seen, took),
         options=tuple(grid),
         suggested=tuple(_suggestions(prepared, grid, seen, memory)),
@@ -109,7 +112,7 @@ def _report(
         merge=merge_plan(ready),
         run=ready.run.path,
         writes=_writes(ready),
-        warnings=tuple(n.message for n in prepared.notices() if n.level == "warning"),
+        warnings=tuple(_warnings(ready, seen)),
         found={k: v for k, v in preflight(prepared).items() if k not in _TOLD_APART},
         settings=in_force(ready.settings),
         exact=kept,
@@ -118,6 +121,12 @@ def _report(
         audit={what: each.to_json() for what, each in prepared.audits.items()},
         chosen=tuple(prepared.rows.told()) if prepared.rows else (),
     )
+
+
+def _warnings(ready: Ready, seen: Foresight) -> Iterator[str]:
+    yield from (n.message for n in ready.prepared.notices() if n.level == "warning")
+    if seen.hopeless and not ready.settings.allow_overcommit:
+        yield "vox train refuses this run: it needs more memory than the device has (VOX-P004)"
 
 
 def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
@@ -185,7 +194,8 @@ def _disk(ready: Ready) -> DiskPlan:
 
 
 def _writes(ready: Ready) -> tuple[str, ...]:
-    tokenizer = [name for name in TOKENIZER_FILES if (ready.prepared.model.path / name).is_file()]
+    source = ready.prepared.model.tokenizer
+    tokenizer = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     kept = f"{folder.CHECKPOINTS}/step-N (the newest {ready.settings.keep})"
     adapter = ("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST)
     rows = ready.prepared.rows

@@ -124,10 +124,11 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """What steps like these were measured to take, here.
+    """What steps like these took on this machine.
 
     Args:
-        how: `measured`: steps of this very run, now; `tuned`: what `--tune refresh` has kept.
+        how: `measured`: steps of this very run, now; `tuned`: what `--tune refresh` has kept;
+            `earlier`: the steps of `run`.
         seconds: of all steps, without validation and checkpoints; None while there is no data.
         loading: seconds before the first step; None where that was not measured.
         validating: seconds of all validations; None where that was not measured.
@@ -138,6 +139,7 @@ class SpeedPlan:
         own: modules that keep their library's way, by the reason.
         measured: when, in seconds since the epoch.
         steps: how many were measured; 0 where `tuned`.
+        run: the newest of the same model, backend, device and precision, where `earlier`.
     """
 
     tokens_per_second: float
@@ -148,8 +150,9 @@ class SpeedPlan:
     fast: dict[str, int]
     own: dict[str, int]
     measured: float
-    how: Literal["measured", "tuned"] = "tuned"
+    how: Literal["measured", "tuned", "earlier"] = "tuned"
     steps: int = 0
+    run: str | None = None
     loading: float | None = None
     validating: float | None = None
 
@@ -182,7 +185,7 @@ class PlanReport:
         audit: the audit of the masks, as in `preflight.json`.
         assumed: the documents that were planned with where there is no data.
         options: the same run under other settings, each with its peak.
-        speed: None where nothing was measured.
+        speed: None where nothing was measured and no earlier run tells.
         suggested: for the memory that is here, or for each that was asked about.
         writes: names in the run folder.
         warnings: what train would warn of in the data, and what the audit of the masks does; its

@@ -1,4 +1,4 @@
-"""How long a run would take, by steps of it that are taken now, or by what tuning has kept.
+"""How long a run would take: by steps of it taken now, by what tuning has kept, by an earlier run.
 
 Measured are the first steps of the run as they are, its own documents in its own micro-batches, at
 a rate of zero and by the backend itself; the first is a warm-up and counts to the loading. What the
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from vox_core.contract import Batch, Event, Step, StepDone, Validation
 from vox_core.data.order import make_step_batches, validation_batches
+from vox_core.errors import AdapterError
 from vox_core.run.gauge import peak_resident
+from vox_core.run.history.find import runs_in, summary_of
 from vox_core.run.planning.report import SpeedPlan, Work
 from vox_core.run.prepare import Prepared
 from vox_core.run.tuning.measure import TOKENS, Seen, go_over
@@ -24,6 +28,8 @@ STEPS = 8
 """At most, after the first."""
 LEAST = 2
 """At least, after the first, whatever the time."""
+RUNS = 20
+"""Earlier runs to look at, at most."""
 SECONDS = 20.0
 """After which no further step is begun."""
 
@@ -68,12 +74,16 @@ def measure(prepared: Prepared, tell: Tell) -> Measured:
 
 
 def speed(
-    prepared: Prepared, work: Work | None, validations: int, measured: Measured | None
+    prepared: Prepared, work: Work | None, validations: int, measured: Measured | None, runs: Path
 ) -> SpeedPlan | None:
-    """What is known of the speed; None if nothing is."""
+    """What is known of the speed; None if nothing is.
+
+    Args:
+        runs: a folder of earlier runs.
+    """
     tuned = prepared.tuned
     if measured is None and tuned is None:
-        return None
+        return _earlier(prepared, work, runs)
     told = _tuned(prepared, work)
     if measured is None:
         return told
@@ -93,6 +103,40 @@ def speed(
         fast=dict(paths.fast) if paths else told.fast,
         own=dict(paths.own) if paths else told.own,
     )
+
+
+def _earlier(prepared: Prepared, work: Work | None, runs: Path) -> SpeedPlan | None:
+    """The tokens/s of the newest run that computes the same model in the same way."""
+    plan = prepared.plan
+    wanted = (prepared.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
+    for run in _newest(runs):
+        try:
+            told = summary_of(run)
+        except AdapterError:
+            continue
+        rate = told.tokens_per_second
+        if rate and wanted == (told.model, told.backend, told.device, told.dtype, told.quant):
+            return SpeedPlan(
+                tokens_per_second=rate,
+                seconds=work.tokens / rate if work else None,
+                chosen="",
+                gain=1.0,
+                refused={},
+                fast={},
+                own={},
+                measured=told.last or 0.0,
+                how="earlier",
+                steps=len(told.losses),
+                run=told.run,
+            )
+    return None
+
+
+def _newest(runs: Path) -> list[Path]:
+    """The last runs of a folder, the newest first."""
+    with suppress(AdapterError, OSError):
+        return sorted(runs_in(runs), key=lambda run: run.stat().st_mtime)[: -1 - RUNS : -1]
+    return []
 
 
 def _tuned(prepared: Prepared, work: Work | None) -> SpeedPlan:

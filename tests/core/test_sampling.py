@@ -1,0 +1,83 @@
+"""The choice of a token, held against transformers' logits processors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vox_core.contract import Sampling, next_token
+
+torch = pytest.importorskip("torch")
+PROMPT = [3, 3, 7, 11, 190]
+
+
+def scores(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """What transformers' own processors, in its own order, make of logits."""
+    from transformers import generation as own
+
+    steps = own.LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        steps.append(own.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.temperature:
+        steps.append(own.TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            steps.append(own.TopKLogitsWarper(sampling.top_k))
+        steps.append(own.TopPLogitsWarper(sampling.top_p))
+        steps.append(own.MinPLogitsWarper(sampling.min_p))
+    return steps(torch.tensor([PROMPT]), torch.tensor(logits_V)[None])[0].double().numpy()
+
+
+def expected(logits_V: np.ndarray, sampling: Sampling) -> int:
+    """The inverse of transformers' distribution at the number of the seed, row and position."""
+    scores_V = scores(logits_V, sampling)
+    if not sampling.temperature:
+        return int(scores_V.argmax())
+    odds_V = np.exp(scores_V - scores_V.max())
+    bits = np.random.Philox(key=[sampling.seed, sampling.row], counter=[0, len(PROMPT), 0, 0])
+    drawn = np.random.Generator(bits).random() * odds_V.sum()
+    return int(odds_V.cumsum().searchsorted(drawn, side="right"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"temperature": 1.3},
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": 5000},
+        {"top_p": 0.05},
+        {"top_p": 0.9},
+        {"top_p": 0.999, "temperature": 3.0},
+        {"min_p": 0.2},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.7, "temperature": 0.5},
+        {"top_k": 50, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2, "temperature": 0.8},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_transformers_distribution(options):
+    random = np.random.default_rng(0)
+    for seed in range(60):
+        logits_V = (3 * random.standard_normal(1000)).astype(np.float32)
+        logits_V[PROMPT] += np.float32(6)  # so that a penalty matters
+        sampling = Sampling(**{"temperature": 1.0, **options}, seed=seed, row=seed % 3)
+        before = logits_V.copy()
+        assert next_token(logits_V, sampling, PROMPT) == expected(logits_V, sampling)
+        assert np.array_equal(logits_V, before)
+
+
+def test_seed_row_and_position_each_change_the_choice():
+    logits_V, warm = np.zeros(50_000, np.float32), Sampling(temperature=1.0)
+    tokens = {
+        next_token(logits_V, warm, [1, 2]),
+        next_token(logits_V, warm, [1, 2, 3]),
+        next_token(logits_V, replace(warm, row=1), [1, 2]),
+        next_token(logits_V, replace(warm, seed=1), [1, 2]),
+    }
+    assert len(tokens) == 4
+    assert next_token(logits_V, warm, [8, 9]) in tokens  # which tokens they are says nothing
+    assert next_token(logits_V, replace(warm, temperature=1e-46), [1]) == 0

@@ -1,0 +1,128 @@
+"""Warnings about learning rates and losses: bad runs have them, good ones do not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from vox_core.config import TrainSettings, validate
+from vox_core.contract import Notice, StepDone, Validation
+from vox_core.run import sanity
+from vox_core.run.policy import Policy
+from vox_core.run.sanity import LossWatch, rate_warning
+from vox_core.run.telemetry import read
+from vox_core.run.train import train
+from vox_core.testing.tiny import VOCABULARY
+
+UNIFORM = math.log(VOCABULARY)
+
+
+def step(number: int, loss: float) -> StepDone:
+    return StepDone(number, loss, 1e-4, 1.0, 100, 40, 0.5)
+
+
+def at_end(*losses: float, ordered: bool = False) -> str | None:
+    """What is said at the end of a run with these losses."""
+    watch = LossWatch(VOCABULARY, ordered=ordered)
+    watch.begin(losses)
+    found = watch.at_end()
+    assert found is None or found.level == "warning"
+    return found and found.message
+
+
+@pytest.mark.parametrize(
+    ("lr", "said"),
+    [(1e9, "diverge"), (2e-2, "diverge"), (1e-2, None), (2e-4, None), (1e-7, None), (9e-8, "next")],
+)
+def test_rates_that_nobody_uses_are_warned_of(lr: float, said: str | None) -> None:
+    found = rate_warning(lr)
+    assert (found is None) == (said is None)
+    if found and said:
+        assert (
+            found.level == "warning" and said in found.message and f"--lr {lr:g}" in found.message
+        )
+
+
+@pytest.mark.parametrize("first", [Validation(0, UNIFORM + 0.1), step(1, UNIFORM + 0.1)])
+def test_a_first_loss_above_a_uniform_guess_is_told_once(first: StepDone | Validation) -> None:
+    watch = LossWatch(VOCABULARY)
+    (said,) = watch.hear(first)
+    assert f"{UNIFORM + 0.1:.2f}, is above ln(vocabulary) = {UNIFORM:.2f}" in said.message
+    assert [*watch.hear(step(2, UNIFORM + 1))] == []
+
+
+def test_a_later_loss_above_a_uniform_guess_is_no_first_loss() -> None:
+    watch = LossWatch(VOCABULARY)
+    assert [*watch.hear(step(1, UNIFORM - 0.1)), *watch.hear(step(2, UNIFORM + 1))] == []
+    resumed = LossWatch(VOCABULARY)
+    resumed.begin([2.0])
+    assert [*resumed.hear(step(2, UNIFORM + 1))] == []
+
+
+def test_a_run_that_ends_at_a_uniform_guess_is_warned_of() -> None:
+    assert "no better than a uniform guess" in (at_end(2.3, *[UNIFORM] * 6) or "")
+    assert "no better" in (at_end(2.3, 9.0, 9.0, 9.0) or "")
+    assert at_end(2.3, 4.0, 3.0, 2.5) is None
+    assert at_end() is None
+
+
+def test_a_rise_is_told_from_20_steps_on() -> None:
+    rng = random.Random(0)
+    risen = [2.3 + min(1.5, 0.2 * i) + rng.gauss(0, 0.1) for i in range(40)]
+    said = at_end(*risen) or ""
+    assert "rose from 2." in said and "to 3." in said
+    assert at_end(*risen[:19]) is None
+    assert at_end(*risen, ordered=True) is None
+    assert at_end(*reversed(risen)) is None
+
+
+FLAT: dict[str, Callable[[random.Random], float]] = {
+    "normal": lambda rng: rng.gauss(2, 0.3),
+    "narrow": lambda rng: rng.gauss(2, 0.06),
+    "log-normal": lambda rng: 2 * math.exp(rng.gauss(0, 0.5)),
+    "some easy": lambda rng: rng.gauss(0.3, 0.1) if rng.random() < 0.1 else rng.gauss(2, 0.4),
+    "some hard": lambda rng: rng.gauss(5, 0.1) if rng.random() < 0.1 else rng.gauss(1, 0.1),
+}
+
+
+@pytest.mark.parametrize("kind", FLAT)
+@pytest.mark.parametrize("steps", [20, 100])
+def test_losses_that_neither_rise_nor_fall_are_hardly_ever_warned_of(kind: str, steps: int) -> None:
+    rng = random.Random(1)
+    false = sum(at_end(*(FLAT[kind](rng) for _ in range(steps))) is not None for _ in range(1000))
+    assert false <= 10  # 1 %; falling losses have fewer
+
+
+def test_warnings_are_in_the_terminal_the_telemetry_and_the_report(tiny, settings, monkeypatch):
+    monkeypatch.setattr(sanity, "_UNIFORM", 0.0)  # any loss is as bad as a guess
+    events = []
+    report = train(settings(tiny("llama"), lr=0.1, max_steps=2), observe=events.append)
+    told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]
+    written = [
+        line["message"]
+        for line in read(report.run / "telemetry.jsonl")
+        if line["event"] == "warning"
+    ]
+    assert told == written == [*report.warnings]
+    assert any("--lr 0.1 " in text for text in told)
+    assert "no better than a uniform guess" in told[-1]
+
+
+def test_a_resumed_run_is_judged_by_all_of_its_losses(tiny, settings, monkeypatch):
+    seen = []
+    monkeypatch.setattr(LossWatch, "at_end", lambda self: seen.append([*self._losses]))
+    halfway = []
+
+    def stop(self) -> bool:
+        halfway.append(1)
+        return len(halfway) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "stop_requested", stop)
+        report = train(settings(tiny("llama"), max_steps=4))
+    assert report.stopped and len(seen[0]) == 2
+    train(validate(TrainSettings, {"resume": report.run}))
+    assert len(seen[1]) == 4 and seen[1][:2] == seen[0]

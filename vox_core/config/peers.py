@@ -1,0 +1,102 @@
+"""The names that TRL, transformers, PEFT, Unsloth and mlx-lm have for settings of vox.
+
+A hint and no alias: `--learning-rate` is an error that names `--lr`. Where the meaning differs the
+hint says how, because a number that is carried over would mean something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+
+_BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
+_ACCUMULATION = f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss"
+_PACKED = "documents are packed up to that many tokens, and never see one another"
+
+_ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
+
+PEERS: dict[str, tuple[str, str]] = {
+    "learning-rate": ("lr", ""),
+    "lora-r": ("rank", ""),
+    "lora-rank": ("rank", ""),
+    "lora-alpha": ("alpha", ""),
+    "lora-dropout": ("dropout", ""),
+    "lora-target-modules": ("targets", ""),
+    "target-modules": ("targets", ""),
+    "lora-modules-to-save": ("modules-to-save", ""),
+    "num-train-epochs": ("epochs", ""),
+    "num-epochs": ("epochs", ""),
+    "iters": ("max-steps", ""),
+    "per-device-train-batch-size": ("batch-size", _BATCH),
+    "train-batch-size": ("batch-size", _BATCH),
+    "gradient-accumulation-steps": ("batch-size", _ACCUMULATION),
+    "grad-accumulation-steps": ("batch-size", _ACCUMULATION),
+    "max-seq-length": ("seq-len", ""),
+    "max-seq-len": ("seq-len", ""),
+    "max-length": ("seq-len", ""),
+    "packing": ("", f"nothing to set: {_PACKED} (see --micro-batch-tokens)"),
+    "use-dora": ("method", "dora"),
+    "use-rslora": ("method", "rslora"),
+    "r": ("rank", ""),
+    "assistant-only-loss": ("", _ANSWERS),
+    "completion-only-loss": ("", _ANSWERS),
+    "train-on-responses-only": ("", _ANSWERS),
+    "mask-prompt": ("", _ANSWERS),
+    "dataset-text-field": ("", "map the column: --field text=NAME"),
+    "cutoff-len": ("seq-len", ""),
+    "val-size": ("valid-share", ""),
+    "device": ("backend", "a backend stands for its device"),
+    "save-strategy": ("save-every", "in steps; or --save-epochs, --save-minutes"),
+    "eval-strategy": ("eval-every", "in steps"),
+    "lr-scheduler-type": ("schedule", ""),
+    "warmup-ratio": ("warmup", ""),
+    "warmup-steps": ("warmup", "it is a share of all steps: warm-up steps / steps"),
+    "max-grad-norm": ("clip", ""),
+    "optim": ("optimizer", ""),
+    "eval-steps": ("eval-every", ""),
+    "eval-dataset": ("valid", ""),
+    "eval-file": ("valid", ""),
+    "val-file": ("valid", ""),
+    "save-steps": ("save-every", ""),
+    "save-total-limit": ("keep", ""),
+    "output-dir": ("out", ""),
+    "resume-from-checkpoint": ("resume", "it names the run folder"),
+    "load-in-4bit": ("quant", "nf4 is QLoRA's 4 bits"),
+    "load-in-8bit": ("quant", "int8"),
+    "bf16": ("dtype", "bf16"),
+    "fp16": ("dtype", "fp16"),
+    "base-model": ("model", ""),
+    "model-name": ("model", ""),
+    "model-name-or-path": ("model", ""),
+    "dataset-name": ("data", "a data set of the hub is hf:owner/name"),
+    "train-file": ("data", ""),
+    "chat-template": ("template", ""),
+    "max-new-tokens": ("max-tokens", ""),
+    "report-to": (
+        "",
+        "trackers are plugins, and need no setting: vox plugin install tensorboard; "
+        "telemetry.jsonl in the run folder has every step",
+    ),
+    "logging-steps": ("", "every step is logged, to telemetry.jsonl in the run folder"),
+}
+"""Name of a peer's -> setting of vox ("" for none), and what differs."""
+
+
+def meant(name: str, known: Collection[str], shown: Callable[[str], str] = str) -> str:
+    """What an unknown setting is meant as, in words: by the peers' names, else by its spelling.
+
+    Args:
+        known: settings that there are, in kebab-case.
+        shown: a setting as it is written here, such as with dashes before it.
+
+    Returns:
+        Nothing where nothing is near.
+    """
+    spelt = name.lower().replace("_", "-")
+    setting, differs = PEERS.get(spelt, (spelt, ""))
+    if not setting:
+        return differs
+    if setting in known:
+        return f"did you mean {shown(setting)}?" + (f" ({differs})" if differs else "")
+    near = difflib.get_close_matches(spelt, known, n=1)
+    return f"did you mean {shown(near[0])}?" if near else ""

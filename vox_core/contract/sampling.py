@@ -1,0 +1,116 @@
+"""The choice of the next token: one function in numpy, for every backend.
+
+The logits' processors are those of transformers, in its order: repetition penalty, temperature,
+top-k, top-p, min-p. The random number is a function of seed, row and position, so a row gives the
+same text on every backend. Greedy choice (`temperature` 0) knows the repetition penalty alone.
+
+Not here: which tokens and texts end an answer (run/load.py).
+
+Shape legend: V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vox_core.contract.arrays import Floats
+
+_FIRST_CANDIDATES = 256
+_GREEDY = 1e-6
+"""A temperature below this is as good as 0, and float32 could not divide by all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next tokens of one row are chosen.
+
+    Args:
+        max_tokens: a backend yields no more.
+        temperature: divides the logits; 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set that has this much probability (arXiv:1904.09751).
+        min_p: keep tokens at least this likely, relative to the likeliest (arXiv:2407.01082).
+        repetition_penalty: divides the positive and multiplies the negative logits of tokens that
+            stand in the prompt or the answer (arXiv:1909.05858); 1 changes nothing.
+        seed: of the random numbers.
+        row: tells several answers to one prompt apart.
+    """
+
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    row: int = 0
+
+
+def next_token(logits_V: Floats, sampling: Sampling, before: Sequence[int]) -> int:
+    """Choose a token.
+
+    Args:
+        logits_V: float32, of the last position; not changed.
+        before: every token of the row so far, those of the prompt too.
+    """
+    import numpy as np
+
+    if sampling.repetition_penalty != 1:
+        logits_V = _penalised(logits_V, sampling.repetition_penalty, before)
+    if sampling.temperature < _GREEDY:
+        return int(logits_V.argmax())
+    odds_V = logits_V - logits_V.max()  # in place from here on: fresh memory costs more than exp
+    odds_V /= sampling.temperature
+    np.exp(odds_V, out=odds_V)
+    kept_K = np.flatnonzero(odds_V >= _least_odds(odds_V, sampling))
+    mass_K = odds_V[kept_K].astype(np.float64)
+    mass_K.cumsum(out=mass_K)
+    drawn = _uniform(sampling.seed, sampling.row, len(before)) * mass_K[-1]
+    return int(kept_K[mass_K.searchsorted(drawn, side="right")])
+
+
+def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:
+    import numpy as np
+
+    seen, changed_V = np.asarray(before), logits_V.copy()
+    found = logits_V[seen]
+    changed_V[seen] = np.where(found < 0, found * penalty, found / penalty)
+    return changed_V
+
+
+def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
+    """The odds, relative to the likeliest token's, below which no token is kept."""
+    import numpy as np
+
+    least, size = 0.0, len(odds_V)
+    if 0 < sampling.top_k < size:
+        least = float(np.partition(odds_V, size - sampling.top_k)[size - sampling.top_k])
+    if sampling.top_p < 1:
+        least = max(least, _nucleus(odds_V[odds_V >= least], sampling.top_p))
+    return max(least, sampling.min_p)
+
+
+def _nucleus(odds_V: Floats, top_p: float) -> float:
+    """The least odds in the nucleus. Sorts some of the likeliest only, and more if need be."""
+    import numpy as np
+
+    wanted, count = top_p * odds_V.sum(dtype=np.float64), _FIRST_CANDIDATES
+    while True:
+        count = min(count, len(odds_V))
+        odds_K = np.sort(np.partition(odds_V, len(odds_V) - count)[len(odds_V) - count :])[::-1]
+        before_K = odds_K.astype(np.float64).cumsum() - odds_K
+        inside = int(before_K.searchsorted(wanted))
+        if inside < count or count == len(odds_V):
+            return float(odds_K[max(inside, 1) - 1])
+        count *= 16
+
+
+def _uniform(seed: int, row: int, position: int) -> float:
+    """A number in [0, 1): Philox with a counter (Salmon et al. 2011)."""
+    import numpy as np
+
+    bits = np.random.Philox(key=[seed, row], counter=[0, position, 0, 0])
+    return float(np.random.Generator(bits).random())
