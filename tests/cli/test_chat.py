@@ -89,7 +89,7 @@ def test_typed_lines_get_prompts_until_ctrl_d() -> None:
     os.write(leader, b"two\n")
     _until(leader, "3:TWO\r\n> ")
     os.write(leader, b"\x04")
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=120) == 0
     os.close(leader)
 
 

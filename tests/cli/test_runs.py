@@ -218,7 +218,7 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
         add(run, step(2, 3.0))
         assert watching.stderr.readline().startswith("step 2/4  loss 3.0000")
         add(run, step(3, 2.0), step(4, 1.0), RunEnd(4, "done", 2.0))
-        out, err = watching.communicate(timeout=20)
+        out, err = watching.communicate(timeout=120)
     assert watching.returncode == 0
     assert "done after step 4" in err
     assert out.splitlines()[1].split() == ["status", "done"]
@@ -228,7 +228,7 @@ def test_watch_shows_held_out_losses_of_a_run_that_is_done(tmp_path: Path) -> No
     many = [event for n in range(1, 41) for event in (step(n, 4.0), Validation(n, 2.0))]
     make_run(tmp_path / "r", [start(40), Validation(0, 5.0), *many, RunEnd(40, "done", 2.0)])
     watching = vox_in(tmp_path, "runs", "watch", "r", stdout=-1, stderr=-1)
-    _, err = watching.communicate(timeout=60)
+    _, err = watching.communicate(timeout=300)
     lines = err.splitlines()
     assert lines[-3].startswith("step 40/40")
     assert lines[-2:] == ["held-out loss 2.0000 after step 40", "done after step 40, in 0:02"]
@@ -242,7 +242,7 @@ def test_watch_is_ended_by_ctrl_c_and_the_run_is_not(tmp_path: Path) -> None:
         assert watching.stderr is not None
         watching.stderr.readline()
         watching.send_signal(signal.SIGINT)
-        out, err = watching.communicate(timeout=20)
+        out, err = watching.communicate(timeout=120)
     assert (watching.returncode, out) == (130, "")
     assert err.endswith("no longer watched; the run goes on by itself\n")
 
@@ -262,7 +262,7 @@ def test_watch_on_a_terminal_that_is_resized(tmp_path: Path) -> None:
             time.sleep(0.7)
             seen += os.read(leader, 1 << 16)
         add(run, RunEnd(5, "stopped", 2.0))
-        assert watching.wait(20) == 0
+        assert watching.wait(120) == 0
     seen += os.read(leader, 1 << 16)
     os.close(leader)
     assert b"Traceback" not in seen

@@ -92,13 +92,14 @@ def test_no_observer_is_imported_in_the_process_of_the_run(site: Site) -> None:
 
 def test_telling_does_not_wait(site: Site) -> None:
     """Neither for the import nor for what was told before."""
-    heard = watch(site, "slow", "time.sleep(1)", at_import="time.sleep(1)")
+    go = site.folder / "go"
+    wait = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    heard = watch(site, "slow", wait, at_import=wait)
     observers = Observers()
-    started = time.perf_counter()
     assert observers.tell(EVENT) == []
-    assert time.perf_counter() - started < 0.5
+    assert heard() == []
+    go.touch()
     assert observers.tell(END) == []
-    assert time.perf_counter() - started > 3
     assert len(heard()) == 2
 
 
@@ -155,11 +156,11 @@ class Hanging:
 
 
 HANGING = {
-    "import": Hanging("LOAD_S", "is left out: no answer in 2 s", at_import=HANG),
-    "event": Hanging("EVENT_S", "failed and was dropped: no answer in 2 s", HANG),
+    "import": Hanging("LOAD_S", "is left out: no answer in 5 s", at_import=HANG),
+    "event": Hanging("EVENT_S", "failed and was dropped: no answer in 5 s", HANG),
     "exit": Hanging(
         "FINISH_S",
-        "was dropped: it has not finished 2 s after the run",
+        "was dropped: it has not finished 5 s after the run",
         at_import=f"import atexit; atexit.register(lambda: {HANG})",
     ),
 }
@@ -173,16 +174,14 @@ def test_one_that_hangs_is_dropped_when_its_time_is_up(
     case = HANGING[place]
     started_one = "note(__import__('subprocess').Popen(['sleep', '600']).pid)"
     heard = watch(site, "bad", case.then, f"{started_one}\n{case.at_import}")
-    monkeypatch.setattr(host_observers, case.limit, 2.0)
-    started = time.perf_counter()
+    monkeypatch.setattr(host_observers, case.limit, 5.0)
     assert faults_of(Observers(), EVENT) == [f"observer 'bad' {case.said}"]
-    assert time.perf_counter() - started < 15
     assert gone(int(heard()[0]))
 
 
 def gone(pid: int) -> bool:
-    """Whether it has ended, within a second: alone, or as a zombie that nobody waits for."""
-    for _ in range(20):
+    """Whether it has ended, within ten seconds: alone, or as a zombie that nobody waits for."""
+    for _ in range(200):
         try:
             os.kill(pid, 0)
             state = Path(f"/proc/{pid}/stat")
@@ -240,7 +239,7 @@ def test_closing_ends_them_at_once(site: Site) -> None:
     (feeder,) = [each._feeder for each in observers._listening]
     observers.close()
     observers.close()
-    feeder.join(5)
+    feeder.join(60)
     assert not feeder.is_alive()
 
 

@@ -66,7 +66,7 @@ def straced(parent: Path, call: str, at: int) -> tuple[int, bool]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode in (0, -9, 137), done.stderr
     steps = [int(step) for step in re.findall(r"^\d+$", done.stdout, re.M)]

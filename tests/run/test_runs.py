@@ -160,7 +160,7 @@ def test_interrupted_and_resumed_is_the_run_that_would_have_been(tiny, settings,
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     if process.returncode == 130:
         assert f"vox train --resume {run}" in errors
         report = train(validate(TrainSettings, {"resume": run}))
