@@ -13,8 +13,8 @@ import pytest
 
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
-from vox_core.testing.quantised import round_trip
 from vox_core.weights import CODECS
+from vox_testing.quantised import round_trip
 
 BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 OURS = ("nf4", "nf4-single", "int8")
