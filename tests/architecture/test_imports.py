@@ -29,21 +29,27 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports from rows below its own. `vox_core` is the package itself.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"vox_core"}),
-    frozenset({"bounded_json", "errors", "links", "quickstart", "disk"}),
+    frozenset({"bounded_json", "errors", "links", "quickstart", "disk", "text"}),
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract"}),
+    frozenset(
+        {"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract", "display"}
+    ),
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
     frozenset({"memory"}),
     frozenset({"run"}),
+    frozenset({"library"}),
     frozenset({"cli"}),
     frozenset({"api"}),
 )
 # Within one row: (importer, imported).
-BESIDE = {("adapter", "weights")}
+BESIDE = {
+    ("adapter", "weights"),
+    ("vox_core", "library"),  # the public names, imported when they are used
+}
 
 LEVEL = {unit: level for level, row in enumerate(LAYERS) for unit in row}
 

@@ -10,8 +10,8 @@ import click
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option, options_of, settings_from
 from vox_core.cli.output import print_json, print_table, printable
-from vox_core.cli.progress import display
 from vox_core.config import ConvertSettings
+from vox_core.display import display
 from vox_core.errors import command
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import click
 
 from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.output import print_json, print_table, printable
-from vox_core.cli.progress import display
+from vox_core.display import display
 from vox_core.errors import command
 
 if TYPE_CHECKING:
