@@ -38,7 +38,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
-    frozenset({"plan"}),
     frozenset({"memory"}),
     frozenset({"run"}),
     frozenset({"library"}),
@@ -48,6 +47,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Within one row: (importer, imported).
 BESIDE = {
     ("adapter", "weights"),
+    ("memory", "run"),
     ("vox_core", "library"),  # the public names, imported when they are used
 }
 
@@ -206,7 +206,7 @@ def test_every_module_of_the_core_has_a_layer() -> None:
 
 VIOLATIONS = {
     "upwards": ("errors.py", "import vox_core.contract", "contract is not below errors"),
-    "upwards, by name": ("plan.py", "from vox_core import cli", "cli is not below plan"),
+    "upwards, by name": ("run/a.py", "from vox_core import cli", "cli is not below run"),
     "sideways": ("host/a.py", "from vox_core.models import find", "models is not below host"),
     "in a function": ("run/a.py", "def f():\n    import torch", "banned in vox_core"),
     "for types": ("run/a.py", "if TYPE_CHECKING:\n    from peft import X", "banned in vox_core"),

@@ -16,10 +16,10 @@ from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request
-from vox_core.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.locate import Source, locate
+from vox_core.run.plan import positions, resolve_dtype, settled_quant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

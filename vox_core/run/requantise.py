@@ -17,9 +17,9 @@ from vox_core.adapter.mlx_config import mlx_config, window
 from vox_core.adapter.targets import quantised_modules
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
-from vox_core.plan import positions, require_no_experts
 from vox_core.run.locate import Source
 from vox_core.run.plain import copy_companions, spec_of, write_shards
+from vox_core.run.plan import positions, require_no_experts
 from vox_core.weights import INDEX, MLX_FORMATS, MlxFormat, Spec, WeightFolder, open_weights
 from vox_core.weights.quantised import quantised_config, require_same_in_mlx
 
