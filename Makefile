@@ -99,13 +99,13 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 		$(CC) -O2 -shared -fPIC tools/blas_shim.c -o $@ \
 		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
 
-PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
-	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
+PROJECTS := pyproject.toml libs/vox_formats/pyproject.toml libs/vox_torch/pyproject.toml \
+	plugins/vox_cpu/pyproject.toml plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
 	plugins/vox_tensorboard/pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
-	@$(PIP_INSTALL) -e . -e libs/vox_torch -e plugins/vox_cpu
+	@$(PIP_INSTALL) -e libs/vox_formats -e . -e libs/vox_torch -e plugins/vox_cpu
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
