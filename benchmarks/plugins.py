@@ -28,7 +28,6 @@ name = "{id}"
 version = "1.0"
 api = "1.0"
 licence = "MIT"
-extension-points = ["MlBackend"]
 [capabilities]
 devices = ["cpu"]
 quantisations = ["none"]

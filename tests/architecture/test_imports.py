@@ -40,6 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"memory"}),
     frozenset({"run", "testing"}),
     frozenset({"cli"}),
+    frozenset({"api"}),
 )
 # Within one row: (importer, imported).
 BESIDE = {("adapter", "weights")}
@@ -56,6 +57,7 @@ PLUGIN_CORE = {
     "vox_core.weights",
     "vox_core.testing",
 }
+FEATURE_CORE = {"vox_core.errors", "vox_core.contract", "vox_core.hookspecs", "vox_core.api"}
 ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_core": {"vox_core", "vox_formats"},
     "vox_formats": {"vox_formats"},
@@ -64,6 +66,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
+    "vox_runs": {"vox_runs", *FEATURE_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
@@ -73,6 +76,7 @@ PACKAGES = {
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
@@ -84,6 +88,7 @@ BANNED: dict[str, set[str]] = {
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
+    "vox_runs": TENSOR_LIBRARIES,
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).
 MAY_USE_TENSOR_LIBRARIES = "vox_core.testing"

@@ -18,7 +18,7 @@ from vox_core.host.resolve import Change
 from vox_core.host.targets import Target
 
 before, _, after = MANIFEST.partition("[capabilities]")
-BARE = f"{before}[probe]{after.partition('[probe]')[2]}".replace("MlBackend", "HardwareProbe")
+BARE = f"{before}[probe]{after.partition('[probe]')[2]}"
 DISABLED = "disabled; to use it again: vox plugin enable mine"
 
 

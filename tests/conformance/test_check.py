@@ -34,9 +34,8 @@ version = "0.1.0"
 api = "1.0"
 licence = "MIT"
 """
-NOT_YET = 'extension-points = ["HardwareProbe"]\n'
+NOT_YET = "[requires]\n"
 DECLARED = """
-extension-points = ["MlBackend"]
 [capabilities]
 devices = ["cpu"]
 quantisations = ["none"]

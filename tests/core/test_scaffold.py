@@ -63,7 +63,7 @@ def test_no_placeholder_is_left_and_all_code_compiles(kind: Kind) -> None:
 
 def test_a_bare_backend_declares_nothing() -> None:
     told = manifest(render(project("bare")), NAMES["bare"])
-    assert told.extension_points == ("HardwareProbe",)
+    assert not told.is_backend
     assert told.capabilities.methods == told.capabilities.dtypes == ()
 
 
@@ -107,7 +107,6 @@ ENTRY = """
 id = "somebodys"
 payload-kind = "code"
 description = "Another's"
-extension-points = ["MlBackend"]
 default-source = "pypi:vox-x-somebodys==1.0"
 distribution = "vox-x-somebodys"
 import-package = "vox_somebodys"

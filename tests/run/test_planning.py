@@ -17,7 +17,7 @@ from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
 from vox_core.run import merge as merging
-from vox_core.run.history.find import summary_of
+from vox_core.run.history import read_run
 from vox_core.run.merge import merge
 from vox_core.run.planned import read_plan
 from vox_core.run.planning import plan
@@ -467,7 +467,7 @@ def test_an_earlier_run_of_the_same_model_says_how_long(tiny, settings, tmp_path
     first = train(settings(base, out=tmp_path / "runs" / "a"))
     asked = settings(base, out=tmp_path / "runs" / "b")
     found = plan(asked)
-    told = summary_of(first.run)
+    told = read_run(first.run)
     assert (found.speed.how, found.speed.run) == ("earlier", str(first.run))
     assert found.speed.steps == first.steps
     assert found.speed.tokens_per_second == told.tokens_per_second

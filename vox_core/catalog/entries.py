@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 PayloadKind: TypeAlias = Literal["code", "skill", "composite"]
-ExtensionPoint: TypeAlias = Literal["MlBackend", "HardwareProbe", "Observer"]
 DeviceTier: TypeAlias = Literal["cpu", "accelerator"]
 Trust: TypeAlias = Literal["first-party", "verified", "community"]
 Status: TypeAlias = Literal["active", "deprecated", "yanked"]
@@ -58,7 +57,7 @@ class PluginEntry:
     """A plugin that vox can install by id.
 
     Args:
-        payload_kind: `code` plugs into extension points, `skill` exposes tools, `composite` both.
+        payload_kind: `code` is Python, `skill` exposes tools, `composite` is both.
         default_source: `local:PATH`, `pypi:NAME==VERSION`, `git:URL@COMMIT`, `wheel:PATH-OR-URL`.
         distribution: the name to install; never derived from the id.
         import_package: the package that the distribution brings.
@@ -67,6 +66,7 @@ class PluginEntry:
         requires_tag: a device with this tag has to be there, or the plugin is not installed;
             without it the plugin may wait for its hardware.
         bundled_in: ids of the bundles that bring it.
+        provides: what its manifest provides: extension point -> names, `commands` among them.
         libraries: distribution -> source of what it is built on and no package index has.
         specifier: PEP 440, the versions of the distribution that will do.
         api: the version of the seam it speaks, major.minor.
@@ -85,7 +85,7 @@ class PluginEntry:
     import_package: str
     licence: str
     catalog: Path
-    extension_points: tuple[ExtensionPoint, ...] = ()
+    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exposes_tools: tuple[str, ...] = ()
     requires_tag: str | None = None
     bundled_in: tuple[str, ...] = ()

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.catalog.schema import EXTENSION_POINTS, label
+from vox_core.catalog.schema import label
 
 _NEEDED = {
-    "code": ("extension-points",),
     "skill": ("exposes-tools",),
-    "composite": ("extension-points", "exposes-tools"),
+    "composite": ("exposes-tools",),
 }
 _NO_PLUGINS = ("vox-ml", "torch")
 
@@ -61,7 +60,6 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
     return [
         *_repeated_ids(tables),
         *_payloads(plugins),
-        *_unknown_points(plugins),
         *_other_distributions(plugins),
         *_other_sources([*plugins, *bundles]),
         *_dangling(bundles, "extends", "bundle", bundles),
@@ -111,17 +109,6 @@ def _payloads(plugins: Iterable[Table]) -> Iterator[Fault]:
         for key in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
             if not plugin.keys.get(key):
                 yield plugin.fault(f"{key}: missing or empty; payload-kind {kind!r} needs some")
-
-
-def _unknown_points(plugins: Iterable[Table]) -> Iterator[Fault]:
-    for plugin in plugins:
-        for name in plugin.names("extension-points"):
-            if name not in EXTENSION_POINTS:
-                known = ", ".join(EXTENSION_POINTS)
-                yield plugin.fault(
-                    f"extension-points: {name!r} is unknown; expected {known}"
-                    f"{_near(name, EXTENSION_POINTS)}"
-                )
 
 
 def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 from vox_core.catalog.entries import (
     BundleEntry,
     DeviceTier,
-    ExtensionPoint,
     ModelEntry,
     ModelPart,
     PayloadKind,
@@ -220,8 +219,11 @@ def _checks() -> dict[str, Check]:
     return {
         "id": an_id,
         "payload-kind": _one_of(PayloadKind),
-        # Which names there are is a rule of its own (rules.py), with a message of its own.
-        "extension-points": _list_of(_TEXT, "a list of names, each once"),
+        "provides": _table_of(
+            r"[a-z][a-z0-9-]*",
+            _list_of(_TEXT, ""),
+            'a table EXTENSION-POINT = ["NAME", …], each name once',
+        ),
         "exposes-tools": _list_of(_TEXT, "a list of names, each once"),
         "requires-tag": _matches(r"[a-z][a-z0-9_-]*", "the tag of a device"),
         "default-source": a_source,
@@ -250,6 +252,3 @@ def _checks() -> dict[str, Check]:
         "file": _matches(r"[^/\\].*\.gguf(\.part\d+)?", "a .gguf file inside the wheel, or a part"),
         "parts": Check(_are_tables, "tables [[model.parts]]"),
     }
-
-
-EXTENSION_POINTS: tuple[str, ...] = get_args(ExtensionPoint)

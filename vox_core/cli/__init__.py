@@ -28,7 +28,6 @@ COMMANDS = {
     "convert": Entry("vox_core.cli.convert:convert", "The adapter of a run, for PEFT or mlx-lm."),
     "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
     "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
-    "runs": Entry("vox_core.cli.runs:runs", "Runs: list, show, watch, compare, plot."),
     "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),
     "plugin": Entry("vox_core.cli.plugin:plugin", "Plugins: list, info, install, remove, …"),
     "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list, explain."),

@@ -14,4 +14,6 @@ COMMANDS: dict[str, Entry] = {
     ),
 }
 
-data = LazyGroup(name="data", table=COMMANDS, help="Look at data before it is trained.")
+data = LazyGroup(
+    name="data", table=COMMANDS, path=("data",), help="Look at data before it is trained."
+)

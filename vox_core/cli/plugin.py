@@ -38,7 +38,12 @@ COMMANDS = {
     "check": Entry(f"{_AUTHOR}:check", "Run the conformance suite on a plugin."),
 }
 
-plugin = LazyGroup(name="plugin", table=COMMANDS, help="Plugins: backends, observers and the like.")
+plugin = LazyGroup(
+    name="plugin",
+    table=COMMANDS,
+    path=("plugin",),
+    help="Plugins: backends, trackers and further commands.",
+)
 
 
 def _id() -> click.Argument:
@@ -102,9 +107,11 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     Each plugin is imported in a process of its own, with a time limit: one that crashes or hangs
     costs a line. The exit code is 1 if any check failed.
     """
+    from vox_core.cli import root
+    from vox_core.cli.lazy import objection
     from vox_core.host.doctor import LIMIT_S, examine
 
-    examined = examine(id, timeout or LIMIT_S)
+    examined = examine(id, timeout or LIMIT_S, objection=lambda path: objection(root, path))
     warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]
     if as_json:

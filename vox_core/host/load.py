@@ -200,7 +200,7 @@ def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> Plug
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
     """The error that says so, of a plugin of any kind."""
-    backend = found.manifest is not None and "MlBackend" in found.manifest.extension_points
+    backend = found.manifest is not None and found.manifest.is_backend
     return BackendError(
         "B004",
         f"{'backend' if backend else 'plugin'} {found.id!r} is installed but broken",

@@ -24,7 +24,7 @@ from vox_core.run.bad import BadSteps
 from vox_core.run.best import Best
 from vox_core.run.folder import BAD_BATCHES, RunFolder
 from vox_core.run.foresight import vocabulary
-from vox_core.run.history.summary import Tally
+from vox_core.run.history import Tally
 from vox_core.run.lines import Lines
 from vox_core.run.prepare import Prepared
 from vox_core.run.sanity import LossWatch

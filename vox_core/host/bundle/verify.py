@@ -87,7 +87,7 @@ def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry
             manifest.requires.hardware_tag,
             plugin.requires_tag or manifest.requires.hardware_tag,
         ),
-        "extension-points": ({*manifest.extension_points}, {*plugin.extension_points}),
+        "provides": (manifest.provided, {**plugin.provides}),
     }
     return [
         f"{wheel.file}: the manifest's {key} is {said!r}, the catalog has {wanted!r}"

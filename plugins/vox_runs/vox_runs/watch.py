@@ -1,14 +1,47 @@
-"""A run that works elsewhere, on the display that `vox train` has: fed from its telemetry."""
+"""Show a run of another process on the display of `vox train`, from its telemetry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vox_core.cli.progress import RECENT_STEPS, Display, display
+from vox_core.api.progress import RECENT_STEPS, Display, display
+from vox_core.api.runs import (
+    TELEMETRY,
+    Lines,
+    Summary,
+    Tally,
+    Told,
+    completed,
+    is_worked_in,
+    require_run,
+)
 from vox_core.contract import Event, RunStart, StepDone, Validation
-from vox_core.run.history.follow import follow
-from vox_core.run.history.summary import Summary
+
+SECONDS = 0.5
+"""Between two looks."""
+
+
+def follow(
+    folder: Path, wait: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[list[Told], Summary]]:
+    """What was told before, then what has come at each look, with the summary that it leads to.
+
+    It ends with the run, or at once if the run has ended or died.
+
+    Raises:
+        AdapterError: A001, it is no run, or its telemetry cannot be read.
+    """
+    lines, tally = Lines(require_run(folder) / TELEMETRY), Tally(str(folder))
+    while True:
+        worked_in = is_worked_in(folder)  # before the look: see `read_run`
+        told = list(lines.new())
+        tally.add(told)
+        yield told, completed(tally, lines, folder, worked_in)
+        if tally.outcome or not worked_in:
+            return
+        wait(SECONDS)
 
 
 def shown_until_the_end(run: Path) -> Summary:

@@ -1,6 +1,6 @@
 """Loss curves of runs as a PNG: training losses thin, their running mean thick, held-out dots.
 
-It is drawn by matplotlib, which is no requirement of vox: `pip install 'vox-ml[plot]'`.
+It is drawn by matplotlib, which is no requirement of vox: `pip install 'vox-ml-runs[plot]'`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vox_core.api.files import atomic_file, storage_errors
+from vox_core.api.runs import Curve, Summary, read_run
 from vox_core.errors import ConfigError, OutputError, command
-from vox_core.files import atomic_file, storage_errors
-from vox_core.run.history.find import summary_of
-from vox_core.run.history.summary import Curve, Summary
 
 INCHES = (8.0, 5.0)
 DPI = 150
@@ -51,7 +50,7 @@ def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
             where=out,
             remedy="choose another one with --out",
         )
-    drawn = [summary_of(run) for run in runs]
+    drawn = [read_run(run) for run in runs]
     if not any(loss is not None for each in drawn for _, loss in each.losses):
         raise ConfigError(
             "C004",
@@ -128,7 +127,7 @@ def _matplotlib() -> Any:
             "drawing a picture needs matplotlib, which is not installed",
             where="vox runs plot",
             found=error,
-            remedy="pip install 'vox-ml[plot]', or from a checkout pip install -e '.[plot]'; "
+            remedy="pip install 'vox-ml-runs[plot]', or pip install matplotlib; "
             "vox runs show RUN draws a curve in the terminal",
         ) from error
     return library

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.errors import STOPPED
-from vox_core.cli.lazy import Group, json_option
-from vox_core.cli.output import (
+from vox_core.api.commands import (
+    STOPPED,
+    Group,
     duration,
+    json_option,
     losses,
     megabytes,
     print_columns,
@@ -25,8 +26,8 @@ from vox_core.cli.output import (
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.history.compare import Comparison
-    from vox_core.run.history.summary import Curve, Summary
+    from vox_core.api.runs import Curve, Summary
+    from vox_runs.compare import Comparison
 
 MARGIN = 18
 """Columns that a sparkline leaves to its label and its ends."""
@@ -48,12 +49,12 @@ def runs() -> None:
 @runs.command("list", params=[_path("folder", default="runs", metavar="[FOLDER]"), json_option()])
 def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER, by default runs/; or FOLDER alone, if it is a run."""
-    from vox_core.run.history import find
+    from vox_core.api.runs import RUNS, runs_in
 
-    if folder == find.RUNS and not folder.exists():
+    if folder == RUNS and not folder.exists():
         found = []
     else:
-        found = [_summary_or_fault(run) for run in find.runs_in(folder)]
+        found = [_summary_or_fault(run) for run in runs_in(folder)]
     if as_json:
         print_json([_without_curves(each) for each in found])
     elif found:
@@ -66,9 +67,9 @@ def list_runs(folder: Path, as_json: bool) -> None:
 @runs.command("show", params=[_path("run"), json_option()])
 def show(run: Path, as_json: bool) -> None:
     """Show what RUN has done: losses, speed, checkpoints."""
-    from vox_core.run.history.find import summary_of
+    from vox_core.api.runs import read_run
 
-    summary = summary_of(run)
+    summary = read_run(run)
     if as_json:
         print_json(summary)
     else:
@@ -82,7 +83,7 @@ def watch(ctx: click.Context, run: Path) -> None:
 
     Ctrl-C ends the watching, and not the run.
     """
-    from vox_core.cli.watching import shown_until_the_end
+    from vox_runs.watch import shown_until_the_end
 
     try:
         summary = shown_until_the_end(run)
@@ -95,7 +96,7 @@ def watch(ctx: click.Context, run: Path) -> None:
 @runs.command("compare", params=[_path("a"), _path("b"), json_option()])
 def compare(a: Path, b: Path, as_json: bool) -> None:
     """Say what differs between the contracts of runs A and B, and which is better."""
-    from vox_core.run.history.compare import compare as compared
+    from vox_runs.compare import compare as compared
 
     found = compared(a, b)
     if as_json:
@@ -121,10 +122,10 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 def plot(run: tuple[Path, ...], out: Path | None) -> None:
     """Draw the loss curves of each RUN.
 
-    It needs matplotlib: pip install 'vox-ml[plot]'.
+    It needs matplotlib: pip install 'vox-ml-runs[plot]'.
     """
-    from vox_core.run.history.plot import default_out
-    from vox_core.run.history.plot import plot as drawn
+    from vox_runs.plot import default_out
+    from vox_runs.plot import plot as drawn
 
     out = out or default_out(run)
     count = len(drawn(run, out))
@@ -133,11 +134,11 @@ def plot(run: tuple[Path, ...], out: Path | None) -> None:
 
 def _summary_or_fault(run: Path) -> Summary | dict[str, str]:
     """One run that cannot be read does not hide the others."""
+    from vox_core.api.runs import read_run
     from vox_core.errors import AdapterError
-    from vox_core.run.history.find import summary_of
 
     try:
-        return summary_of(run)
+        return read_run(run)
     except AdapterError as error:
         return {"run": str(run), "status": "unreadable", "error": f"{error.what}: {error.found}"}
 
@@ -244,7 +245,7 @@ def _first_and_last(curve: Curve) -> str:
 
 
 def _curve(curve: Curve) -> str:
-    from vox_core.cli.spark import sparkline
+    from vox_runs.sparkline import sparkline
 
     width = shutil.get_terminal_size().columns - MARGIN
     return sparkline([loss for _, loss in curve], width, sys.stdout.encoding)

@@ -1,0 +1,29 @@
+"""Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
+
+from vox_core.cli.errors import STOPPED
+from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
+from vox_core.cli.output import (
+    duration,
+    losses,
+    megabytes,
+    print_columns,
+    print_json,
+    print_table,
+    printable,
+)
+
+__all__ = [
+    "STOPPED",
+    "Command",
+    "Entry",
+    "Group",
+    "LazyGroup",
+    "duration",
+    "json_option",
+    "losses",
+    "megabytes",
+    "print_columns",
+    "print_json",
+    "print_table",
+    "printable",
+]
