@@ -34,7 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
     frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract"}),
-    frozenset({"digests", "gguf", "known"}),
+    frozenset({"digests", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
     frozenset({"memory"}),
@@ -49,6 +49,7 @@ LEVEL = {unit: level for level, row in enumerate(LAYERS) for unit in row}
 
 # What each of our packages may import of our other packages.
 PLUGIN_CORE = {
+    "vox_formats",
     "vox_core.errors",
     "vox_core.contract",
     "vox_core.hookspecs",
@@ -58,7 +59,8 @@ PLUGIN_CORE = {
 }
 FEATURE_CORE = {"vox_core.errors", "vox_core.contract", "vox_core.hookspecs", "vox_core.api"}
 ALLOWED_OF_OURS: dict[str, set[str]] = {
-    "vox_core": {"vox_core"},
+    "vox_core": {"vox_core", "vox_formats"},
+    "vox_formats": {"vox_formats"},
     "vox_torch": {"vox_torch", *PLUGIN_CORE} - {"vox_core.hookspecs"},
     "vox_cpu": {"vox_cpu", "vox_torch", *PLUGIN_CORE},
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
@@ -68,6 +70,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
+    "vox_formats": ROOT / "libs/vox_formats/vox_formats",
     "vox_torch": ROOT / "libs/vox_torch/vox_torch",
     "vox_cpu": ROOT / "plugins/vox_cpu/vox_cpu",
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
@@ -79,6 +82,7 @@ PACKAGES = {
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
 BANNED: dict[str, set[str]] = {
     "vox_core": TENSOR_LIBRARIES,
+    "vox_formats": {*TENSOR_LIBRARIES, "transformers"},
     "vox_torch": {"pluggy", "mlx", "mlx_lm"},
     "vox_cpu": {"bitsandbytes", "mlx", "mlx_lm"},
     "vox_cuda": {"mlx", "mlx_lm"},
@@ -98,6 +102,7 @@ STANDARD = sys.stdlib_module_names | {"_typeshed"}
 # Imported name -> the distribution that brings it, where they differ.
 BROUGHT_BY = {
     "vox_core": "vox-ml",
+    "vox_formats": "vox-ml-formats",
     "vox_torch": "vox-ml-torch",
     "pydantic_core": "pydantic",
     "griffe": "griffelib",

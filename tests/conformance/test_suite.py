@@ -22,7 +22,7 @@ from vox_core.testing.jobs import curve, plan, start, stirred
 from vox_core.testing.llama import write_llama
 from vox_core.testing.quantised import round_trip
 from vox_core.testing.reference import Reference
-from vox_core.weights import CODECS
+from vox_formats.quant import CODECS
 
 THEIRS = """
 import json, pathlib, sys

@@ -17,8 +17,9 @@ from vox_core.adapter.targets import quantised_modules
 from vox_core.run.plain import plain_copy
 from vox_core.run.requantise import requantise
 from vox_core.testing.llama import write_llama
-from vox_core.weights import MLX_FORMATS, WeightFolder, open_weights
+from vox_core.weights import WeightFolder, open_weights
 from vox_core.weights.quantised import SAME_IN_MLX
+from vox_formats.quant import MLX_FORMATS
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vox_core import bounded_json, files, models
-from vox_core.adapter.mlx import write_mlx_adapter
-from vox_core.adapter.mlx_config import misread, window
-from vox_core.adapter.mlx_read import is_mlx_folder, mlx_dropout, read_mlx_adapter
+from vox_core.adapter.mlx import is_mlx_folder, mlx_dropout, read_mlx_adapter, write_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
 from vox_core.config import ConvertSettings
 from vox_core.contract import AdapterState, Notice
@@ -27,7 +25,6 @@ from vox_core.errors import (
     AdapterError,
     ConfigError,
     InputError,
-    ModelError,
     PluginError,
     StorageError,
     command,
@@ -46,6 +43,8 @@ from vox_core.run.folder import MANIFEST
 from vox_core.run.locate import Source, locate, read_any
 from vox_core.run.outputs import base_name
 from vox_core.run.plain import plain_copy
+from vox_formats import FormatError
+from vox_formats.mlx_model import misread, window
 
 Format: TypeAlias = Literal["peft", "mlx"]
 
@@ -204,7 +203,7 @@ def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
     config = bounded_json.read(source.base.path / "config.json")
     try:
         settings = misread(config)
-    except ModelError as error:
+    except FormatError as error:
         yield f"mlx-lm and vox's MLX backend cannot compute this base: {error.what} ({error.found})"
         return
     if settings:

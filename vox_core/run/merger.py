@@ -7,7 +7,6 @@ against base + update before it is written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from vox_core.run.plain import (
     write_shards,
 )
 from vox_core.run.proof import TOLERANCE, Proof, distance, not_merged, probe_tokens, prove
-from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype
+from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype, stored_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,7 +188,7 @@ def written_bytes(weights: Weights, dtype: DType | None) -> int:
     return sum(
         info.nbytes
         if (written := stored_as(info.dtype, dtype)) == info.dtype
-        else math.prod(info.shape) * numpy_dtype(written).itemsize
+        else stored_bytes(written, info.shape)
         for info in weights.tensors.values()
     )
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import bounded_json, files
-from vox_core.adapter.mlx_config import mlx_config, window
 from vox_core.adapter.targets import quantised_modules
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
 from vox_core.plan import positions, require_no_experts
 from vox_core.run.locate import Source
 from vox_core.run.plain import copy_companions, spec_of, write_shards
-from vox_core.weights import INDEX, MLX_FORMATS, MlxFormat, Spec, WeightFolder, open_weights
+from vox_core.weights import INDEX, Spec, WeightFolder, open_weights
 from vox_core.weights.quantised import quantised_config, require_same_in_mlx
+from vox_formats import FormatError
+from vox_formats.mlx_model import mlx_config, window
+from vox_formats.quant import MLX_FORMATS, MlxFormat
 
 if TYPE_CHECKING:
     from vox_core.run.plain import Tensors
@@ -71,7 +73,7 @@ def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     written = {**_defaults(config, folder), **config}
     try:
         told = mlx_config(written)
-    except ModelError as error:
+    except FormatError as error:
         raise _untold(error.what, folder, error.found) from error
     longest, size = positions(written), _window(written)
     if size is not None and (longest is None or size < longest):

@@ -15,6 +15,7 @@ from vox_core.errors import ModelError
 from vox_core.testing import jobs
 from vox_core.testing.tiny import make_model
 from vox_mlx import backend
+from vox_mlx.base import require_window
 
 TOKENS = np.arange(20)
 
@@ -110,3 +111,10 @@ def test_what_a_configuration_leaves_out_is_as_transformers_has_it(tmp_path, fam
     left_out = backend.vox_load(LoadJob(folder, "fp32"), None).logits(TOKENS)
     assert np.array_equal(left_out, written)
     assert np.array_equal(written, said) == (family != "mistral")
+
+
+def test_documents_beyond_a_window_that_mlx_lm_leaves_out_are_refused():
+    config = {"model_type": "phi3", "sliding_window": 8}
+    require_window(config, 8)
+    with pytest.raises(ModelError, match="--seq-len 8"):
+        require_window(config, 9)

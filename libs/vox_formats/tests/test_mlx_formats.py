@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vox_core.weights import MLX_FORMATS, MlxFormat
+from vox_formats.quant import MLX_FORMATS, MlxFormat
 
 mx = pytest.importorskip("mlx.core")
 

@@ -1,20 +1,29 @@
-"""The tokenizer that a GGUF file describes, as the files of a Hugging Face folder.
+"""The metadata of a GGUF file -> the tokenizer of a Hugging Face folder.
 
 A GGUF holds the vocabulary, the merges (for some vocabularies) and the ids of the special tokens.
-How text is cut before the merges apply is only named, by `tokenizer.ggml.pre`; what the names mean
-is written here, one builder for each. A name that is not here is refused: a wrong pre-tokenizer
-gives a model that is a little worse everywhere, and nobody would see why.
+Pre-tokenization is only named, by `tokenizer.ggml.pre`; `BUILDERS` has one builder for each name. A
+name without one is refused: a wrong pre-tokenizer gives a model that is a little worse everywhere,
+and nobody would see why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-from vox_core.gguf.source import GgufSource, unconvertible
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from vox_formats import FormatError
+
+Metadata: TypeAlias = Mapping[str, Any]
 
 # llama.cpp's token types, as in the GGUF specification.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -27,30 +36,29 @@ _NAMED = {
 }
 
 
-def build_tokenizer(source: GgufSource) -> Tokenizer:
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
     """The tokenizer; its pair (model, pre) must be a key of `BUILDERS`.
 
     Raises:
-        ModelError: M008, the tokens do not keep their ids.
+        FormatError: two tokens are equal, so that ids would move.
     """
-    tokens = source.value("tokenizer.ggml.tokens")
-    tokenizer = BUILDERS[tokenizer_kind(source)](source, tokens)
-    _add_special_tokens(tokenizer, source, tokens)
-    _add_bos_and_eos(tokenizer, source, tokens)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokenizer = BUILDERS[tokenizer_kind(metadata)](metadata, tokens)
+    _add_special_tokens(tokenizer, metadata, tokens)
+    _add_bos_and_eos(tokenizer, metadata, tokens)
     if tokenizer.get_vocab_size() != len(tokens):
-        raise unconvertible(
-            source.path,
+        raise FormatError(
+            "the GGUF file cannot be converted",
             found=f"{tokenizer.get_vocab_size()} different tokens",
             expected=f"{len(tokens)}, one for each id",
-            remedy="use the model's Hugging Face repository instead of the GGUF file",
         )
     return tokenizer
 
 
-def tokenizer_config(source: GgufSource, max_length: int) -> dict[str, Any]:
+def tokenizer_config(metadata: Metadata, max_length: int) -> dict[str, Any]:
     """`tokenizer_config.json`: which tokens are special, and to take tokenizer.json as it is."""
-    tokens = source.value("tokenizer.ggml.tokens")
-    ids = {name: source.value(key) for name, key in _NAMED.items()}
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ids = {name: metadata.get(key) for name, key in _NAMED.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{name: tokens[number] for name, number in ids.items() if number is not None},
@@ -59,20 +67,18 @@ def tokenizer_config(source: GgufSource, max_length: int) -> dict[str, Any]:
     }
 
 
-def tokenizer_kind(source: GgufSource) -> tuple[str, str]:
-    """What the file says of its tokenizer: the model, and how text is cut before it."""
-    model = source.value("tokenizer.ggml.model", "none")
-    return str(model), str(source.value("tokenizer.ggml.pre", "default"))
+def tokenizer_kind(metadata: Metadata) -> tuple[str, str]:
+    """The tokenizer's model, and the name of its pre-tokenization."""
+    model = metadata.get("tokenizer.ggml.model", "none")
+    return str(model), str(metadata.get("tokenizer.ggml.pre", "default"))
 
 
 # --- the models -----------------------------------------------------------------------------------
 
 
-def _byte_level(source: GgufSource, tokens: Sequence[str], digits: bool) -> Tokenizer:
+def _byte_level(metadata: Metadata, tokens: Sequence[str], digits: bool) -> Tokenizer:
     """GPT-2's byte-level BPE; with `digits`, every digit is cut off before anything else."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    merges = [tuple(merge.split(" ", 1)) for merge in source.value("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(tokens), merges=merges))
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = (
@@ -84,23 +90,21 @@ def _byte_level(source: GgufSource, tokens: Sequence[str], digits: bool) -> Toke
     return tokenizer
 
 
-def _smollm(source: GgufSource, tokens: Sequence[str]) -> Tokenizer:
-    return _byte_level(source, tokens, digits=True)
+def _smollm(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
+    return _byte_level(metadata, tokens, digits=True)
 
 
-def _gpt2(source: GgufSource, tokens: Sequence[str]) -> Tokenizer:
-    return _byte_level(source, tokens, digits=False)
+def _gpt2(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
+    return _byte_level(metadata, tokens, digits=False)
 
 
-def _gemma(source: GgufSource, tokens: Sequence[str]) -> Tokenizer:
+def _gemma(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
     """SentencePiece BPE with byte fallback and without a prefix space."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
     spelled = _gemma_spelling(tokens)
     model = models.BPE(
         vocab=_numbered(spelled),
         merges=merges_by_rank(spelled),
-        unk_token=tokens[source.value("tokenizer.ggml.unknown_token_id")],
+        unk_token=tokens[metadata.get("tokenizer.ggml.unknown_token_id")],
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -136,7 +140,7 @@ def _numbered(tokens: Sequence[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-BUILDERS: Mapping[tuple[str, str], Callable[[GgufSource, Sequence[str]], Tokenizer]] = {
+BUILDERS: Mapping[tuple[str, str], Callable[[Metadata, Sequence[str]], Tokenizer]] = {
     ("gpt2", "smollm"): _smollm,
     ("gpt2", "gpt-2"): _gpt2,
     ("llama", "default"): _gemma,
@@ -146,12 +150,10 @@ BUILDERS: Mapping[tuple[str, str], Callable[[GgufSource, Sequence[str]], Tokeniz
 # --- special tokens -------------------------------------------------------------------------------
 
 
-def _add_special_tokens(tokenizer: Tokenizer, source: GgufSource, tokens: Sequence[str]) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
     """Keep whole what llama.cpp keeps whole; control tokens are special, the user's are not."""
-    from tokenizers import AddedToken
-
-    kinds = source.value("tokenizer.ggml.token_type", [])
-    spelled = _gemma_spelling(tokens) if tokenizer_kind(source)[0] == "llama" else tokens
+    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    spelled = _gemma_spelling(tokens) if tokenizer_kind(metadata)[0] == "llama" else tokens
     tokenizer.add_tokens(
         [
             AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
@@ -161,13 +163,11 @@ def _add_special_tokens(tokenizer: Tokenizer, source: GgufSource, tokens: Sequen
     )
 
 
-def _add_bos_and_eos(tokenizer: Tokenizer, source: GgufSource, tokens: Sequence[str]) -> None:
+def _add_bos_and_eos(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
     """Begin and end every text as the file says; SentencePiece vocabularies begin by default."""
-    from tokenizers import processors
-
-    ids = {name: source.value(_NAMED[f"{name}_token"]) for name in ("bos", "eos")}
-    begin = source.value("tokenizer.ggml.add_bos_token", tokenizer_kind(source)[0] == "llama")
-    end = source.value("tokenizer.ggml.add_eos_token", False)
+    ids = {name: metadata.get(_NAMED[f"{name}_token"]) for name in ("bos", "eos")}
+    begin = metadata.get("tokenizer.ggml.add_bos_token", tokenizer_kind(metadata)[0] == "llama")
+    end = metadata.get("tokenizer.ggml.add_eos_token", False)
     wanted = {name: ids[name] for name, on in (("bos", begin), ("eos", end)) if on}
     if not wanted:
         return

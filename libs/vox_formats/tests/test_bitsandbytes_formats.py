@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vox_core.weights import CODECS, pack_scales, scale_levels, unpack_scales
+from vox_formats.quant import CODECS, pack_scales, scale_levels, unpack_scales
 
 # On some CPUs it has a word to say about kernels that are not installed.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,20 +1,16 @@
 """What is left of a weight after NF4 and INT8, against the float64 reference for backend authors.
 
-Against bitsandbytes itself: tests/parity/test_bitsandbytes_formats.py.
+Against bitsandbytes itself: test_bitsandbytes_formats.py.
 """
 
 from __future__ import annotations
-
-from typing import get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from vox_core.adapter.targets import format_of, quantised_modules
-from vox_core.contract import Quant
 from vox_core.testing.quantised import round_trip
-from vox_core.weights import CODECS
+from vox_formats.quant import CODECS, MLX_FORMATS
 
 BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 OURS = ("nf4", "nf4-single", "int8")
@@ -27,28 +23,6 @@ def weight(*shape: int) -> np.ndarray:
 def apart(one: np.ndarray, other: np.ndarray) -> float:
     one, other = one.astype(np.float64), other.astype(np.float64)
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
-
-
-def test_every_quantisation_has_a_codec_for_all_that_it_reaches():
-    every = set(get_args(Quant)) - {"none"}
-    assert {format_of("model.layers.0.mlp.up_proj", quant) for quant in every} == set(CODECS)
-    assert {format_of("model.embed_tokens", quant) for quant in every} == set(CODECS)
-
-
-def test_with_embeddings_those_and_the_head_take_eight_bits():
-    tensors = {
-        "model.embed_tokens.weight": np.zeros((9, 8)),
-        "model.layers.0.mlp.up_proj.weight": np.zeros((4, 8)),
-        "model.norm.weight": np.zeros(8),
-        "lm_head.weight": np.zeros((9, 8)),
-    }
-    reached = quantised_modules(tensors, "llama", "nf4-embeddings")
-    assert {path: format_of(path, "nf4-embeddings") for path in reached} == {
-        "model.embed_tokens": "int8",
-        "model.layers.0.mlp.up_proj": "nf4",
-        "lm_head": "int8",
-    }
-    assert quantised_modules(tensors, "llama", "nf4").keys() == {"model.layers.0.mlp.up_proj"}
 
 
 # Blocks across rows, rows within blocks, a short last block, one value, and more blocks than are
@@ -85,7 +59,7 @@ def test_packing_the_scales_once_more_moves_weights_by_thousandths():
 def test_a_weight_larger_than_a_chunk_is_quantised_as_one(monkeypatch, quant):
     W_OI = weight(33, 100)
     whole = CODECS[quant].round_trip(W_OI)
-    monkeypatch.setattr("vox_core.weights.chunks.CHUNK", 200)
+    monkeypatch.setattr("vox_formats.quant.CHUNK", 200)
     assert CODECS[quant].round_trip(W_OI).tobytes() == whole.tobytes()
 
 
@@ -117,3 +91,24 @@ def test_zeros_and_numbers_without_an_inverse_stay_finite(quant, size):
     W_OI = np.full((4, 100), size, np.float32)
     left = CODECS[quant].round_trip(W_OI)
     assert np.abs(left - W_OI).max() <= 1e-37
+
+
+# --- MLX's formats --------------------------------------------------------------------------------
+
+
+def test_weights_larger_than_a_chunk_are_packed_as_one(monkeypatch):
+    form, W = MLX_FORMATS["affine4"], weight(33, 128).astype(BF16)
+    whole = form.quantise(W)
+    monkeypatch.setattr("vox_formats.quant.CHUNK", 4 * 128)
+    for one, other in zip(form.quantise(W), whole, strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert form.round_trip(W).tobytes() == form.dequantise(whole, BF16).tobytes()
+
+
+@pytest.mark.parametrize("quant", MLX_FORMATS)
+def test_what_is_left_of_a_weight_is_near_it(quant):
+    W = weight(8, 128)
+    left = MLX_FORMATS[quant].round_trip(W)
+    off = np.linalg.norm(left - W) / np.linalg.norm(W)
+    # For normal weights, seen: affine4 0.08, affine8 0.005, mxfp4 0.15, nvfp4 0.1.
+    assert off < {"affine4": 0.12, "affine8": 0.008, "mxfp4": 0.2, "nvfp4": 0.15}[quant]

@@ -1,14 +1,23 @@
-"""`config.json` in mlx-lm's words, and what is refused.
+"""`config.json` and module paths in mlx-lm's words, and what is refused.
 
-tests/parity/test_mlx_config.py holds the same against transformers' logits.
+tests/parity/test_mlx_config.py holds the settings against transformers' logits, and
+tests/parity/test_interchange.py the paths against mlx-lm's modules.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from vox_core.adapter.mlx_config import misread, mlx_config, require_window, window
-from vox_core.errors import ModelError
+from vox_formats import FormatError
+from vox_formats.mlx_model import (
+    FAMILIES,
+    counterpart_fault,
+    hf_path,
+    misread,
+    mlx_config,
+    mlx_path,
+    window,
+)
 
 
 def test_rope_parameters_are_what_mlx_lm_calls_rope_theta_and_rope_scaling():
@@ -31,10 +40,9 @@ def test_the_old_words_pass():
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "su"])
 def test_a_rope_that_would_be_another_is_refused(key, kind):
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(FormatError) as caught:
         mlx_config({"model_type": "phi3", key: {"rope_type": kind, "rope_theta": 1e4}})
-    assert caught.value.code == "VOX-M002"
-    assert kind in str(caught.value)
+    assert kind in caught.value.found
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
@@ -43,10 +51,9 @@ def test_a_rope_that_would_be_another_is_refused(key, kind):
 def test_scaling_is_refused_in_families_where_mlx_lm_has_none(key, kind, family):
     config = {key: {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}}
     assert mlx_config({"model_type": "llama", **config})
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(FormatError) as caught:
         mlx_config({"model_type": family, **config})
-    assert caught.value.code == "VOX-M002"
-    assert f"{kind} in {family}" in str(caught.value)
+    assert f"{kind} in {family}" in caught.value.found
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
@@ -54,16 +61,16 @@ def test_scaling_is_refused_in_families_where_mlx_lm_has_none(key, kind, family)
 def test_details_of_a_scaling_that_are_not_read_are_refused(key, more, value):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert mlx_config({"model_type": "llama", key: {**yarn, more: None}})
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(FormatError) as caught:
         mlx_config({"model_type": "llama", key: {**yarn, more: value}})
-    assert f"yarn in llama with {more}" in str(caught.value)
+    assert f"yarn in llama with {more}" in caught.value.found
 
 
 def test_a_scaling_of_gemma3s_sliding_layers_is_refused():
     rope = {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(FormatError) as caught:
         mlx_config({"model_type": "gemma3_text", "rope_parameters": rope})
-    assert "linear in the sliding layers" in str(caught.value)
+    assert "linear in the sliding layers" in caught.value.found
 
 
 def test_gemma3s_two_ropes_and_the_step_of_its_full_layers():
@@ -87,7 +94,7 @@ def test_gemma3s_two_ropes_and_the_step_of_its_full_layers():
     ids=["none", "irregular"],
 )
 def test_layers_that_mlx_lm_cannot_place_are_refused(kinds):
-    with pytest.raises(ModelError):
+    with pytest.raises(FormatError):
         mlx_config({"model_type": "gemma3_text", "layer_types": kinds})
 
 
@@ -140,9 +147,21 @@ def test_windows_that_mlx_lm_leaves_out(config, expected):
     assert window(config) == expected
 
 
-def test_documents_beyond_such_a_window_are_refused():
-    config = {"model_type": "phi3", "sliding_window": 8}
-    require_window(config, 8)
-    with pytest.raises(ModelError) as caught:
-        require_window(config, 9)
-    assert "--seq-len 8" in str(caught.value)
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_beginnings_lead_back(model_type: str) -> None:
+    for hf, _ in FAMILIES[model_type].beginnings:
+        path = f"{hf}x" if hf.endswith(".") else hf
+        assert hf_path(mlx_path(path, model_type), model_type) == path
+
+
+def test_what_mlx_lm_lacks_is_named() -> None:
+    assert counterpart_fault("model.vision_tower.x.fc1", "gemma3")
+    assert counterpart_fault("model.visual.blocks.0.attn.qkv", "qwen3_5")
+    assert counterpart_fault("model.layers.0.input_layernorm.weight", "qwen3_5")
+    assert counterpart_fault("model.layers.0.linear_attn.norm.weight", "qwen3_5") is None
+    assert counterpart_fault("model.layers.0.mlp.experts.3.up_proj", "mixtral")
+    assert counterpart_fault("language_model.model.layers.0.mlp.up_proj", "qwen3_5")
+    assert counterpart_fault("model.layers.0.mlp.up_proj", "llama") is None
