@@ -1,5 +1,5 @@
 """Atomic files: whole or not there, with StorageError for a full or failing disk."""
 
-from vox_core.files import atomic_file, storage_errors
+from vox_core.files import atomic_file, make_folder, require_apart, storage_errors
 
-__all__ = ["atomic_file", "storage_errors"]
+__all__ = ["atomic_file", "make_folder", "require_apart", "storage_errors"]
