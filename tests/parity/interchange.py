@@ -29,7 +29,6 @@ from transformers import (
 
 from vox_core.adapter.targets import linear_modules, parameter_names, select_targets
 from vox_core.contract import AdapterState, LowRank
-from vox_core.testing import tiny
 from vox_core.weights import WeightFolder
 from vox_formats.mlx_adapter import MlxBase
 

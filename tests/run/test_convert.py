@@ -38,9 +38,9 @@ from vox_core.run.load import open_model
 from vox_core.run.locate import locate
 from vox_core.run.requantise import requantise
 from vox_core.run.train import train
-from vox_core.testing.jobs import stirred
-from vox_core.testing.llama import write_llama
 from vox_core.weights import WeightFolder, open_weights
+from vox_testing.jobs import stirred
+from vox_testing.llama import write_llama
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
 # Two float32 forwards of one formula (test_families.py); from float64, by no more.

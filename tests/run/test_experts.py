@@ -18,7 +18,7 @@ from vox_core.run.load import open_model
 from vox_core.run.locate import locate
 from vox_core.run.requantise import requantise, require_quantisable
 from vox_core.run.train import train
-from vox_core.testing.llama import write_llama
+from vox_testing.llama import write_llama
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from vox_core.run.merge import merge
 from vox_core.run.merger import Merger
 from vox_core.run.train import train
 from vox_core.run.trained import trained_weights
-from vox_core.testing.llama import write_llama
 from vox_core.weights import WeightFolder, open_weights
 from vox_formats.quant import CODECS, MLX_FORMATS, MlxFormat
+from vox_testing.llama import write_llama
 from vox_torch import base as engine
 from vox_torch import train as trainer
 

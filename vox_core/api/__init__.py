@@ -3,6 +3,7 @@
     commands.py   click commands, options, output of the command line
     runs.py       run folders and telemetry
     files.py      atomic files
+    host.py       plugins: discover, probe, select, load
 
 tests/architecture/test_imports.py keeps plugins to these modules.
 """

@@ -1,5 +1,19 @@
-"""Atomic files: whole or not there, with StorageError for a full or failing disk."""
+"""Atomic files and folders: whole or not there, with StorageError for a full or failing disk."""
 
-from vox_core.files import atomic_file, make_folder, require_apart, storage_errors
+from vox_core.files import (
+    atomic_file,
+    atomic_folder,
+    make_folder,
+    require_absent,
+    require_apart,
+    storage_errors,
+)
 
-__all__ = ["atomic_file", "make_folder", "require_apart", "storage_errors"]
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "make_folder",
+    "require_absent",
+    "require_apart",
+    "storage_errors",
+]
