@@ -66,6 +66,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
+    "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
 }
 PACKAGES = {
@@ -76,6 +77,7 @@ PACKAGES = {
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
 }
 
@@ -88,6 +90,7 @@ BANNED: dict[str, set[str]] = {
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
+    "vox_export": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).
