@@ -65,6 +65,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
+    "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
     "vox_extract": {"vox_extract", *FEATURE_CORE},
     "vox_testing": {"vox_testing", "vox_core.api", *PLUGIN_CORE},
@@ -77,6 +78,7 @@ PACKAGES = {
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
     "vox_testing": ROOT / "libs/vox_testing/vox_testing",
@@ -91,6 +93,7 @@ BANNED: dict[str, set[str]] = {
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
+    "vox_export": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
     "vox_extract": TENSOR_LIBRARIES,
     "vox_testing": TENSOR_LIBRARIES - {"torch"},  # of the float64 reference

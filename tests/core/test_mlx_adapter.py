@@ -19,8 +19,8 @@ from vox_core.adapter.mlx import is_mlx_folder, mlx_dropout, read_mlx_adapter, w
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.contract import AdapterState, LowRank, ModuleShape
 from vox_core.errors import AdapterError
-from vox_core.run.equal import ROUNDING, require_same_state, require_same_update
 from vox_core.weights import SafetensorsFile, write_safetensors
+from vox_export.equivalence import ROUNDING, require_same_state, require_same_update
 from vox_formats.mlx_adapter import EXACT, MlxBase
 from vox_formats.mlx_model import counterpart_fault
 

@@ -43,8 +43,8 @@ from vox_core.adapter.targets import parameter_names
 from vox_core.config import ConvertSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
-from vox_core.run.convert import ConvertReport, convert
 from vox_core.weights import WeightFolder
+from vox_export.convert import ConvertReport, convert
 from vox_formats import mlx_adapter as writer
 from vox_formats.mlx_model import counterpart_fault, hf_path, mlx_path
 

@@ -35,7 +35,15 @@ from vox_core.run.plain import (
     plain_copy,
     write_shards,
 )
-from vox_core.run.proof import TOLERANCE, Proof, distance, not_merged, probe_tokens, prove
+from vox_core.run.proof import (
+    TOLERANCE,
+    Proof,
+    distance,
+    not_merged,
+    probe_logits,
+    probe_tokens,
+    prove,
+)
 from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype, stored_bytes
 
 if TYPE_CHECKING:
@@ -100,11 +108,7 @@ class Merger:
 
     def logits_of(self, backend: Backend, job: LoadJob) -> Floats:
         """The same of what `job` loads, by any backend."""
-        model = backend.load(job, self._context)
-        try:
-            return model.logits(self._probe_T)
-        finally:
-            model.close()
+        return probe_logits(backend, job, self._context, self._probe_T)
 
     def _write(self, folder: Path) -> None:
         try:

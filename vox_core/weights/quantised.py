@@ -117,11 +117,6 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: v for key, v in config.items() if key not in (_KEY, "quantization_config")}
 
 
-def quantised_config(config: Mapping[str, Any], form: MlxFormat) -> dict[str, Any]:
-    """The configuration with what `mlx_lm.load` wants to know."""
-    return {**config, _KEY: form.describe()}
-
-
 def require_same_in_mlx(model_type: str, folder: Path) -> None:
     """Refuse a family that is another one in MLX.
 

@@ -14,6 +14,8 @@ from vox_core.contract import AdapterState, LoadJob, Sampling
 from vox_core.errors import ModelError
 from vox_mlx import backend
 from vox_mlx.base import require_window
+from vox_testing import jobs, tiny
+from vox_testing.tiny import make_model
 
 TOKENS = np.arange(20)
 
@@ -39,7 +41,6 @@ def test_a_streamed_model_gives_the_same_logits_every_time(model):
 
 
 def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
-    from vox_testing import tiny
 
     wide = {**tiny.FAMILIES["llama"][1], "hidden_size": 256, "num_hidden_layers": 12}
     monkeypatch.setitem(tiny.FAMILIES, "llama", ("llama", wide))

@@ -9,8 +9,8 @@ must hold; 2^-24 is float32's unit roundoff, 2^-40 leaves room for float64's own
 products are of low rank, so the norm of their difference is that of two small triangles:
 [scale' B', -scale B] = Q R and [A'; A]^T = P S give || R S^T ||. No (O, I) matrix is made.
 
-Logits are compared as in proof.py: how far apart they are, and how much of the adapter's effect
-arrived (`carried`), which decides.
+Logits are compared as `vox merge` does: how far apart they are, and how much of the adapter's
+effect arrived (`carried`), which decides.
 
 Shape legend: T probe tokens, V vocabulary; R rank, I input features, O output features.
 """
@@ -21,18 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from vox_core.api.models import (
+    MAX_CARRIED,
+    MIN_CARRIED,
+    Backend,
+    Context,
+    LocalModel,
+    Observe,
+    Request,
+    Seen,
+    carried,
+    choose,
+    distance,
+    load_tokenizer,
+    probe_logits,
+    probe_tokens,
+)
 from vox_core.contract import AdapterState, LoadJob, Method
-from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ProofError
-from vox_core.host import Request, choose
-from vox_core.host.load import Backend
-from vox_core.host.seen import Seen
-from vox_core.models import LocalModel
-from vox_core.run.context import Context, Observe
-from vox_core.run.proof import MAX_CARRIED, MIN_CARRIED, probe_tokens
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
+    from vox_core.contract import Floats
 
 ROUNDING = 2.0**-24 + 2.0**-40
 
@@ -112,20 +123,20 @@ def compare_logits(
     Raises:
         ProofError: V003, the second lacks a tenth of the adapter's effect or more.
     """
-    import numpy as np
-
     context = Context(0, scratch, observe)
     tokens_T = probe_tokens(load_tokenizer(base.path))
-    base_TV = _logits(base, None, source[1], context, tokens_T)
-    source_TV = _logits(base, source[0], source[1], context, tokens_T)
-    other_TV = _logits(base, other[0], other[1], context, tokens_T)
-    effect_TV = source_TV - base_TV
-    effect = float(np.vdot(effect_TV, effect_TV))
+
+    def logits(adapter: AdapterState | None, backend: Backend) -> Floats:
+        job = LoadJob(model=base.path, dtype="fp32", adapter=adapter, streamed=True)
+        return probe_logits(backend, job, context, tokens_T)
+
+    base_TV, source_TV, other_TV = logits(None, source[1]), logits(*source), logits(*other)
+    has_effect = np.linalg.norm(source_TV - base_TV) != 0  # NaN is no proof
     same = SameLogits(
         backends=(source[1].id, other[1].id),
-        relative=float(np.linalg.norm(other_TV - source_TV) / np.linalg.norm(source_TV)),
+        relative=distance(other_TV, source_TV),
         max_difference=float(np.abs(other_TV - source_TV).max()),
-        carried=float(np.vdot(other_TV - base_TV, effect_TV)) / effect if effect else None,
+        carried=carried(base_TV, source_TV, other_TV) if has_effect else None,
         positions=len(tokens_T),
     )
     if same.carried is not None and not MIN_CARRIED <= same.carried <= MAX_CARRIED:
@@ -152,14 +163,12 @@ def usable_backend(
             return choose(request, seen=seen)[0]
         except BackendError as error:
             installed = error.code != "VOX-B003"
-            told = error.found or error.what
-            reasons.append(f"{backend_id}: {told if installed else 'not installed'}")
+            reason = error.found or error.what
+            reasons.append(f"{backend_id}: {reason if installed else 'not installed'}")
     return "; ".join(reasons)
 
 
 def _update_error(source: AdapterState, other: AdapterState, path: str) -> float:
-    import numpy as np
-
     one, two = source.modules[path], other.modules[path]
     if (one.A_RI.shape[1], len(one.B_OR)) != (two.A_RI.shape[1], len(two.B_OR)):
         return float("inf")
@@ -194,21 +203,6 @@ def _exact_parts(state: AdapterState) -> dict[str, Floats]:
 
 def _same_bits(one: Floats, two: Floats) -> bool:
     return one.shape == two.shape and one.tobytes() == two.tobytes()
-
-
-def _logits(
-    base: LocalModel,
-    adapter: AdapterState | None,
-    backend: Backend,
-    context: Context,
-    tokens_T: Ints,
-) -> Floats:
-    job = LoadJob(model=base.path, dtype="fp32", adapter=adapter, streamed=True)
-    model = backend.load(job, context)
-    try:
-        return model.logits(tokens_T)
-    finally:
-        model.close()
 
 
 def _refuted(what: str, faults: list[str]) -> ProofError:

@@ -30,19 +30,19 @@ from vox_core.errors import (
     StorageError,
 )
 from vox_core.models import resolve
-from vox_core.run import convert as service
-from vox_core.run import equal
-from vox_core.run.convert import ConvertReport, convert
-from vox_core.run.equal import compare_logits, require_same_state, require_same_update
 from vox_core.run.load import open_model
 from vox_core.run.locate import locate
-from vox_core.run.requantise import requantise
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder, open_weights
+from vox_export import convert as service
+from vox_export import equivalence
+from vox_export.convert import ConvertReport, convert
+from vox_export.equivalence import compare_logits, require_same_state, require_same_update
+from vox_export.requantise import requantise
 from vox_testing.jobs import stirred
 from vox_testing.llama import write_llama
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/vox_float64"
 # Two float32 forwards of one formula (test_families.py); from float64, by no more.
 FLOAT32 = 2e-5
 
@@ -279,7 +279,9 @@ def test_with_both_backends_installed_logits_are_compared(
     tiny, adapters, tmp_path, monkeypatch, float64
 ) -> None:
     chosen = {"cpu": Named("cpu", vox_cpu.backend), "mlx": float64}
-    monkeypatch.setattr(equal, "choose", lambda request, seen: (chosen[request.explicit], None))
+    monkeypatch.setattr(
+        equivalence, "choose", lambda request, seen: (chosen[request.explicit], None)
+    )
     monkeypatch.setattr(service, "BACKENDS", {"peft": ("cpu",), "mlx": ("mlx",)})
     source, _ = adapters(tiny("llama"))
     same = run_convert(source, "mlx", out=tmp_path / "mlx").logits
@@ -295,7 +297,7 @@ def test_a_base_in_mlxs_format_is_compared_on_its_dequantised_weights(
 ) -> None:
     plain, base = write_llama(tmp_path / "plain", dtype="BF16"), tmp_path / "base"
     base.mkdir()
-    requantise(plain, base, "llama", "affine4")
+    requantise(plain, base, "affine4")
     seen: list[Path] = []
 
     def load(self: Named, job: LoadJob, context: RunContext) -> LoadedModel:
@@ -308,7 +310,9 @@ def test_a_base_in_mlxs_format_is_compared_on_its_dequantised_weights(
     load_plain = Named.load
     monkeypatch.setattr(Named, "load", load)
     chosen = {"cpu": Named("cpu", vox_cpu.backend), "mlx": float64}
-    monkeypatch.setattr(equal, "choose", lambda request, seen: (chosen[request.explicit], None))
+    monkeypatch.setattr(
+        equivalence, "choose", lambda request, seen: (chosen[request.explicit], None)
+    )
     monkeypatch.setattr(service, "BACKENDS", {"peft": ("cpu",), "mlx": ("mlx",)})
     source, _ = adapters(plain)
     report = run_convert(source, "mlx", out=tmp_path / "mlx", model=str(base))
@@ -325,7 +329,7 @@ def test_without_room_for_that_copy_the_adapter_is_converted_all_the_same(
         raise StorageError("S001", "no room", where="here", found="0 MB", remedy="")
 
     monkeypatch.setattr(service, "plain_copy", full)
-    monkeypatch.setattr(equal, "choose", lambda request, seen: (float64, None))
+    monkeypatch.setattr(equivalence, "choose", lambda request, seen: (float64, None))
     report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
     assert report.why_no_logits == "no room (here: 0 MB)"
     assert report.out.is_dir()
@@ -343,7 +347,7 @@ def test_a_broken_backend_is_not_called_absent(tiny, adapters, tmp_path, monkeyp
     def choose(request: Any, seen: Any) -> Any:
         raise BackendError("B004", "it is broken", found="no such file", remedy="repair it")
 
-    monkeypatch.setattr(equal, "choose", choose)
+    monkeypatch.setattr(equivalence, "choose", choose)
     report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
     assert "(cpu: no such file)" in report.why_no_logits
 
@@ -355,7 +359,7 @@ def test_a_backend_that_fails_on_this_model_is_told_of(
         raise PluginError("X001", "a plugin failed", where="mlx", found="no such family", remedy="")
 
     cpu = Named("cpu", vox_cpu.backend)
-    monkeypatch.setattr(equal, "choose", lambda request, seen: (cpu, None))
+    monkeypatch.setattr(equivalence, "choose", lambda request, seen: (cpu, None))
     monkeypatch.setattr(Named, "load", fail)
     report = run_convert(adapters(tiny("llama"))[0], "mlx", out=tmp_path / "mlx")
     assert report.why_no_logits == "a plugin failed (mlx: no such family)"

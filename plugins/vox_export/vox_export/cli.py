@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option, options_of, settings_from
-from vox_core.cli.output import print_json, print_table, printable
-from vox_core.cli.progress import display
-from vox_core.config import ConvertSettings
+from vox_core.api.commands import (
+    Command,
+    ConvertSettings,
+    json_option,
+    options_of,
+    print_json,
+    print_table,
+    printable,
+    settings_from,
+)
+from vox_core.api.progress import display
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.convert import ConvertReport
+    from vox_export.convert import ConvertReport
 
 NAMES = {"peft": "PEFT", "mlx": "mlx-lm"}
 
@@ -32,7 +38,7 @@ def convert(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> 
     run folder, or an adapter saved by PEFT or mlx-lm.
     """
     settings = settings_from(ConvertSettings, config_file, flags)
-    from vox_core.run.convert import convert as run_convert
+    from vox_export.convert import convert as run_convert
 
     with display() as shown:
         report = run_convert(run, settings, observe=shown.observe, progress=shown.transfer)

@@ -10,17 +10,34 @@ base are read for nothing else.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core import bounded_json, files, models
-from vox_core.adapter.mlx import is_mlx_folder, mlx_dropout, read_mlx_adapter, write_mlx_adapter
-from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
-from vox_core.config import ConvertSettings
+from vox_core.api.commands import ConvertSettings
+from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes
+from vox_core.api.models import (
+    CONFIG,
+    MANIFEST,
+    TOKENIZER_FILES,
+    Observe,
+    Progress,
+    Seen,
+    Source,
+    base_name,
+    ignore,
+    is_mlx_folder,
+    locate,
+    mlx_dropout,
+    plain_copy,
+    read_adapter,
+    read_any,
+    read_mlx_adapter,
+    write_adapter,
+    write_mlx_adapter,
+)
 from vox_core.contract import AdapterState, Notice
-from vox_core.digests import TOKENIZER_FILES
 from vox_core.errors import (
     AdapterError,
     ConfigError,
@@ -29,20 +46,14 @@ from vox_core.errors import (
     StorageError,
     command,
 )
-from vox_core.host.seen import Seen
-from vox_core.plan import positions
-from vox_core.run.context import Observe, ignore
-from vox_core.run.equal import (
+from vox_export.equivalence import (
     SameLogits,
     compare_logits,
     require_same_state,
     require_same_update,
     usable_backend,
 )
-from vox_core.run.folder import MANIFEST
-from vox_core.run.locate import Source, locate, read_any
-from vox_core.run.outputs import base_name
-from vox_core.run.plain import plain_copy
+from vox_export.requantise import shorter_window
 from vox_formats import FormatError
 from vox_formats.mlx_model import misread, window
 
@@ -57,7 +68,7 @@ class ConvertReport:
     """What was written, and how it was checked.
 
     Args:
-        update_error: the largest error of a module's update; see equal.py.
+        update_error: the largest error of a module's update; see equivalence.py.
         logits: None if they were not compared; `why_no_logits` then says why.
         notes: what the user should know of the result.
     """
@@ -79,7 +90,7 @@ def convert(
     settings: ConvertSettings,
     *,
     observe: Observe = ignore,
-    progress: models.Progress | None = None,
+    progress: Progress | None = None,
 ) -> ConvertReport:
     """Write the adapter that `reference` names in another format.
 
@@ -92,13 +103,13 @@ def convert(
         raise _no_format(reference)
     to: Format = settings.to
     out = settings.out or Path(f"{reference.rstrip('/')}-{to}")
-    files.require_absent(out)
+    require_absent(out)
     source = locate(reference, base=settings.model, progress=progress)
     if source.adapter is None:
         raise _nothing_to_convert(reference)
     origin = Path(reference)
     source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
-    with files.atomic_folder(out) as folder:
+    with atomic_folder(out) as folder:
         _WRITE[to](folder, source.adapter, source, _dropout(origin))
         _copy_companions(origin, folder)
         require_same_state(source.adapter, read_any(folder, source.mlx_base))
@@ -182,7 +193,7 @@ def _dropout(folder: Path) -> float:
     """What the source says; it matters to those who train the adapter further."""
     if is_mlx_folder(folder):
         return mlx_dropout(folder)
-    config: dict[str, Any] = bounded_json.read(folder / CONFIG)
+    config: dict[str, Any] = read_json(folder / CONFIG)
     return float(config.get("lora_dropout") or 0.0)
 
 
@@ -190,7 +201,7 @@ def _copy_companions(origin: Path, folder: Path) -> None:
     """Manifest and tokenizer, where the source has them."""
     for name in (MANIFEST, *TOKENIZER_FILES):
         if (file := origin / name).is_file():
-            files.write_bytes(folder / name, file.read_bytes())
+            write_bytes(folder / name, file.read_bytes())
 
 
 def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
@@ -200,7 +211,7 @@ def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
             f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "
             "and says so; vox does"
         )
-    config = bounded_json.read(source.base.path / "config.json")
+    config = read_json(source.base.path / "config.json")
     try:
         settings = misread(config)
     except FormatError as error:
@@ -211,12 +222,7 @@ def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
             "mlx-lm by itself computes another base model than this one, because it does not read "
             f"{', '.join(settings)}; vox's MLX backend corrects that"
         )
-    yield from _window_note(config)
-
-
-def _window_note(config: Mapping[str, Any]) -> Iterator[str]:
-    size, longest = window(config), positions(config)
-    if size is not None and (longest is None or size < longest):
+    if size := shorter_window(window(config), config):
         yield (
             "mlx-lm leaves out this base's sliding window, and computes another model beyond "
             f"{size} tokens; vox's MLX backend refuses documents that are longer"

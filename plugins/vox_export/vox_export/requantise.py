@@ -10,39 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-from vox_core import bounded_json, files
-from vox_core.adapter.targets import quantised_modules
+from vox_core.api.files import read_json, write_json
+from vox_core.api.models import (
+    INDEX,
+    Spec,
+    Tensors,
+    WeightFolder,
+    copy_companions,
+    open_weights,
+    positions,
+    quantised_modules,
+    require_no_experts,
+    require_same_in_mlx,
+    spec_of,
+    write_shards,
+)
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
-from vox_core.plan import positions, require_no_experts
-from vox_core.run.locate import Source
-from vox_core.run.plain import copy_companions, spec_of, write_shards
-from vox_core.weights import INDEX, Spec, WeightFolder, open_weights
-from vox_core.weights.quantised import quantised_config, require_same_in_mlx
 from vox_formats import FormatError
 from vox_formats.mlx_model import mlx_config, window
 from vox_formats.quant import MLX_FORMATS, MlxFormat
 
-if TYPE_CHECKING:
-    from vox_core.run.plain import Tensors
 
-
-def require_quantisable(source: Source, quant: Quant) -> None:
+def require_quantisable(model: Path, name: str) -> None:
     """Refuse before any work what could not be written.
+
+    Args:
+        model: the base of the merged model.
+        name: a key of `MLX_FORMATS`.
 
     Raises:
         ModelError: M002, the family is stored otherwise in MLX, or a setting of the model cannot be
             told to mlx-lm.
         PlanError: P001, the model has experts, or naming the modules that the format does not fit.
     """
-    require_same_in_mlx(source.base.model_type, source.base.path)
-    config = bounded_json.read(source.base.path / "config.json")
-    require_no_experts(quant, config, source.weights.tensors)
-    mlx_lm_config(config, source.base.path)
-    form = MLX_FORMATS[quant]
-    reached = quantised_modules(source.weights.tensors, source.base.model_type, quant)
+    config = read_json(model / "config.json")
+    require_same_in_mlx(config["model_type"], model)
+    tensors, quant, form = open_weights(model).tensors, cast("Quant", name), MLX_FORMATS[name]
+    require_no_experts(quant, config, tensors)
+    mlx_lm_config(config, model)
+    reached = quantised_modules(tensors, config["model_type"], quant)
     faults = [
         f"{path}: {fault}"
         for path, module in reached.items()
@@ -52,7 +61,7 @@ def require_quantisable(source: Source, quant: Quant) -> None:
         raise PlanError(
             "P001",
             "the merged model cannot be quantised so",
-            where=f"--quant {quant}",
+            where=f"--quant {name}",
             faults=faults,
             remedy="choose a quantisation with smaller groups, or leave out --quant",
         )
@@ -75,14 +84,19 @@ def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         told = mlx_config(written)
     except FormatError as error:
         raise _untold(error.what, folder, error.found) from error
-    longest, size = positions(written), _window(written)
-    if size is not None and (longest is None or size < longest):
+    if size := shorter_window(_window(written), written):
         raise _untold(
             "mlx-lm leaves out this model's sliding window, and would compute another model",
             folder,
-            f"a window of {size} tokens, positions for {longest or 'any number'}",
+            f"a window of {size} tokens, positions for {positions(written) or 'any number'}",
         )
     return told
+
+
+def shorter_window(size: int | None, config: Mapping[str, Any]) -> int | None:
+    """The window `size`, if the model has positions beyond it."""
+    longest = positions(config)
+    return size if size is not None and (longest is None or size < longest) else None
 
 
 def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -115,15 +129,19 @@ def _untold(what: str, folder: Path, found: object) -> ModelError:
     )
 
 
-def requantise(plain: Path, folder: Path, model_type: str, quant: Quant) -> None:
+def requantise(plain: Path, folder: Path, name: str) -> None:
     """Write the checkpoint of `plain` into `folder`, quantised, and read it back.
+
+    Args:
+        name: a key of `MLX_FORMATS`.
 
     Raises:
         ProofError: V001, what is on the disk is not the quantisation of `plain`.
     """
     weights = WeightFolder(plain)
-    reached = quantised_modules(weights.tensors, model_type, quant).values()
-    writer = _Writer(weights, {module.tensor for module in reached}, MLX_FORMATS[quant])
+    model_type = read_json(plain / "config.json")["model_type"]
+    reached = quantised_modules(weights.tensors, model_type, cast("Quant", name)).values()
+    writer = _Writer(weights, {module.tensor for module in reached}, MLX_FORMATS[name])
     writer.write(folder)
     writer.check(folder)
 
@@ -138,11 +156,11 @@ class _Writer:
         weights = self._weights
         write_shards(folder, weights, self._specs, self._tensors)
         if weights.index is not None:
-            files.write_json(folder / INDEX, self._index(weights.index))
+            write_json(folder / INDEX, self._index(weights.index))
         copy_companions(weights.folder, folder)
-        config = bounded_json.read(folder / "config.json")
+        config = read_json(folder / "config.json")
         told = mlx_lm_config(config, weights.folder)
-        files.write_json(folder / "config.json", quantised_config(told, self._form))
+        write_json(folder / "config.json", {**told, "quantization": self._form.describe()})
 
     def check(self, folder: Path) -> None:
         """Hold each tensor of the disk against the quantisation of the plain one."""
