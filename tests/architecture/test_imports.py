@@ -33,10 +33,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset(
-        {"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract", "display"}
-    ),
-    frozenset({"digests", "gguf", "known"}),
+    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "display"}),
+    frozenset({"digests", "known"}),
     frozenset({"host", "models"}),
     frozenset({"memory"}),
     frozenset({"run"}),
@@ -55,6 +53,7 @@ LEVEL = {unit: level for level, row in enumerate(LAYERS) for unit in row}
 
 # What each of our packages may import of our other packages.
 PLUGIN_CORE = {
+    "vox_formats",
     "vox_core.errors",
     "vox_core.contract",
     "vox_core.hookspecs",
@@ -63,35 +62,44 @@ PLUGIN_CORE = {
 }
 FEATURE_CORE = {"vox_core.errors", "vox_core.contract", "vox_core.hookspecs", "vox_core.api"}
 ALLOWED_OF_OURS: dict[str, set[str]] = {
-    "vox_core": {"vox_core"},
+    "vox_core": {"vox_core", "vox_formats"},
+    "vox_formats": {"vox_formats"},
     "vox_torch": {"vox_torch", *PLUGIN_CORE} - {"vox_core.hookspecs"},
     "vox_cpu": {"vox_cpu", "vox_torch", *PLUGIN_CORE},
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
+    "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
+    "vox_extract": {"vox_extract", *FEATURE_CORE},
     "vox_testing": {"vox_testing", "vox_core.api", *PLUGIN_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
+    "vox_formats": ROOT / "libs/vox_formats/vox_formats",
     "vox_torch": ROOT / "libs/vox_torch/vox_torch",
     "vox_cpu": ROOT / "plugins/vox_cpu/vox_cpu",
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
+    "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
     "vox_testing": ROOT / "libs/vox_testing/vox_testing",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
 BANNED: dict[str, set[str]] = {
     "vox_core": TENSOR_LIBRARIES,
+    "vox_formats": {*TENSOR_LIBRARIES, "transformers"},
     "vox_torch": {"pluggy", "mlx", "mlx_lm"},
     "vox_cpu": {"bitsandbytes", "mlx", "mlx_lm"},
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
+    "vox_export": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
+    "vox_extract": TENSOR_LIBRARIES,
     "vox_testing": TENSOR_LIBRARIES - {"torch"},  # of the float64 reference
 }
 
@@ -104,6 +112,7 @@ STANDARD = sys.stdlib_module_names | {"_typeshed"}
 # Imported name -> the distribution that brings it, where they differ.
 BROUGHT_BY = {
     "vox_core": "vox-ml",
+    "vox_formats": "vox-ml-formats",
     "vox_torch": "vox-ml-torch",
     "pydantic_core": "pydantic",
     "griffe": "griffelib",

@@ -1,6 +1,6 @@
 """Training on a quantised base, on MLX, against training on what the quantisation left, on torch.
 
-The dequantised weights are those of `vox_core.weights.CODECS`, which is numpy; they lie in a plain
+The dequantised weights are those of `vox_formats.quant.CODECS`, which is numpy; they lie in a plain
 folder, and the CPU backend trains on that without knowing of a quantisation. So a quantised run has
 an oracle: it equals a run in full precision, on other weights.
 """

@@ -19,6 +19,7 @@ from vox_core.data.dataset import Dataset
 from vox_core.data.kept import Load, open_dataset
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import plan
+from vox_core.run.locate import resolve_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Opener:
         Raises:
             InputError: it cannot be had, or not be read.
         """
-        model = models.resolve(
+        model = resolve_model(
             settings.model,
             revision=settings.revision,
             template=settings.template,

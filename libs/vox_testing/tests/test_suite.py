@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import vox_testing.plugin
 from vox_core.adapter.targets import format_of
 from vox_core.contract import Quant
-from vox_core.weights import CODECS
+from vox_formats.quant import CODECS
 from vox_testing import reference, suite
 from vox_testing.jobs import curve, plan, start, stirred
 from vox_testing.llama import write_llama

@@ -1,6 +1,6 @@
 """What the named quantisations make of a weight, in float64: packed and unpacked again.
 
-Written apart from `vox_core.weights.CODECS`, which backends may use; test_suite.py holds the
+Written apart from `vox_formats.quant.CODECS`, which backends may use; tests/conformance holds the
 two against one another.
 
     nf4-single
