@@ -21,10 +21,10 @@ from vox_core.config import MergeSettings
 from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
+from vox_core.run.context import StoppedAtOnce
 from vox_core.run.equal import SameLogits
 from vox_core.run.locate import locate
 from vox_core.run.merge import MergeReport, Requantised
-from vox_core.run.stop import StoppedAtOnce
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from vox_core.contract import (
 from vox_core.data.split import keep_stdin
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.run import checkpoint, startup, telemetry
+from vox_core.run import checkpoint, metrics, telemetry
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
 from vox_core.run.locate import locate
 from vox_core.run.merge import merge
@@ -106,9 +106,9 @@ def test_garbage_is_looked_for_as_before_when_the_first_step_is_done(tiny, setti
 
 
 def test_when_the_process_began():
-    if startup.process_began() is None:
+    if metrics.process_began() is None:
         pytest.skip("this system does not say")
-    script = "from vox_core.run.startup import process_began as b; import time; "
+    script = "from vox_core.run.metrics import process_began as b; import time; "
     script += "time.sleep(0.3); print(time.perf_counter() - b())"
     called = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

@@ -23,8 +23,8 @@ from vox_core.config import TrainSettings
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.report import TrainReport
-    from vox_core.run.stop import StoppedAtOnce
+    from vox_core.run.artifacts import TrainReport
+    from vox_core.run.context import StoppedAtOnce
 
 MORE = 3
 """Times as many steps, in the hint after a short run."""
@@ -118,8 +118,8 @@ def train(
 
         planned = read_plan(plan_file, given(flags))
         settings, origin = planned.settings, "--plan"
-    from vox_core.run.startup import process_began
-    from vox_core.run.stop import StoppedAtOnce
+    from vox_core.run.context import StoppedAtOnce
+    from vox_core.run.metrics import process_began
     from vox_core.run.train import train as run_training
 
     try:

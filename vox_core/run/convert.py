@@ -34,6 +34,7 @@ from vox_core.errors import (
 )
 from vox_core.host.seen import Seen
 from vox_core.plan import positions
+from vox_core.run.artifacts import base_name
 from vox_core.run.context import Observe, ignore
 from vox_core.run.equal import (
     SameLogits,
@@ -44,7 +45,6 @@ from vox_core.run.equal import (
 )
 from vox_core.run.folder import MANIFEST
 from vox_core.run.locate import Source, locate, read_any
-from vox_core.run.outputs import base_name
 from vox_core.run.plain import plain_copy
 
 Format: TypeAlias = Literal["peft", "mlx"]
