@@ -35,13 +35,13 @@ from vox_core.host.observers import Observers
 from vox_core.run import checkpoint, folder, foresight, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
 from vox_core.run.controller import RunController
+from vox_core.run.dequantised_base import seeded
 from vox_core.run.metrics import StepMetrics
 from vox_core.run.prepare import preflight
 from vox_core.run.progress import Progress
 from vox_core.run.rows import write_skipped
 from vox_core.run.sources import to_json
 from vox_core.run.telemetry import Telemetry
-from vox_core.run.trained import seeded
 
 if TYPE_CHECKING:
     from vox_core.run.metrics import Startup
