@@ -15,14 +15,14 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from vox_core import config, errors
-from vox_core.catalog import BundleEntry, Catalog, PluginEntry, load_catalog, schema
+from vox_core.catalog import BundleEntry, Catalog, PluginEntry, entries, load_catalog
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 from vox_core.contract import StepDone
@@ -160,8 +160,8 @@ def catalog_page() -> str:
     columns = ("id", "parameters", "licence", "source", "gated", "description")
     parts.append(f"## Models\n\n{_ABOUT_MODELS}\n{table(*columns, models)}")
     parts.append(_ABOUT_KEYS)
-    for section in schema.TABLES:
-        rows = [key_row(section, *item) for item in schema.keys(section).items()]
+    for section in entries.TABLES:
+        rows = [key_row(section, *item) for item in entries.keys(section).items()]
         parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
     return "\n".join(parts)
 
@@ -206,9 +206,9 @@ def bundle_row(catalog: Catalog, entry: BundleEntry) -> list[str]:
     return [f"`{entry.id}`", *map(in_words, columns), entry.description]
 
 
-def key_row(section: str, key: str, field: Field[Any]) -> list[str]:
-    expected = schema.expected(section, key).replace("|", "\\|")
-    return [f"`{key}`", expected, "yes" if schema.is_required(field) else ""]
+def key_row(section: str, key: str, needed: bool) -> list[str]:
+    expected = entries.expected(section, key).replace("|", "\\|")
+    return [f"`{key}`", expected, "yes" if needed else ""]
 
 
 def in_words(value: object) -> str:

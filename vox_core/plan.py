@@ -34,7 +34,7 @@ from vox_core.contract import (
 )
 from vox_core.data.order import steps_for
 from vox_core.errors import PlanError
-from vox_core.weights import CODECS
+from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
-from vox_core.run.convert import ConvertReport
-from vox_core.run.equal import SameLogits
 from vox_core.run.load import Answer
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
@@ -76,23 +74,6 @@ class Merging:
         observe(Notice("proving"))
         proof = Proof("bf16", 1e-4, 1e-2, 0.3, 0.83, 1e-3, 32)
         return MergeReport(settings.out or Path(f"{reference}-merged"), "m", 14, proof)
-
-
-@dataclass
-class Converting:
-    """`vox_core.run.convert.convert`; without `logits`, one backend is missing."""
-
-    logits: SameLogits | None = None
-    calls: list[tuple[str, Any]] = field(default_factory=list)
-
-    def __call__(self, reference: str, settings: Any, *, observe: Any, **_: Any) -> ConvertReport:
-        self.calls.append((reference, settings))
-        observe(Notice("comparing"))
-        out = settings.out or Path(f"{reference}-{settings.to}")
-        why = None if self.logits else "no usable backend for mlx (mlx: not installed)"
-        return ConvertReport(
-            out, "peft", settings.to, "m", 14, 1, 3e-8, self.logits, why, ("it is big",)
-        )
 
 
 @dataclass

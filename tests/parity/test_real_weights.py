@@ -28,9 +28,9 @@ from vox_core.contract import LoadJob, Notice, Sampling, Step, StepDone, TrainJo
 from vox_core.errors import ModelError
 from vox_core.run.plain import plain_copy
 from vox_core.run.trained import as_trained
-from vox_core.testing import jobs
-from vox_core.testing.subject import Recorder
 from vox_core.weights import WeightFolder
+from vox_testing import jobs
+from vox_testing.subject import Recorder
 from vox_torch import elementwise, forward, fused_modules, layout
 from vox_torch.fused_modules import FusedNorm
 

@@ -18,7 +18,7 @@ from vox_core.run.load import open_model
 from vox_core.run.locate import locate
 from vox_core.run.merge import merge
 from vox_core.run.train import train
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
 # over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:

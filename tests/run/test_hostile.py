@@ -26,7 +26,7 @@ from vox_core.data import worker
 from vox_core.errors import VoxError
 from vox_core.run.locate import locate
 from vox_core.run.train import train
-from vox_core.testing.tiny import CHATML
+from vox_testing.tiny import CHATML
 
 Attack = Callable[[Path, Path], None]
 

@@ -21,15 +21,17 @@ from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
-from vox_core.run import load, prepare, requantise, telemetry
+from vox_core.run import load, prepare, telemetry
 from vox_core.run.load import open_model
 from vox_core.run.locate import locate
 from vox_core.run.merge import merge
 from vox_core.run.merger import Merger
 from vox_core.run.train import train
 from vox_core.run.trained import trained_weights
-from vox_core.testing.llama import write_llama
-from vox_core.weights import CODECS, MLX_FORMATS, MlxFormat, WeightFolder, open_weights
+from vox_core.weights import WeightFolder, open_weights
+from vox_export import requantise
+from vox_formats.quant import CODECS, MLX_FORMATS, MlxFormat
+from vox_testing.llama import write_llama
 from vox_torch import base as engine
 from vox_torch import train as trainer
 
@@ -40,7 +42,10 @@ PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 @pytest.fixture(autouse=True)
 def _the_cpu_alone(monkeypatch):
     """Another backend that is installed here may have the quantisations."""
-    others = {entry.name for entry in metadata.entry_points(group="vox_core.plugins")} - {"cpu"}
+    others = {entry.name for entry in metadata.entry_points(group="vox_core.plugins")} - {
+        "cpu",
+        "export",
+    }
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", ",".join(sorted(others)))
 
 
@@ -74,7 +79,7 @@ def quantised(base, tmp_path):
     """The base as a folder in MLX's format."""
     folder = tmp_path / "quantised"
     folder.mkdir()
-    requantise.requantise(base, folder, "llama", "affine4")
+    requantise.requantise(base, folder, "affine4")
     return folder
 
 
@@ -355,7 +360,8 @@ class TestMerging:
     )
     def test_a_window_that_leaves_nothing_out_may_be_written(self, base, run, tmp_path, said):
         config = {**json.loads((base / "config.json").read_text()), **said}
-        requantise.require_quantisable(retold(locate(run), tmp_path, config), "affine4")
+        source = retold(locate(run), tmp_path, config)
+        requantise.require_quantisable(source.base.path, "affine4")
 
     @pytest.mark.parametrize(
         ("onto", "dtype", "quant", "copies"),
@@ -388,6 +394,8 @@ class TestMerging:
 def retold(source, folder, config):
     """The source with another `config.json`; its weights are where they were."""
     (folder / "retold").mkdir()
+    for file in source.base.path.glob("*.safetensors*"):
+        (folder / "retold" / file.name).symlink_to(file)
     (folder / "retold" / "config.json").write_text(json.dumps(config))
     told = replace(source.base, path=folder / "retold", model_type=config["model_type"])
     return replace(source, base=told)

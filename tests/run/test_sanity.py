@@ -15,7 +15,7 @@ from vox_core.run.policy import Policy
 from vox_core.run.sanity import LossWatch, rate_warning
 from vox_core.run.telemetry import read
 from vox_core.run.train import train
-from vox_core.testing.tiny import VOCABULARY
+from vox_testing.tiny import VOCABULARY
 
 UNIFORM = math.log(VOCABULARY)
 

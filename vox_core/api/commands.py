@@ -2,6 +2,7 @@
 
 from vox_core.cli.errors import STOPPED
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
+from vox_core.cli.options import options_of, settings_from
 from vox_core.cli.output import (
     duration,
     losses,
@@ -11,10 +12,12 @@ from vox_core.cli.output import (
     print_table,
     printable,
 )
+from vox_core.config import ConvertSettings
 
 __all__ = [
     "STOPPED",
     "Command",
+    "ConvertSettings",
     "Entry",
     "Group",
     "LazyGroup",
@@ -22,8 +25,10 @@ __all__ = [
     "json_option",
     "losses",
     "megabytes",
+    "options_of",
     "print_columns",
     "print_json",
     "print_table",
     "printable",
+    "settings_from",
 ]

@@ -18,6 +18,7 @@ from vox_core.data.checked import CheckedFile
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import Load, open_dataset
 from vox_core.data.tokenizer import load_tokenizer
+from vox_core.run.locate import resolve_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Opener:
         Raises:
             InputError: it cannot be had, or not be read.
         """
-        model = models.resolve(
+        model = resolve_model(
             settings.model,
             revision=settings.revision,
             template=settings.template,

@@ -13,16 +13,16 @@ from typing import Any, get_args
 
 from vox_core import bounded_json, links, models
 from vox_core.adapter.fit import require_fit
-from vox_core.adapter.mlx import MlxBase
-from vox_core.adapter.mlx_read import is_mlx_folder, read_mlx_adapter
+from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
-from vox_core.data.templated import TEMPLATE
+from vox_core.data.templated import TEMPLATE, templated
 from vox_core.digests import folder_digest
 from vox_core.errors import AdapterError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
 from vox_core.weights import Weights, open_weights
+from vox_formats.mlx_adapter import MlxBase
 
 NO_ADAPTER = "none"
 
@@ -71,6 +71,31 @@ class Source:
         return MlxBase(self.base.model_type, self.modules, self.shapes)
 
 
+def resolve_model(
+    reference: str,
+    *,
+    revision: str | None = None,
+    template: str | Path | None = None,
+    progress: models.Progress | None = None,
+) -> models.LocalModel:
+    """The model that `reference` names, with another chat template if one is given.
+
+    Args:
+        template: a name of a template, or a Jinja file.
+
+    Raises:
+        ModelError: the reference names nothing, or not a model that vox can use.
+        ConfigError: a catalog or `vox.toml` is wrong, or there is no such template.
+        DataError: D005, the template cannot be used.
+        StorageError: the disk is full, or an I/O error.
+    """
+    model = models.resolve(reference, revision=revision, progress=progress)
+    if template is None:
+        return model
+    folder, notes = templated(model.path, template)
+    return replace(model, templated=folder, notes=notes)
+
+
 def locate(
     reference: str,
     *,
@@ -94,7 +119,7 @@ def locate(
     model = (
         _base_model(named, base, template, progress)
         if named
-        else models.resolve(reference, template=template, progress=progress)
+        else resolve_model(reference, template=template, progress=progress)
     )
     weights = open_weights(model.path)
     source = Source(
@@ -175,10 +200,10 @@ def _base_model(
 ) -> models.LocalModel:
     """The base that an adapter names: by path if that is still there, else by id."""
     if override:
-        return models.resolve(override, template=template, progress=progress)
+        return resolve_model(override, template=template, progress=progress)
     described = _base_described(folder)
     if (path := described.get("path")) and Path(path).is_dir():
-        found = models.resolve(path, template=template, progress=progress)
+        found = resolve_model(path, template=template, progress=progress)
         hub = described.get("hub")
         found = replace(found, hub=hub if isinstance(hub, str) else None)
         return replace(found, id=described["id"], licence=described.get("licence"))
@@ -195,7 +220,7 @@ def _base_model(
         )
     revision = described.get("revision") or _config_said(folder, "revision")
     revision = revision if "/" in reference else None
-    return models.resolve(reference, revision=revision, template=template, progress=progress)
+    return resolve_model(reference, revision=revision, template=template, progress=progress)
 
 
 def _config_said(folder: Path, key: str) -> str | None:

@@ -1,7 +1,7 @@
 """`vox merge`: base + adapter -> a plain Hugging Face checkpoint, proven equal.
 
-What is looked at before, and what is told afterwards; the work is done in `merger.py` and, where a
-quantised checkpoint is asked for, in `requantise.py`. The output folder appears when the proof has
+Checks before, and the report afterwards; `merger.py` does the work. With `--quant`, the plugin that
+provides the format writes the merged model in it. The output folder appears when the proof has
 passed, and not before.
 """
 
@@ -16,10 +16,11 @@ from pathlib import Path
 
 from vox_core import files, models
 from vox_core.config import MergeSettings
-from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant
+from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant, WriteModelJob
 from vox_core.errors import AdapterError, BackendError, StorageError
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
+from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import CARD
@@ -27,7 +28,6 @@ from vox_core.run.locate import Source, locate
 from vox_core.run.merger import Merger, written_bytes
 from vox_core.run.plain import copy_bytes
 from vox_core.run.proof import Proof, distance
-from vox_core.run.requantise import requantise, require_quantisable
 from vox_core.run.trained import TrainedWeights, trained_weights
 from vox_core.weights import Weights
 
@@ -77,7 +77,7 @@ def merge(
     if source.adapter is None:
         raise _nothing_to_merge(reference)
     if settings.quant != "none":
-        require_quantisable(source, settings.quant)
+        write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
     trained = trained_weights(source)
     weights = _chosen(source, trained, settings)
     _require_space(weights, trained, settings, out)
@@ -141,7 +141,7 @@ def _requantised(
     if quant == "none":
         return None
     context.emit(Notice(f"quantising the merged model to {quant}"))
-    requantise(plain, folder, source.base.model_type, quant)
+    write_model(WriteModelJob(plain, quant, folder))
     backend = _reader(source, quant, seen)
     if backend is None:
         return Requantised(quant, None)

@@ -7,7 +7,6 @@ against base + update before it is written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +35,16 @@ from vox_core.run.plain import (
     plain_copy,
     write_shards,
 )
-from vox_core.run.proof import TOLERANCE, Proof, distance, not_merged, probe_tokens, prove
-from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype
+from vox_core.run.proof import (
+    TOLERANCE,
+    Proof,
+    distance,
+    not_merged,
+    probe_logits,
+    probe_tokens,
+    prove,
+)
+from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype, stored_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,11 +108,7 @@ class Merger:
 
     def logits_of(self, backend: Backend, job: LoadJob) -> Floats:
         """The same of what `job` loads, by any backend."""
-        model = backend.load(job, self._context)
-        try:
-            return model.logits(self._probe_T)
-        finally:
-            model.close()
+        return probe_logits(backend, job, self._context, self._probe_T)
 
     def _write(self, folder: Path) -> None:
         try:
@@ -189,7 +192,7 @@ def written_bytes(weights: Weights, dtype: DType | None) -> int:
     return sum(
         info.nbytes
         if (written := stored_as(info.dtype, dtype)) == info.dtype
-        else math.prod(info.shape) * numpy_dtype(written).itemsize
+        else stored_bytes(written, info.shape)
         for info in weights.tensors.values()
     )
 

@@ -22,7 +22,7 @@ from vox_core.weights.quantised import plain_config
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Tensors: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
+Tensors: TypeAlias = "Iterator[tuple[str, NDArray[Any]]]"
 
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "LICENCE*", "NOTICE*")
 _NOT_COPIED = {"vox_adapter.json", "vox_merge.json"}

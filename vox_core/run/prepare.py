@@ -34,6 +34,7 @@ from vox_core.memory import read_architecture
 from vox_core.run.audited import audits_of
 from vox_core.run.backend import choose_for
 from vox_core.run.fetching import Fetching
+from vox_core.run.locate import resolve_model
 from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
 from vox_core.run.sanity import rate_warning
@@ -155,7 +156,7 @@ def prepare(
     # Once before a model is fetched, so that a missing backend is told in a second.
     seen, fetching = Seen(), Fetching(progress)
     choose(_request(settings, None, origin, resumed_from, settings.quant), seen=seen)
-    model = models.resolve(
+    model = resolve_model(
         settings.model,
         revision=settings.revision,
         template=settings.template,

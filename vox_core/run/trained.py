@@ -1,7 +1,7 @@
 """The base as training saw it: each weight as its quantisation left it.
 
 A backend quantises when it loads a model, from the weights as the files have them. Here the same is
-computed by the references in `vox_core.weights.CODECS`, so that any backend can merge onto those
+computed by the references in `vox_formats.quant.CODECS`, so that any backend can merge onto those
 weights, or be held against them, without knowing of the format.
 """
 
@@ -16,7 +16,8 @@ from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import AdapterState, DType, ExecutionPlan, ModuleShape, Quant
 from vox_core.run.locate import Source
-from vox_core.weights import CODECS, STORED_AS, TensorInfo, Weights, numpy_dtype
+from vox_core.weights import STORED_AS, TensorInfo, Weights, numpy_dtype
+from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,7 +27,7 @@ from vox_core.run.checkpoint.record import (
     Origin,
     Record,
 )
-from vox_core.weights.write import safetensors_bytes
+from vox_core.weights.file import safetensors_bytes
 
 if TYPE_CHECKING:
     import numpy as np
