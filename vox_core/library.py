@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from vox_core.run.load import Answer, OpenModel
     from vox_core.run.merge import MergeReport
     from vox_core.run.planning import PlanReport
-    from vox_core.run.report import TrainReport
+    from vox_core.run.artifacts import TrainReport
 
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""

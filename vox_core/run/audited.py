@@ -19,7 +19,7 @@ from vox_core.data.dataset import Dataset
 from vox_core.data.kept import Load, open_dataset
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import plan
-from vox_core.run.locate import resolve_model
+from vox_core.run.sources import resolve_model
 
 
 @dataclass(frozen=True, slots=True)

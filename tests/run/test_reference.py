@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from vox_core.errors import AdapterError
-from vox_core.run.locate import locate
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
 
 
 def test_a_file_of_an_adapter_is_no_adapter(tiny, settings):
     run = train(settings(tiny("llama"), max_steps=1)).run
     with pytest.raises(AdapterError) as caught:
-        locate(str(run / "adapter_model.safetensors"))
+        resolve_reference(str(run / "adapter_model.safetensors"))
     assert f"name the folder: {run}" in str(caught.value)
 
 
@@ -21,11 +21,11 @@ def test_a_folder_of_runs_is_no_run(tiny, settings, tmp_path):
     for name in ("a", "b"):
         train(settings(tiny("llama"), max_steps=1, out=runs / name))
     with pytest.raises(AdapterError) as caught:
-        locate(str(runs))
+        resolve_reference(str(runs))
     assert caught.value.found == "a, b"
     assert str(runs / "a") in str(caught.value.remedy)
 
 
 def test_a_model_folder_beside_runs_is_a_model(tiny):
     model = tiny("llama")
-    assert locate(str(model)).base.path == model
+    assert resolve_reference(str(model)).base.path == model

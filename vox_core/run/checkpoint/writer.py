@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from vox_core.contract import CheckpointWritten, Event, Notice, TrainState
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
-from vox_core.run.bad import require_finite
-from vox_core.run.checkpoint import Best, Origin, Retention
+from vox_core.run.checkpoint import Origin, Retention
+from vox_core.run.nonfinite import require_finite
+from vox_core.run.progress import Progress
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -57,8 +58,7 @@ class CheckpointWriter:
         parent: the folder for them.
         emit: told what became of each.
         origin: what they say of the run; its `elapsed` is what went before this process.
-        validated: the best validation so far, whose step is saved and kept, and how many came
-            after it.
+        progress: losses and validations so far; the step of the best one is saved and kept.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CheckpointWriter:
         origin: Origin | None = None,
         due: Due | None = None,
         retention: Retention | None = None,
-        validated: Callable[[], tuple[Best | None, int]] = lambda: (None, 0),
+        progress: Progress | None = None,
     ) -> None:
         self._parent, self._emit = parent, emit
         self._origin, self._due = origin or Origin(), due or Due()
@@ -80,14 +80,14 @@ class CheckpointWriter:
         self._under_way: _UnderWay | None = None
         self._announced: int | None = None
         self._good = next(iter(checkpoint.numbered(parent)), None)
-        self._validated = validated
-        self._kept_best = self._origin.best.step if self._origin.best else None
+        self._progress = progress or Progress()
+        self._kept_best = self._progress.best_step
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`. Says what became of the one before, too."""
         self.poll()
         now = time.monotonic()
-        if not (self._due.at(step, now - self._saved) or self._is_best(step)):
+        if not (self._due.at(step, now - self._saved) or step == self._progress.best_step):
             return False
         self._asked = now
         return True
@@ -98,9 +98,9 @@ class CheckpointWriter:
         require_finite(state, self._parent)
         self.settle()
         self._saved, self._asked = time.monotonic(), None
-        owned, origin = _copied(state), self._origin_at(state.step)
+        owned, origin, best = _copied(state), self._origin_at(state.step), self._progress.best_step
         held = time.monotonic() - asked
-        work = self._pool.submit(self._write, owned, origin)
+        work = self._pool.submit(self._write, owned, origin, best)
         self._under_way = _UnderWay(state.step, asked, held, work)
 
     def poll(self) -> None:
@@ -132,7 +132,8 @@ class CheckpointWriter:
         require_finite(state, self._parent)
         began = time.monotonic()
         try:
-            written = self._pool.submit(self._write, state, self._origin_at(state.step)).result()
+            origin, best = self._origin_at(state.step), self._progress.best_step
+            written = self._pool.submit(self._write, state, origin, best).result()
         except StorageError as error:
             raise self._without_the_last(error) from error
         self._announce(state.step, written, written.at - began, written.at - began)
@@ -150,31 +151,29 @@ class CheckpointWriter:
         if written.warning:
             self._emit(Notice(written.warning, "warning"))
 
-    def _write(self, state: TrainState, origin: Origin) -> _Written:
+    def _write(self, state: TrainState, origin: Origin, best: int | None) -> _Written:
         path = checkpoint.save(self._parent, state, origin)
         warning = None
         try:
-            checkpoint.prune(self._parent, self._retention, self._best_there(origin.best))
+            checkpoint.prune(self._parent, self._retention, self._best_there(best))
         except StorageError as error:
             warning = f"an older checkpoint could not be removed: {error.what} ({error.found})"
         return _Written(path, time.monotonic(), warning)
 
-    def _best_there(self, best: Best | None) -> int | None:
+    def _best_there(self, best: int | None) -> int | None:
         """The best step that is on the disk, which may have been full for a better one."""
-        if best and (self._parent / f"step-{best.step}").is_dir():
-            self._kept_best = best.step
+        if best is not None and (self._parent / f"step-{best}").is_dir():
+            self._kept_best = best
         return self._kept_best
 
-    def _is_best(self, step: int) -> bool:
-        best, _ = self._validated()
-        return best is not None and best.step == step
-
     def _origin_at(self, step: int) -> Origin:
-        elapsed = self._origin.elapsed + time.monotonic() - self._began
-        epoch = self._due.epoch_of(step)
-        best, since = self._validated()
+        losses, validations = self._progress.saved()
         return replace(
-            self._origin, epoch=epoch, elapsed=round(elapsed, 3), best=best, since_best=since
+            self._origin,
+            epoch=self._due.epoch_of(step),
+            elapsed=round(self._origin.elapsed + time.monotonic() - self._began, 3),
+            losses=losses,
+            validations=validations,
         )
 
     def _missed(self, step: int, error: StorageError) -> Notice:

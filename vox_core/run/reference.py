@@ -17,10 +17,11 @@ from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
-from vox_core.data.templated import TEMPLATE, templated
+from vox_core.data.templated import TEMPLATE
 from vox_core.digests import folder_digest
 from vox_core.errors import AdapterError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
+from vox_core.run.sources import resolve_model
 from vox_core.weights import Weights, open_weights
 from vox_formats.mlx_adapter import MlxBase
 
@@ -28,7 +29,7 @@ NO_ADAPTER = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelReference:
     """A base, and an adapter that was checked to belong to it.
 
     Args:
@@ -71,38 +72,13 @@ class Source:
         return MlxBase(self.base.model_type, self.modules, self.shapes)
 
 
-def resolve_model(
-    reference: str,
-    *,
-    revision: str | None = None,
-    template: str | Path | None = None,
-    progress: models.Progress | None = None,
-) -> models.LocalModel:
-    """The model that `reference` names, with another chat template if one is given.
-
-    Args:
-        template: a name of a template, or a Jinja file.
-
-    Raises:
-        ModelError: the reference names nothing, or not a model that vox can use.
-        ConfigError: a catalog or `vox.toml` is wrong, or there is no such template.
-        DataError: D005, the template cannot be used.
-        StorageError: the disk is full, or an I/O error.
-    """
-    model = models.resolve(reference, revision=revision, progress=progress)
-    if template is None:
-        return model
-    folder, notes = templated(model.path, template)
-    return replace(model, templated=folder, notes=notes)
-
-
-def locate(
+def resolve_reference(
     reference: str,
     *,
     base: str | None = None,
     adapter: str | None = None,
     progress: models.Progress | None = None,
-) -> Source:
+) -> ModelReference:
     """Find base and adapter.
 
     Args:
@@ -122,7 +98,7 @@ def locate(
         else resolve_model(reference, template=template, progress=progress)
     )
     weights = open_weights(model.path)
-    source = Source(
+    source = ModelReference(
         base=model,
         weights=weights,
         modules=linear_modules(weights.tensors, model.model_type),
@@ -132,12 +108,12 @@ def locate(
     )
     if not chosen:
         return source
-    found = replace(source, adapter=read_any(chosen, source.mlx_base))
+    found = replace(source, adapter=read_adapter_folder(chosen, source.mlx_base))
     _require_belonging(found, chosen)
     return found
 
 
-def read_any(folder: Path, base: MlxBase) -> AdapterState:
+def read_adapter_folder(folder: Path, base: MlxBase) -> AdapterState:
     """The adapter in `folder`, whichever of the two formats it is in.
 
     Raises:
@@ -192,7 +168,7 @@ def _template(folder: Path | None) -> Path | None:
     """The chat template in an adapter's folder, which it was trained with."""
     if folder is None or not (folder / TEMPLATE).is_file():
         return None
-    return None if links.strays(folder) else folder / TEMPLATE  # `read_any` refuses these
+    return None if links.strays(folder) else folder / TEMPLATE  # refused when read
 
 
 def _base_model(
@@ -255,7 +231,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return RunFolder(folder).read(MANIFEST) if (folder / MANIFEST).is_file() else {}
 
 
-def _require_belonging(source: Source, folder: Path) -> None:
+def _require_belonging(source: ModelReference, folder: Path) -> None:
     assert source.adapter is not None
     require_fit(source.adapter, source.modules, source.shapes, folder)
     trained_on = _base_described(folder).get("weights_digest")

@@ -10,7 +10,7 @@ from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import AdapterError, InputError
 from vox_core.run.folder import MANIFEST, PLAN, RunFolder
-from vox_core.run.recorded import last_step, plan_of
+from vox_core.run.resume import last_step, plan_of
 from vox_core.run.train import train
 
 KEPT = {

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import AdapterState, DType, ExecutionPlan, ModuleShape, Quant
-from vox_core.run.locate import Source
 from vox_core.weights import STORED_AS, TensorInfo, Weights, numpy_dtype
 from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from vox_core.run.reference import ModelReference
 
 
 class TrainedWeights:
@@ -82,7 +83,7 @@ class TrainedWeights:
         return TensorInfo("F32", info.shape, 0, 4 * math.prod(info.shape))
 
 
-def trained_weights(source: Source) -> Weights:
+def trained_weights(source: ModelReference) -> Weights:
     """What the adapter of `source` was trained on."""
     return as_trained(source.weights, source.quant, source.base.model_type, source.trained_in)
 

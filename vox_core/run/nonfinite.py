@@ -29,38 +29,33 @@ SHOWN = 3
 _LOWER = ("--allow-change", "lr", "--lr", "LOWER")
 
 
-class BadSteps:
+class NonFiniteSteps:
     """The steps of a run that were skipped.
 
     Args:
         path: `bad_batches.jsonl`.
         limit: so many in a row end the run.
         batch_size, seed: of the contract; they decide which documents a step has.
+        after: the step that the run goes on after.
+
+    Raises:
+        StorageError: the file cannot be written.
     """
 
     def __init__(
-        self, path: Path, limit: int, dataset: Dataset, batch_size: int, seed: int
+        self, path: Path, limit: int, dataset: Dataset, batch_size: int, seed: int, *, after: int
     ) -> None:
         self._path, self._limit = path, limit
         self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
-        self._lines: list[dict[str, Any]] = []
-        self._row: list[int] = []
-
-    def begin(self, step: int) -> None:
-        """Go on after `step`.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
-        there = _read(self._path)
-        self._lines = [line for line in there if line["step"] <= step]
+        there = _read(path)
+        self._lines = [line for line in there if line["step"] <= after]
         if len(self._lines) != len(there):
             self._write()
-        skipped = {line["step"] for line in self._lines}
-        while step - len(self._row) in skipped:
-            self._row.append(step - len(self._row))
+        skipped, self._row = {line["step"] for line in self._lines}, list[int]()
+        while after - len(self._row) in skipped:
+            self._row.append(after - len(self._row))
 
-    def good(self) -> None:
+    def applied(self) -> None:
         """A step was applied."""
         self._row.clear()
 
