@@ -97,8 +97,11 @@ class Voice:
         observe(Notice(WHY))
         yield self
 
-    def reply(self, messages: list[dict[str, str]], row: int = 0) -> Answer:
+    def reply(self, messages: list[dict[str, str]], row: int = 0, settings: Any = None) -> Answer:
         return Answer(7, lambda answer: self._pieces(messages, row, answer))
+
+    def stream(self, messages: list[dict[str, str]]) -> Answer:
+        return self.reply(messages)
 
     def _pieces(self, messages: list[dict[str, str]], row: int, answer: Answer) -> Iterator[str]:
         yield f"{len(messages)}:"

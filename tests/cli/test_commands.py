@@ -35,7 +35,7 @@ def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
 
 @pytest.fixture
 def _told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vox_core.cli.progress.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("vox_core.display.WORTH_SECONDS", 0.0)
 
 
 # --- train ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vox_core import plan as core_plan
 from vox_core.cli.output import print_json
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
@@ -17,6 +16,7 @@ from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
 from vox_core.run import merge as merging
+from vox_core.run import plan as core_plan
 from vox_core.run.controller import RunController
 from vox_core.run.history import read_run
 from vox_core.run.merge import merge

@@ -8,7 +8,7 @@ from vox_core.host.manifest import Manifest
 from vox_core.host.probe import Hardware, ProbeFault, probe_all
 from vox_core.host.process import Failed, run
 from vox_core.host.select import select
-from vox_core.plan import resolve_dtype
+from vox_core.run.plan import resolve_dtype
 
 __all__ = [
     "Backend",

@@ -14,11 +14,11 @@ from vox_core.host import Request, choose
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
 from vox_core.models import LocalModel, Progress
-from vox_core.plan import positions, require_no_experts
 from vox_core.run.artifacts import base_name
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import MANIFEST
 from vox_core.run.hf_checkpoint import Tensors, copy_companions, plain_copy, spec_of, write_shards
+from vox_core.run.plan import positions, require_no_experts
 from vox_core.run.proof import (
     MAX_CARRIED,
     MIN_CARRIED,

@@ -94,7 +94,7 @@ TRAINING: dict[str, Mutant] = {
     ),
     "the dtype that auto becomes is not declared": Mutant(
         "test_the_dtype_that_auto_becomes_is_declared",
-        patch=("vox_core.plan.resolve_dtype", lambda choice, hardware: "fp16"),
+        patch=("vox_testing.suite.package.resolve_dtype", lambda choice, hardware: "fp16"),
     ),
     # adapter
     "training is unscaled": Mutant(

@@ -101,7 +101,8 @@ def declare(monkeypatch: pytest.MonkeyPatch, **capabilities: object) -> None:
         return replace(found, manifest=replace(found.manifest, capabilities=declared))
 
     plugins = tuple(changed(found) for found in discover())
-    monkeypatch.setattr("vox_core.host.discover.discover", lambda: plugins)
+    for module in ("vox_core.host.discover", "vox_testing.subject"):
+        monkeypatch.setattr(f"{module}.discover", lambda: plugins)
 
 
 def test_there_are_at_least_twenty() -> None:

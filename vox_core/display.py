@@ -1,13 +1,16 @@
-"""What is happening, on stderr: a live display on a terminal, plain lines elsewhere.
+"""Progress: a bar on a terminal (rich) and in a notebook (IPython), plain lines elsewhere.
 
-A display is told of events and of transfers (downloads, conversions, rows that are read) and shows
-them in words that both forms share. Lines are kept few: every step of a short run, about twenty of
-a long one, and of a transfer nothing that is over within a second.
-Results are not shown here; they go to stdout (output.py).
+A display gets events and transfers (downloads, conversions, rows that are read) and shows them in
+words that all forms share. Lines are few: every step of a short run, about twenty of a long one,
+and none for a transfer that ends within a second. Terminal and lines go to stderr.
+Results are not shown here; commands print them to stdout (cli/output.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import html
 import math
 import os
 import sys
@@ -15,12 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from vox_core.cli.output import duration, megabytes, printable
-from vox_core.cli.streams import abandon_stderr
 from vox_core.contract import (
     CheckpointWritten,
     Event,
@@ -30,6 +31,11 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
+from vox_core.text import duration, megabytes, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 SHORT_RUN = 50
 LINES_OF_A_LONG_RUN = 20
@@ -39,6 +45,9 @@ SMOOTHING = 0.9
 """Share of the past in the smoothed loss."""
 WORTH_SECONDS = 1.0
 """Of a transfer that is shown: one that takes less is over before anybody asks."""
+BAR_WIDTH = 24
+_GONE = {errno.EPIPE, errno.EIO}
+"""The reader of a pipe has ended; the terminal has been closed."""
 
 
 class Display(Protocol):
@@ -55,15 +64,15 @@ class Display(Protocol):
 
 @contextmanager
 def display(*, by_the_way: bool = True) -> Iterator[Display]:
-    """The display that suits stderr.
+    """The display for where this process runs: a notebook, a terminal, or neither.
 
     Args:
         by_the_way: the work goes on if there is nobody left to show it to.
     """
     shown: Display
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from vox_core.cli.live import LiveDisplay
-
+    if _in_notebook():
+        shown = NotebookDisplay()
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         shown = LiveDisplay()
     else:
         shown = LineDisplay()
@@ -99,6 +108,17 @@ class ByTheWay:
             show()
         except OSError as error:  # a full disk under a log may have room again
             self._gone = abandon_stderr(error)
+
+
+def abandon_stderr(error: OSError) -> bool:
+    """Whether stderr is gone; if so, what is still to be written there goes nowhere."""
+    if error.errno not in _GONE:
+        return False
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # a stream that is not the process's own
+        os.dup2(nothing, sys.stderr.fileno())
+    os.close(nothing)
+    return True
 
 
 class Unhurried:
@@ -205,3 +225,123 @@ class LineDisplay:
         if event.step % every and event.step not in (self._start.first_step, total):
             return None
         return f"step {event.step}/{total}  {text}"
+
+
+class LiveDisplay:
+    """A bar for the transfer or the run that is going on."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._label = ""
+        self._pace: Pace | None = None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._step(event)
+            return
+        if isinstance(event, RunEnd) or self._label:
+            self.close()
+        if text := words(event):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if isinstance(event, RunStart):
+            self._pace = Pace(event)
+            self._open(
+                *_columns_of_a_run(), total=event.total_steps, completed=event.first_step - 1
+            )
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        if label != self._label:
+            self.close()
+            self._open(*_columns_of_a_transfer(), total=None, completed=0)
+            self._label = label
+        self._update(label, done, total or None)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is and go on below it."""
+        if self._bar:
+            self._bar[0].stop()
+        self._bar, self._label = None, ""
+
+    def _step(self, event: StepDone) -> None:
+        assert self._pace, "a step before the run"
+        self._update(self._pace.describe(event), event.step)
+
+    def _open(self, *columns: ProgressColumn, total: int | None, completed: int) -> None:
+        from rich.progress import Progress
+
+        progress = Progress(*columns, console=self._console)
+        progress.start()
+        self._bar = progress, progress.add_task("starting", total=total, completed=completed)
+
+    def _update(self, description: str, completed: int, total: int | None = None) -> None:
+        if self._bar:
+            progress, task = self._bar
+            progress.update(task, description=description, completed=completed, total=total)
+
+
+def _columns_of_a_run() -> Iterator[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    yield TextColumn("step")
+    yield MofNCompleteColumn()
+    yield BarColumn(bar_width=BAR_WIDTH)
+    yield TextColumn("{task.description}", markup=False)
+
+
+def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
+    from rich import progress
+
+    yield progress.TextColumn("{task.description}", markup=False)
+    yield progress.BarColumn(bar_width=BAR_WIDTH)
+    yield progress.DownloadColumn()
+    yield progress.TransferSpeedColumn()
+    yield progress.TimeRemainingColumn()
+
+
+class NotebookDisplay:
+    """One output of the cell, updated in place: the lines so far, and a bar below them."""
+
+    def __init__(self) -> None:
+        from IPython.display import display as show
+
+        self._lines: list[str] = []
+        self._pace: Pace | None = None
+        self._total = 0
+        self._handle: Any = show({"text/plain": ""}, raw=True, display_id=True)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            assert self._pace, "a step before the run"
+            step = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
+            self._update(step, event.step, self._total)
+            return
+        if isinstance(event, RunStart):
+            self._pace, self._total = Pace(event), event.total_steps
+        if text := words(event):
+            self._lines.append(text)
+            self._update()
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        of = f" of {megabytes(total)}" if total else ""
+        self._update(f"{label}: {megabytes(done)}{of}", done, total)
+
+    def close(self) -> None:
+        """The lines stay."""
+
+    def _update(self, label: str = "", done: int = 0, total: int = 0) -> None:
+        text = "\n".join([*self._lines, *([label] if label else [])])
+        bar = f'<progress value="{done}" max="{total}"></progress>' if total else ""
+        told = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}
+        self._handle.update(told, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this code runs in a Jupyter kernel, which IPython's other shells are not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")
