@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract"}),
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
+    frozenset({"install"}),
     frozenset({"plan"}),
     frozenset({"memory"}),
     frozenset({"run", "testing"}),

@@ -103,8 +103,9 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     costs a line. The exit code is 1 if any check failed.
     """
     from vox_core.host.doctor import LIMIT_S, examine
+    from vox_core.install.plan import cut_off
 
-    examined = examine(id, timeout or LIMIT_S)
+    examined = examine(id, timeout or LIMIT_S, further=cut_off())
     warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]
     if as_json:
