@@ -127,7 +127,7 @@ def _going_on(
         previous.require_checkpoints(total)
     require_space(made, settings, previous.run.path)
     if then["backend"] == made.backend:  # cut as it was, with the knobs that it had
-        tuning, packing = then.get("tuning", {}), then.get("packing", "rows")
+        tuning, packing = then["tuning"], then["packing"]
         prepared = replace(prepared, plan=replace(made, tuning=tuning, packing=packing))
     digest = planned.digest if planned else None
     return Ready(settings, previous.run, prepared, False, changes, how, digest)
