@@ -45,11 +45,11 @@ from vox_core.host import Origin
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
+    from vox_core.run.artifacts import TrainReport
     from vox_core.run.history import Summary
     from vox_core.run.load import Answer, OpenModel
     from vox_core.run.merge import MergeReport
     from vox_core.run.planning import PlanReport
-    from vox_core.run.artifacts import TrainReport
 
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""

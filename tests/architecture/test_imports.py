@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "display"}),
     frozenset({"digests", "known"}),
     frozenset({"host", "models"}),
+    frozenset({"install"}),
     frozenset({"memory"}),
     frozenset({"run"}),
     frozenset({"library"}),

@@ -1,38 +1,40 @@
-"""What is to be installed: from an id of the catalog, or from a source that the user names.
+"""Ids and sources -> requirements for uv.
 
-Only the catalog turns an id into a package. A source named by the user is taken as it is, but an id
-that the catalog knows keeps its distribution: `cpu` cannot come from somebody else's package. Nor
-does it get around what the catalog has against a plugin, wherever it comes from.
+Only the catalog turns an id into a package. A source that the user names is installed as it is, but
+an id of the catalog keeps its distribution: `cpu` cannot come from somebody else's package. The
+catalog's platforms, hardware, versions and yanks hold for every source.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from vox_core.catalog import PluginEntry, Source
 from vox_core.catalog.entries import objections
 from vox_core.errors import InputError
-from vox_core.host.contents import project_table
-from vox_core.host.discover import installed_versions
-from vox_core.host.origin import is_editable
+from vox_core.install.environment import Installed, is_editable
+from vox_core.install.wheel import plugin_ids, project_table
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A plugin that is to be installed.
+    """A plugin to install.
 
     Args:
         id: None if the user named a source and no id.
         distribution: canonical name; None where a folder's metadata does not tell without a build.
-        requirement: what the installer is asked for.
-        libraries: requirements of what the plugin is built on and no package index has.
-        sha256: file name -> digest in hex, of the artifacts that the catalog pins.
+        requirement: for uv.
+        libraries: requirements of the plugin's own libraries that no package index has.
+        sha256: file name -> digest in hex, of the files that the catalog pins.
         specifier: PEP 440, the versions that the catalog takes; empty for any.
     """
 
@@ -43,9 +45,44 @@ class Target:
     sha256: Mapping[str, str] = field(default_factory=dict)
     specifier: str = ""
 
+    @property
+    def source(self) -> Path | None:
+        """The folder or file that it comes from."""
+        path = Path(self.requirement)
+        return path if path.is_absolute() and path.exists() else None
+
+    def misnamed(self, ids: Collection[str]) -> Iterator[str]:
+        """The fault of a package that brings plugins of these ids, if none is the one wanted."""
+        if self.id not in (None, *ids) or not ids:
+            name = self.distribution or self.requirement
+            brings = f"plugin {' and '.join(map(repr, sorted(ids)))}" if ids else "no plugin"
+            yield f"{name} brings {brings}" + (f", not {self.id!r}" if self.id else "")
+
+    def mismatched(self, version: str) -> Iterator[str]:
+        """The fault of a version that the catalog does not allow."""
+        with suppress(InvalidVersion):  # only a build tells it
+            if not SpecifierSet(self.specifier).contains(Version(version), prereleases=True):
+                yield f"{self.distribution} {version}: the catalog wants {self.specifier}"
+
+
+def misfit(faults: Sequence[str], where: object) -> InputError:
+    """The error over packages that are not what was to be installed."""
+    return InputError(
+        "I003",
+        "the package is not the plugin to install",
+        where=where,
+        faults=faults,
+        remedy="name the version that the catalog takes, and the id that the package has or none; "
+        "nothing was changed",
+    )
+
 
 def from_catalog(
-    ids: Sequence[str], catalog: Mapping[str, PluginEntry], *, upgrade: bool = False
+    ids: Sequence[str],
+    catalog: Mapping[str, PluginEntry],
+    there: Installed,
+    *,
+    upgrade: bool = False,
 ) -> list[Target]:
     """The plugins of these ids.
 
@@ -57,10 +94,22 @@ def from_catalog(
         raise _unknown(unknown, catalog)
     entries = [catalog[id] for id in dict.fromkeys(ids)]
     _require_no_objection(entries)
-    return [_of_entry(entry, entry.source, upgrade) for entry in entries]
+    return [
+        Target(
+            entry.id,
+            canonicalize_name(entry.distribution),
+            _requirement(entry, entry.source, entry.distribution),
+            _libraries(entry, there, upgrade),
+            entry.sha256,
+            entry.specifier,
+        )
+        for entry in entries
+    ]
 
 
-def from_path(folder: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+def from_path(
+    folder: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
     """The plugin whose source is in `folder`.
 
     Raises:
@@ -74,10 +123,12 @@ def from_path(folder: Path, id: str | None, catalog: Mapping[str, PluginEntry]) 
     if not isinstance(name, str | None):
         expected = "a pyproject.toml with a name that is a string"
         raise _no_source(folder / "pyproject.toml", expected, f"[project] name, found {name!r}")
-    return _named(str(folder.resolve()), name, id, catalog)
+    return _named(str(folder.resolve()), name, id, catalog, there)
 
 
-def from_wheel(file: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+def from_wheel(
+    file: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
     """The plugin in a wheel.
 
     Raises:
@@ -91,10 +142,12 @@ def from_wheel(file: Path, id: str | None, catalog: Mapping[str, PluginEntry]) -
         name = None
     if name is None or not file.is_file():
         raise _no_source(file, "a wheel, with the name it was built under", "the file's name")
-    return _named(str(file.resolve()), name, id, catalog)
+    return _named(str(file.resolve()), name, id, catalog, there)
 
 
-def from_pypi(text: str, id: str | None, catalog: Mapping[str, PluginEntry]) -> Target:
+def from_pypi(
+    text: str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
     """A release on the package index, `NAME==VERSION`.
 
     Raises:
@@ -107,17 +160,21 @@ def from_pypi(text: str, id: str | None, catalog: Mapping[str, PluginEntry]) -> 
     exact = [each.operator == "==" and "*" not in each.version for each in requirement.specifier]
     if exact != [True] or requirement.url or requirement.marker:
         raise _no_source(text, "NAME==VERSION, one version", "the version")
-    return _named(text, requirement.name, id, catalog)
+    return _named(text, requirement.name, id, catalog, there)
 
 
 def _named(
-    requirement: str, name: str | None, id: str | None, catalog: Mapping[str, PluginEntry]
+    requirement: str,
+    name: str | None,
+    id: str | None,
+    catalog: Mapping[str, PluginEntry],
+    there: Installed,
 ) -> Target:
-    """A source of the user's; what the catalog knows about its plugin still holds."""
+    """A source of the user's; the catalog's rules for its plugin still hold."""
     distribution = canonicalize_name(name) if name else None
     entry = catalog.get(id) if id else _entry_of(distribution, catalog)
     if entry is None:
-        return Target(id, distribution, requirement)
+        return _as_named(Target(id, distribution, requirement))
     expected = canonicalize_name(entry.distribution)
     if distribution not in (None, expected):
         raise InputError(
@@ -129,8 +186,18 @@ def _named(
             remedy="leave the id out, if you mean to install this package",
         )
     _require_no_objection([entry])
-    libraries = _libraries(entry, upgrade=False)
-    return Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
+    libraries = _libraries(entry, there, upgrade=False)
+    return _as_named(
+        Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
+    )
+
+
+def _as_named(target: Target) -> Target:
+    """Refuse a folder or wheel of another plugin, as far as that is known without a build."""
+    ids = plugin_ids(target.source) if target.source else None
+    if ids is not None and (faults := [*target.misnamed(ids)]):
+        raise misfit(faults, target.requirement)
+    return target
 
 
 def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
@@ -151,32 +218,21 @@ def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> P
     return known.get(distribution) if distribution else None  # type: ignore[call-overload]
 
 
-def _of_entry(entry: PluginEntry, source: Source, upgrade: bool) -> Target:
-    return Target(
-        entry.id,
-        canonicalize_name(entry.distribution),
-        _requirement(entry, source, entry.distribution),
-        _libraries(entry, upgrade),
-        entry.sha256,
-        entry.specifier,
-    )
-
-
-def _libraries(entry: PluginEntry, upgrade: bool) -> tuple[str, ...]:
-    """Those that are not there; in an upgrade those as well that came from the same place."""
+def _libraries(entry: PluginEntry, there: Installed, upgrade: bool) -> tuple[str, ...]:
+    """Those that are missing; in an upgrade those as well that are no link to a checkout."""
     sources = {
         name: Source.parse(text, entry.catalog.parent) for name, text in entry.libraries.items()
     }
-    installed = installed_versions(sources)
     return tuple(
         _requirement(entry, source, name)
         for name, source in sources.items()
-        if canonicalize_name(name) not in installed or (upgrade and not is_editable(name))
+        if (found := there.distributions.get(canonicalize_name(name))) is None
+        or (upgrade and not is_editable(found))
     )
 
 
 def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
-    """What the installer is asked for. Raises InputError I003 if it is not there."""
+    """The source as uv takes it. Raises InputError I003 if it is not there."""
     if source.path is not None and not source.path.exists():
         raise InputError(
             "I003",
@@ -199,7 +255,7 @@ def _unknown(ids: Sequence[str], catalog: Mapping[str, PluginEntry]) -> InputErr
         "the catalog has no such plugin",
         faults=[f"{id!r}{_hint(id, catalog)}" for id in ids],
         expected=f"some of: {', '.join(catalog)}",
-        remedy="`vox plugin list` shows what there is; a package that is in no catalog is named "
+        remedy="`vox plugin list` shows them; a package that is in no catalog is named "
         "whole: --from-pypi NAME==VERSION",
     )
 

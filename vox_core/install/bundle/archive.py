@@ -1,11 +1,12 @@
-"""The file format of a bundle: one zip archive.
+"""The file format of a bundle, and the distributions that a bundle of the catalog consists of.
 
     BUNDLE.toml          which bundle of the catalog it is, and what it is for
     pylock.toml          name, version, SHA-256 and size of every wheel (PEP 751)
     wheels/NAME.whl      the wheels themselves
 
-Members are stored without compression (wheels are compressed already) in the order of their names
-and without times, so equal content makes equal bytes. read.py is the other direction.
+A zip archive. Members are stored without compression (wheels are compressed already) in the order
+of their names and without times, so equal content makes equal bytes. Unpacked, it serves every
+installer that reads `pylock.toml`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from packaging.pylock import Package, PackageWheel, Pylock
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 from pydantic import ConfigDict, StrictBool
 
 from vox_core import files
+from vox_core.catalog import BundleEntry, Catalog, PluginEntry, Source
 
 if TYPE_CHECKING:
     from packaging.tags import Tag
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 ABOUT, LOCK, WHEELS = "BUNDLE.toml", "pylock.toml", "wheels/"
 ANY = "any"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can tell
-_FILE_MODE = 0o100644
-_UNIX = 3
+_FILE_MODE, _UNIX = 0o100644, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Wheel:
 
     @classmethod
     def of(cls, path: Path) -> Wheel:
-        """What the lock says about the wheel at `path`.
+        """The lock's entry for the wheel at `path`.
 
         Raises:
             StorageError: it cannot be read.
@@ -92,11 +92,52 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle file whose every wheel is what the lock and the catalog say."""
+    """A bundle file."""
 
     file: Path
     about: About
     wheels: tuple[Wheel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A distribution that belongs to a bundle, with the catalog's rules for it."""
+
+    distribution: str
+    source: Source
+    specifier: str = ""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def faults(self, wheel: Wheel) -> list[str]:
+        """How a wheel differs from what the catalog allows."""
+        faults = []
+        if not SpecifierSet(self.specifier).contains(wheel.version, prereleases=True):
+            faults.append(f"{wheel.file}: the catalog wants {self.specifier}")
+        if self.sha256 and wheel.file not in self.sha256:
+            faults.append(f"{wheel.file}: not one of the files that the catalog pins")
+        elif self.sha256 and (pinned := self.sha256[wheel.file]) != wheel.sha256:
+            faults.append(f"{wheel.file}: SHA-256 {wheel.sha256}, the catalog has {pinned}")
+        return faults
+
+
+def parts_of(bundle_id: str, catalog: Catalog) -> dict[str, Part]:
+    """Canonical name -> part: the libraries of the bundles, then plugins behind their libraries.
+
+    Raises:
+        ConfigError: C007, there is no such bundle.
+    """
+    parts = [part for bundle in catalog.lineage(bundle_id) for part in _libraries(bundle)]
+    for plugin in catalog.resolve(bundle_id):
+        parts += _libraries(plugin)
+        parts.append(Part(plugin.distribution, plugin.source, plugin.specifier, plugin.sha256))
+    return {canonicalize_name(part.distribution): part for part in parts}
+
+
+def beyond_parts(bundle: Bundle, catalog: Catalog) -> tuple[Wheel, ...]:
+    """The wheels that are in the bundle because others need them; the catalog has no rules for
+    these."""
+    parts = parts_of(bundle.about.id, catalog)
+    return tuple(wheel for wheel in bundle.wheels if wheel.name not in parts)
 
 
 def write(path: Path, about: About, wheels: Mapping[Wheel, Path]) -> None:
@@ -107,46 +148,38 @@ def write(path: Path, about: About, wheels: Mapping[Wheel, Path]) -> None:
         StorageError: an I/O error.
     """
     files.make_folder(path.parent)
-    texts = {ABOUT: _toml(asdict(about)), LOCK: _toml(_lock(wheels).to_dict())}
+    texts = {ABOUT: _toml(asdict(about)), LOCK: lock_text(wheels)}
     sources = {wheel.member: source for wheel, source in wheels.items()}
     with files.atomic_file(path) as out, zipfile.ZipFile(out, "w") as archive:
         for name in sorted([*texts, *sources]):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system, info.external_attr = _UNIX, _FILE_MODE << 16
             if name in texts:
-                archive.writestr(_member(name), texts[name])
-            else:
-                _store(archive, name, sources[name])
+                archive.writestr(info, texts[name])
+                continue
+            info.file_size = sources[name].stat().st_size  # decides between zip and zip64
+            with sources[name].open("rb") as file, archive.open(info, "w") as member:
+                shutil.copyfileobj(file, member)
 
 
-def _store(archive: zipfile.ZipFile, name: str, source: Path) -> None:
-    info = _member(name)
-    info.file_size = source.stat().st_size  # decides between zip and zip64
-    with source.open("rb") as file, archive.open(info, "w") as member:
-        shutil.copyfileobj(file, member)
+def lock_text(wheels: Iterable[Wheel]) -> str:
+    """`pylock.toml` of wheels that lie in the folder `wheels` beside it."""
+    packages = [
+        {
+            "name": wheel.name,
+            "version": wheel.version,
+            "wheels": [
+                {"path": wheel.member, "size": wheel.size, "hashes": {"sha256": wheel.sha256}}
+            ],
+        }
+        for wheel in sorted(wheels, key=lambda wheel: wheel.name)
+    ]
+    return _toml({"lock-version": "1.0", "created-by": "vox", "packages": packages})
 
 
-def _member(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name, _EPOCH)
-    info.create_system, info.external_attr = _UNIX, _FILE_MODE << 16
-    return info
-
-
-def _lock(wheels: Mapping[Wheel, Path]) -> Pylock:
-    return Pylock(
-        lock_version=Version("1.0"),
-        created_by="vox",
-        packages=[
-            Package(
-                name=canonicalize_name(wheel.name),
-                version=Version(wheel.version),
-                wheels=[
-                    PackageWheel(
-                        path=wheel.member, size=wheel.size, hashes={"sha256": wheel.sha256}
-                    )
-                ],
-            )
-            for wheel in sorted(wheels, key=lambda wheel: wheel.name)
-        ],
-    )
+def _libraries(owner: BundleEntry | PluginEntry) -> list[Part]:
+    base = owner.catalog.parent
+    return [Part(name, Source.parse(text, base)) for name, text in owner.libraries.items()]
 
 
 def _toml(table: Mapping[str, Any], heading: str = "") -> str:
