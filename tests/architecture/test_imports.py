@@ -37,7 +37,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"digests", "gguf", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
-    frozenset({"memory"}),
     frozenset({"run", "testing"}),
     frozenset({"cli"}),
     frozenset({"api"}),
@@ -64,6 +63,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_cuda": {"vox_cuda", "vox_torch", *PLUGIN_CORE},
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
+    "vox_plan": {"vox_plan", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
 }
 PACKAGES = {
@@ -73,6 +73,7 @@ PACKAGES = {
     "vox_cuda": ROOT / "plugins/vox_cuda/vox_cuda",
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
+    "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
 }
 
@@ -84,6 +85,7 @@ BANNED: dict[str, set[str]] = {
     "vox_cuda": {"mlx", "mlx_lm"},
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
+    "vox_plan": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).

@@ -33,8 +33,8 @@ from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Valid
 from vox_core.data.order import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint, telemetry
-from vox_core.run.planning import plan
 from vox_core.run.prepare import prepare
+from vox_core.run.ready import make_ready
 from vox_core.run.stop import StoppedAtOnce, TimeLimit
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
@@ -407,7 +407,8 @@ def test_a_config_that_has_changed_is_another_model(tiny, settings, tmp_path):
     config = base / "config.json"
     said = json.loads(config.read_text())
     config.write_text(json.dumps({**said, "transformers_version": "0"}, indent=4))
-    assert plan(validate(TrainSettings, {"resume": asked.out}))
+    again = validate(TrainSettings, {"resume": asked.out})
+    assert not make_ready(again, None, None, tell=print, only_planned=True).fresh
     config.write_text(json.dumps({**said, "rms_norm_eps": 0.1}))
     with pytest.raises(InputError, match="cannot be resumed") as caught:
         resumed(asked.out)

@@ -10,7 +10,8 @@ from vox_core.errors import BackendError
 from vox_core.host import Request, choose, discover, probe
 from vox_core.host.seen import Seen
 from vox_core.run import prepare
-from vox_core.run.planning.make import plan
+from vox_core.run.advice import with_advice
+from vox_core.run.ready import make_ready
 from vox_core.run.train import train
 
 
@@ -31,6 +32,10 @@ def looks(monkeypatch):
     monkeypatch.setattr(discover, "discover", discovering)
     monkeypatch.setattr(probe, "_probe", asking)
     return counted
+
+
+def plan(asked):
+    return with_advice(make_ready(asked, None, None, tell=print), print)
 
 
 def test_a_run_looks_once(looks, settings, tiny):

@@ -19,11 +19,11 @@ from vox_core.contract import (
     TrainState,
     Validation,
 )
+from vox_core.plan import vocabulary_size
 from vox_core.run import checkpoint, sources
 from vox_core.run.bad import BadSteps
 from vox_core.run.best import Best
 from vox_core.run.folder import BAD_BATCHES, RunFolder
-from vox_core.run.foresight import vocabulary
 from vox_core.run.history import Tally
 from vox_core.run.lines import Lines
 from vox_core.run.prepare import Prepared
@@ -60,7 +60,8 @@ class Policy:
             contract.batch_size,
             contract.seed,
         )
-        self._losses = LossWatch(vocabulary(prepared), ordered=contract.order.curriculum != "none")
+        vocabulary = vocabulary_size(prepared.config, prepared.weights.tensors)
+        self._losses = LossWatch(vocabulary, ordered=contract.order.curriculum != "none")
         self.best = Best(settings.patience)
         self._told: set[Path] = set()
         self.settle: Callable[[], None] = lambda: None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vox_core import bounded_json, models, plan
 from vox_core.adapter.targets import linear_modules, select_targets
@@ -21,16 +21,14 @@ from vox_core.contract import ExecutionPlan, Notice, Packing, Quant
 from vox_core.data.audit.report import Audit, require_sound
 from vox_core.data.checked import unused_fields
 from vox_core.data.chosen import Chosen
-from vox_core.data.dataset import Dataset
+from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.kept import open_dataset
-from vox_core.data.largest import assumed_dataset
 from vox_core.data.policy.report import Report, Side
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
-from vox_core.memory import read_architecture
 from vox_core.run.audited import audits_of
 from vox_core.run.backend import choose_for
 from vox_core.run.fetching import Fetching
@@ -39,10 +37,6 @@ from vox_core.run.rows import chosen_rows
 from vox_core.run.sanity import rate_warning
 from vox_core.run.sources import SourceFile, Sources, data_files, model_files
 from vox_core.weights import Weights, open_weights
-
-if TYPE_CHECKING:
-    from vox_core.run.tuning.answers import Answer
-
 
 _FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}
 """Told by the audit, with the rows."""
@@ -54,7 +48,6 @@ class Prepared:
 
     Args:
         audits: what was found of the masks; by training and validation.
-        tuned: what of the plan was chosen by measuring.
         rows: what became of the rows of the data files; None where all of them are used, and
             nothing was looked for.
         seen: the machine, as it was when the backend was chosen.
@@ -71,7 +64,6 @@ class Prepared:
     config: Mapping[str, Any]
     sources: Sources
     audits: Mapping[str, Audit] = field(default_factory=dict)
-    tuned: Answer | None = None
     rows: Report | None = None
     seen: Seen | None = None
 
@@ -95,8 +87,6 @@ class Prepared:
             yield Notice(text, "warning")
         for text in self.rows.warnings() if self.rows else ():
             yield Notice(text, "warning")
-        if self.tuned:
-            yield Notice(f"{self.tuned}, which was measured to be the fastest here")
         for name, count in self.unused.items():
             yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
         for note in dict.fromkeys(
@@ -190,7 +180,7 @@ def prepare(
         config,
         weights.quantised,
         longest=_longest(train, valid),
-        packing=_packing(backend, weights, config),
+        packing=_packing(backend, config),
     )
     unused = unused_fields([*train_files, *valid_files])
     read_from: dict[str, list[SourceFile]] = {
@@ -260,13 +250,11 @@ def preflight(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _packing(backend: Backend, weights: Weights, config: Mapping[str, Any]) -> Packing:
-    """End to end, unless the backend pads, as it does for a model that passes on a state."""
+def _packing(backend: Backend, config: Mapping[str, Any]) -> Packing:
+    """End to end, unless the backend pads, as it does for a model with linear attention."""
     manifest = backend.found.manifest
     pads = manifest is None or manifest.memory.padded_rows
-    if pads or read_architecture(weights.tensors, config, weights.quantised).state is not None:
-        return "rows"
-    return "end-to-end"
+    return "rows" if pads or plan.has_linear_attention(config) else "end-to-end"
 
 
 def _longest(*datasets: Dataset | None) -> int:

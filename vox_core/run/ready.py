@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
+from vox_core.contract import Advice
 from vox_core.data.readers import is_hub
-from vox_core.errors import ConfigError, OutputError, command
+from vox_core.errors import BackendError, ConfigError, OutputError, command
 from vox_core.host import Origin
-from vox_core.run import folder, foresight, resume
+from vox_core.host.provide import no_provider, providers
+from vox_core.run import folder, resume
 from vox_core.run.folder import RunFolder
 from vox_core.run.planned import Planned
 from vox_core.run.prepare import Prepared, prepare, require_space
-from vox_core.run.tuning.apply import tune
-from vox_core.run.tuning.search import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Ready:
         changes: what differs from the run that is resumed, and may; in words.
         ended: how it has ended already, where `--resume auto` finds nothing left to do.
         planned: the digest of the plan that it was held against.
+        advice: what plugins say of it (`advice.py`).
     """
 
     settings: TrainSettings
@@ -43,6 +44,7 @@ class Ready:
     changes: tuple[str, ...] = ()
     ended: str | None = None
     planned: str | None = None
+    advice: Advice = field(default_factory=Advice)
 
 
 def make_ready(
@@ -50,7 +52,7 @@ def make_ready(
     origin: Origin | None,
     progress: models.Progress | None,
     *,
-    tell: Tell,
+    tell: Callable[[str], None],
     only_planned: bool = False,
     hashed: bool = True,
     planned: Planned | None = None,
@@ -59,7 +61,7 @@ def make_ready(
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
-        tell: told of each measurement where there are any.
+        tell: receives what a user should know, as text.
         only_planned: as for `prepare`.
         hashed: as for `prepare`; a run that is resumed is hashed all the same, to see that it is
             still the run that it was.
@@ -89,11 +91,7 @@ def make_ready(
         prepared = planned.applied(prepared)
     _require_validated(settings, prepared)
     require_space(prepared.plan, settings, run.path)
-    if refresh:  # which takes steps
-        foresight.require_memory(prepared, allowed=settings.allow_overcommit)
-    if planned is None:
-        return Ready(settings, run, tune(prepared, settings, tell), fresh=True)
-    return Ready(settings, run, prepared, fresh=True, planned=planned.digest)
+    return Ready(settings, run, prepared, True, planned=planned.digest if planned else None)
 
 
 def _going_on(
@@ -171,11 +169,21 @@ def _require_new(run: RunFolder) -> None:
 
 
 def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
-    """Refuse to measure what would not be used, or on documents that nobody has.
+    """Refuse to measure what would not be used, on documents that nobody has, or by no plugin.
 
     Raises:
         ConfigError: C004.
+        BackendError: B013, no plugin with `vox_advise` is installed.
     """
+    if not providers("hooks", "vox_advise"):
+        missing = no_provider("hooks", "vox_advise")
+        raise BackendError(
+            "B013",
+            "no installed plugin measures what is fastest",
+            where="--tune refresh",
+            found=missing.found,
+            remedy=missing.remedy,
+        )
     if goes_on:
         raise ConfigError(
             "C004",

@@ -31,7 +31,8 @@ from vox_core.contract import (
 from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host import Origin
 from vox_core.host.observers import Observers
-from vox_core.run import folder, foresight, outputs, resume
+from vox_core.run import folder, outputs, resume
+from vox_core.run.advice import with_advice
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.gauge import Gauge
 from vox_core.run.job import checkpoint_writer, train_job
@@ -72,19 +73,15 @@ def train(
         StoppedAtOnce: a second signal did not wait for the end of the step.
     """
     limit_from = time.perf_counter() if began is None else began
+    tell = lambda text: observe(Notice(text))  # noqa: E731
     with Startup(began) as startup:
-        ready = make_ready(
-            settings,
-            backend_origin,
-            progress,
-            tell=lambda text: observe(Notice(text)),
-            planned=planned,
-        )
+        ready = make_ready(settings, backend_origin, progress, tell=tell, planned=planned)
         if ready.ended:
             observe(Notice(f"the run has finished already ({ready.ended}); there is nothing to do"))
             return of_ended(ready)
-        allowed = ready.settings.allow_overcommit
-        foresight.require_memory(ready.prepared, allowed=allowed, resumed=not ready.fresh)
+        ready = with_advice(ready, tell)
+        if ready.advice.refusal:
+            raise ready.advice.refusal
         return _Run(ready, observe, startup, limit_from).execute()
 
 
@@ -200,10 +197,8 @@ class _Run:
             self._observe(Notice(text, "warning"))
         if moved := resume.moved(self._run, self._prepared.plan.backend, start.step):
             self._observe(moved)
-        for notice in self._prepared.notices():
+        for notice in (*self._prepared.notices(), *self._ready.advice.notices):
             self._observe(notice)
-        if short := foresight.warning(self._prepared, resumed=not self._ready.fresh):
-            self._observe(short)
         made, data = self._prepared.plan, self._contract.data
         self._observe(
             RunStart(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.fixtures import _clean_place  # noqa: F401 - autouse
 
-from vox_core.cli.plan import SECTIONS
 from vox_core.config import TrainSettings
-from vox_core.memory import Option
-from vox_core.run import planning
-from vox_core.run.planning import PlanReport
+from vox_plan import report as planning
+from vox_plan.cli import SECTIONS
+from vox_plan.memory_forecast import Option
+from vox_plan.report import PlanReport
 
 GB = 10**9
 OPTIONS = (
@@ -68,7 +69,7 @@ REPORT = PlanReport(
 
 @dataclass
 class Planning:
-    """`vox_core.run.planning.plan`."""
+    """In place of `vox_plan.planner.plan`."""
 
     report: PlanReport = REPORT
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Planning:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Planning:
     made = Planning()
-    monkeypatch.setattr("vox_core.run.planning.plan", made)
+    monkeypatch.setattr("vox_plan.planner.plan", made)
     return made
 
 
@@ -89,18 +90,18 @@ def test_a_plan_is_shown(vox, service) -> None:
     done = vox("plan", "--model", "m")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
+        "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
+        "  runtime    1.0 GB",
+        "  weights    2.0 GB",
+        "time         unknown: no earlier run of this model here; --measure runs a few steps",
         "backend      cpu 0.1.0, the only one: 8 GB",
         "model        m (llama), licence MIT",
-        "numbers      bf16, quantisation none",
+        "precision    bf16, no quantization",
         "data         10 rows, 9 documents, 9,000 tokens, 4,000 trained; longest 1200",
         "  dropped    1 nothing to train",
         "steps        2, of 8 conversations; in all 16 documents (1.75 epochs), 16,000 tokens, "
         "7,100 trained; at most 1,200 tokens at once",
         "adapter      lora, rank 16, 14 modules, 12,345 parameters",
-        "time         unknown: no earlier run of this model here; --measure takes some steps",
-        "peak memory  about 3.0 GB of 4.0 GB free, 8.0 GB in all",
-        "  runtime    1.0 GB",
-        "  weights    2.0 GB",
         "disk         up to 0 MB of 9.0 GB free in disk",
         "to merge it  about 1.0 GB of 4.0 GB free, 8.0 GB in all; disk up to 2.0 GB of 9.0 GB free "
         "in disk",
@@ -129,7 +130,7 @@ def test_what_was_measured_is_shown(vox, service) -> None:
     )
     service.report = replace(REPORT, speed=speed)
     lines = vox("plan").out.splitlines()
-    assert lines[7:13] == [
+    assert lines[3:9] == [
         "speed         200 tokens/s, as it was tuned",
         "time          about 1:20: steps 1:20",
         "  with        1024 tokens at once, threads half; 1.10 times as fast as the defaults",
@@ -142,15 +143,15 @@ def test_what_was_measured_is_shown(vox, service) -> None:
     service.report = replace(REPORT, speed=measured, memory=seen)
     assert "so far      2.0 GB, in the steps that were measured" in vox("plan").out
     service.calls.pop()
-    assert vox("plan", "--measure").out.splitlines()[7:9] == [
+    assert vox("plan", "--measure").out.splitlines()[4:6] == [
         "speed         200 tokens/s, 5 steps measured now",
         "time          about 1:30: steps 1:20, loading 0:04, validations 0:06",
     ]
     assert [call["measured"] for call in service.calls] == [False, True]
     earlier = replace(speed, how="earlier", steps=19, run="runs/a", chosen="", refused={})
     service.report = replace(REPORT, speed=earlier)
-    assert vox("plan").out.splitlines()[7:9] == [
-        "speed        200 tokens/s, as in runs/a (19 steps); --measure takes some of this run",
+    assert vox("plan").out.splitlines()[3:5] == [
+        "speed        200 tokens/s, as in runs/a (19 steps); --measure runs a few of this run",
         "time         about 1:20: steps 1:20",
     ]
 
@@ -169,7 +170,7 @@ def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
     audit = [{"code": "W3", "rows": [1, 2], "what": "two BOS"}, "and more"]
     service.report = replace(REPORT, data=data, found={"mask_audit": audit})
     lines = vox("plan").out.splitlines()
-    assert [" ".join(line.split()) for line in lines[4:11]] == [
+    assert [" ".join(line.split()) for line in lines[8:15]] == [
         "dropped 1 nothing to train",
         "per file a.jsonl: rows in 9",
         "a.jsonl: why: 2 no rating",
@@ -267,7 +268,7 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
     assert "2.0 GB: too little; the least is 2.0 GB" in done.out
     assert "none given; assumed: 8 documents of 2048 tokens a step" in done.out
     assert "as many as the data gives, of 8 conversations, about 8,000 tokens" in done.out
-    assert "fetched just now, as train would" in done.out
+    assert "downloaded just now, as train would" in done.out
     assert done.err == "warning: 3 rows dropped\n"
     service.report = replace(REPORT, suggested=(planning.Suggestion(4 * GB, OPTIONS[0], True),))
     assert "--micro-batch-tokens 512   (3.0 GB), measured to be the fastest here" in vox("plan").out

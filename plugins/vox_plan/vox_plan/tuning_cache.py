@@ -1,7 +1,7 @@
-"""What was measured to be fastest, kept in the cache: one small file for each question.
+"""Settings that were measured to be fastest, in vox's cache: one small file for each key.
 
-A question is a machine, a model's shape, what is trained, and the versions of what computes. An
-answer that cannot be read is none.
+The key is the machine, the model's shape, what is trained, and the versions of what computes. An
+unreadable entry is a cache miss.
 """
 
 from __future__ import annotations
@@ -11,41 +11,36 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from vox_core import files
-from vox_core.cache import cache_folder, cache_root
-from vox_core.config import TrainSettings
+from vox_core.api.files import cache_folder, cache_root, write_json
+from vox_core.api.plans import Prepared, TrainSettings, fixed_micro_batch
 from vox_core.contract import ExecutionPlan
-
-if TYPE_CHECKING:
-    from vox_core.run.prepare import Prepared
 
 _FOLDER = "tuned"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""What a user may have set, and which changes how many there are."""
+"""Set by users; each changes how many threads compute."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The fastest of what was measured.
+class Tuned:
+    """The fastest of the candidates that were measured.
 
     Args:
         micro_batch_tokens: tokens computed at once.
-        tuning: values of the backend's knobs that are not their first.
-        tokens_per_second: of training steps, validation and checkpoints left out.
+        tuning: values of the backend's knobs that are not the defaults.
+        tokens_per_second: of training steps, without validation and checkpoints.
         untuned: the same of the defaults.
         measured: when, in seconds since the epoch.
-        refused: candidates that were thrown out, each with the reason.
-        fast: modules in the backend's own functions, by kind, if the backend tells.
-        own: modules that keep their library's way, by the reason.
+        refused: candidates that were thrown out -> the reason.
+        fast: modules in the backend's own functions, by kind, if the backend reports them.
+        own: modules that keep their library's forward, by the reason.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -60,71 +55,61 @@ class Answer:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as the defaults."""
+        """Speed-up over the defaults."""
         return self.tokens_per_second / self.untuned
 
     def __str__(self) -> str:
-        """What was chosen, in words."""
         knobs = "".join(f", {name} {value}" for name, value in sorted(self.tuning.items()))
         return f"{self.micro_batch_tokens} tokens at once{knobs}"
 
 
-def recall(question: str) -> Answer | None:
-    """The answer, if there is one."""
+def load(key: str) -> Tuned | None:
+    """The entry, if there is one."""
     try:
-        return TypeAdapter(Answer).validate_json(
-            _file(cache_root() / _FOLDER, question).read_bytes()
-        )
+        return TypeAdapter(Tuned).validate_json(_file(cache_root() / _FOLDER, key).read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def keep(question: str, answer: Answer) -> None:
-    """Write the answer down, in place of an older one.
+def store(key: str, tuned: Tuned) -> None:
+    """Write the entry, in place of an older one.
 
     Raises:
         OutputError: O002, the cache cannot be written.
         StorageError: the file cannot be written.
     """
-    files.write_json(_file(cache_folder(_FOLDER), question), asdict(answer))
+    write_json(_file(cache_folder(_FOLDER), key), asdict(tuned))
 
 
-def question(prepared: Prepared, settings: TrainSettings) -> str:
-    """What is asked, as a digest. The data are no part of it, nor what memory is free just now."""
+def cache_key(prepared: Prepared, settings: TrainSettings) -> str:
+    """SHA-256 of everything that decides what is fastest; not the data, nor the free memory."""
     plan = prepared.plan
-    given = plan.micro_batch_tokens if tokens_given(settings, plan) else None
-    asked = {
+    tensors = prepared.weights.tensors.values()
+    shape = Counter(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
+    facts = {
         "machine": _machine(prepared),
         "versions": _versions(prepared),
-        "shape": sorted(_shape(prepared).items()),
+        "shape": sorted(shape.items()),
+        "model type": str(prepared.config.get("model_type")),
         "trained": _trained(plan),
-        "tokens at once": given,
+        "tokens": plan.micro_batch_tokens if fixed_micro_batch(settings, plan) else None,
         "packing": plan.packing,
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
-def tokens_given(settings: TrainSettings, plan: ExecutionPlan) -> bool:
-    """Whether no other number of tokens at once may be taken: somebody said how many, or dropout is
-    another one with other micro-batches."""
-    return "micro_batch_tokens" in settings.model_fields_set or plan.contract.adapter.dropout > 0
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _machine(prepared: Prepared) -> dict[str, Any]:
     device = next(iter(prepared.selection.hardware.devices), None)
+    affinity = hasattr(os, "sched_getaffinity")
     return {
         "device": [device.name, *device.features, device.memory_bytes] if device else None,
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0)) if affinity else os.cpu_count(),
         "threads": {name: os.environ.get(name) for name in _THREADS},
     }
 
 
-def _cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def _versions(prepared: Prepared) -> dict[str, str | None]:
-    """Of vox, the plugin and the distributions that it needs."""
+    """Of vox, the backend and the distributions that it needs."""
     found = prepared.backend.found
     needed = found.manifest.requires.distributions if found.manifest else ()
     names = ["vox-ml", found.distribution, *(Requirement(each).name for each in needed)]
@@ -136,13 +121,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _shape(prepared: Prepared) -> Mapping[str, int]:
-    """How many tensors there are of each dtype and shape."""
-    tensors = prepared.weights.tensors.values()
-    kinds = Counter(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
-    return kinds + Counter({str(prepared.config.get("model_type")): 1})
 
 
 def _trained(plan: ExecutionPlan) -> dict[str, Any]:
@@ -159,5 +137,5 @@ def _trained(plan: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def _file(folder: Path, question: str) -> Path:
-    return folder / f"{question}.json"
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{key}.json"

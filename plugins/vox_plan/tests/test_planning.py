@@ -14,19 +14,19 @@ from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
 from vox_core.errors import ConfigError, InputError, OutputError, PlanError, PluginError
 from vox_core.host.probe import Device
-from vox_core.memory import Option
-from vox_core.run import foresight
 from vox_core.run import merge as merging
 from vox_core.run.history import read_run
 from vox_core.run.merge import merge
 from vox_core.run.planned import read_plan
-from vox_core.run.planning import plan
 from vox_core.run.policy import Policy
 from vox_core.run.prepare import prepare
 from vox_core.run.train import train
-from vox_core.run.tuning import answers
-from vox_core.run.tuning.answers import Answer
 from vox_core.weights import WeightFolder
+from vox_plan import memory_forecast, tuning_cache
+from vox_plan.cli import show
+from vox_plan.memory_forecast import Option, forecast
+from vox_plan.planner import plan
+from vox_plan.tuning_cache import Tuned
 
 GB = 10**9
 
@@ -37,7 +37,7 @@ def free(monkeypatch):
 
     def have(size: int | None, total: int | None = None) -> None:
         device = Device("a device", "cpu", total or (size and 2 * size), size)
-        monkeypatch.setattr(foresight, "_device", lambda prepared: device)
+        monkeypatch.setattr(memory_forecast, "_device", lambda prepared: device)
 
     return have
 
@@ -169,7 +169,7 @@ def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, fre
     asked = settings(tiny("llama"), max_steps=1)
     peak = plan(asked).memory.peak
     free(None, round(peak / 1.19))  # within the error of the prediction
-    foresight.require_memory(prepare(asked, None, None, None))
+    assert plan(asked).refused is None
     free(None, round(peak / 1.21))
     before = files_under(asked.out.parent)
     refreshed = asked.model_copy(update={"tune": "refresh"})
@@ -182,9 +182,9 @@ def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, fre
     error = caught.value
     assert f"{peak / 1e9:.1f} GB" in error.found and "20%" in error.expected
     assert "--seq-len" in error.remedy and "--allow-overcommit" in error.remedy
-    assert any("VOX-P004" in warning for warning in plan(asked).warnings)
+    assert "VOX-P004" in plan(asked).refused and error.remedy in plan(asked).refused
     allowed = asked.model_copy(update={"allow_overcommit": True})
-    assert not any("VOX-P004" in warning for warning in plan(allowed).warnings)
+    assert plan(allowed).refused is None
     assert train(allowed).steps == 1
 
 
@@ -193,7 +193,7 @@ def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Policy, "stop_requested", lambda self: True)
         assert train(asked).stopped
-    peak = foresight.foresee(prepare(asked, None, None, None)).prediction.peak
+    peak = forecast(prepare(asked, None, None, None)).prediction.peak
     again = {"resume": asked.out}
     free(None, round(peak / 1.3))
     with pytest.raises(PlanError) as caught:
@@ -207,22 +207,21 @@ def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkey
 
 def test_what_a_resumed_run_may_change_is_what_is_suggested(tiny, settings, monkeypatch):
     prepared = prepare(settings(tiny("llama"), dropout=0.1), None, None, None)
-    grid = foresight.alternatives(prepared)
-    kept = [each for each in grid if foresight._may_change_to(each, prepared)]
+    grid = memory_forecast.alternatives(prepared)
+    kept = [each for each in grid if memory_forecast._may_change_to(each, prepared)]
     assert {(each.quant, each.micro_batch_tokens) for each in kept} == {("none", 2048)}
     prepared = prepare(settings(tiny("llama")), None, None, None)
-    kept = [each for each in grid if foresight._may_change_to(each, prepared)]
+    kept = [each for each in grid if memory_forecast._may_change_to(each, prepared)]
     assert len(kept) == 10 and {each.quant for each in kept} == {"none"}
 
 
 def test_the_refusal_names_settings_that_fit(tiny, settings, free, monkeypatch):
     prepared = prepare(settings(tiny("llama")), None, None, None)
-    free(None, foresight.foresee(prepared).prediction.peak // 2)
+    free(None, forecast(prepared).prediction.peak // 2)
     frugal = Option("none", True, 512, 10**6)
-    monkeypatch.setattr(foresight, "alternatives", lambda prepared: [frugal])
-    with pytest.raises(PlanError) as caught:
-        foresight.require_memory(prepared, resumed=True)
-    assert "this fits: --gradient-checkpointing --micro-batch-tokens 512" in caught.value.remedy
+    monkeypatch.setattr(memory_forecast, "alternatives", lambda prepared: [frugal])
+    error = memory_forecast.refusal(prepared, forecast(prepared), resumed=True)
+    assert "this fits: --gradient-checkpointing --micro-batch-tokens 512" in error.remedy
 
 
 def test_a_rank_above_the_smaller_side_of_a_module_is_refused(tiny, settings):
@@ -293,14 +292,13 @@ def test_nobody_is_told_to_remove_what_is_in_the_way(tiny, settings, tmp_path):
 def test_the_warning_names_settings_that_fit(tiny, settings, free):
     wide = settings(tiny("llama"), data=[], micro_batch_tokens=8192, batch_size=64, seq_len=128)
     prepared = prepare(wide, None, None, None, only_planned=True)
-    peak = foresight.foresee(prepared).prediction.peak
+    peak = forecast(prepared).prediction.peak
     free(peak)
-    assert foresight.warning(prepared) is None
+    assert memory_forecast.shortage(prepared, forecast(prepared), resumed=False) is None
     free(peak - 1)
-    said = foresight.warning(prepared)
-    assert said is not None and said.level == "warning"
-    assert "--micro-batch-tokens " in said.message
-    assert f"{peak / 1e9:.1f} GB at the peak" in said.message
+    said = memory_forecast.shortage(prepared, forecast(prepared), resumed=False)
+    assert "--micro-batch-tokens " in said
+    assert f"{peak / 1e9:.1f} GB at the peak" in said
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "gpt2", "phi3", "mistral", "qwen3"])
@@ -355,7 +353,7 @@ def test_a_plan_is_run_as_it_was_made(tiny, settings, kept, tmp_path, monkeypatc
     (tmp_path / "vox.toml").write_text("[train]\nrank = 9\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOX_TRAIN_SEED", "1")
-    monkeypatch.setattr(answers, "recall", lambda _: Answer(7, {"threads": "half"}, 2.0, 1.0))
+    monkeypatch.setattr(tuning_cache, "load", lambda _: Tuned(7, {"threads": "half"}, 2.0, 1.0))
     report = run_plan(path, out=tmp_path / "planned", rank=3, backend="cpu", dtype="fp32")
     told = json.loads((report.run / "plan.json").read_text())
     assert told["planned"] == made["digest"]
@@ -478,8 +476,8 @@ def test_an_earlier_run_of_the_same_model_says_how_long(tiny, settings, tmp_path
 
 
 def test_what_was_measured_to_be_fastest_is_suggested(tiny, settings, free, monkeypatch):
-    answer = Answer(512, {}, 2.0, 1.0)
-    monkeypatch.setattr(answers, "recall", lambda _: answer)
+    answer = Tuned(512, {}, 2.0, 1.0)
+    monkeypatch.setattr(tuning_cache, "load", lambda _: answer)
     free(GB)
     found = plan(settings(tiny("llama")))
     (suggested,) = found.suggested
@@ -489,7 +487,7 @@ def test_what_was_measured_to_be_fastest_is_suggested(tiny, settings, free, monk
     assert [each.measured for each in other] == [False], "another device"
     free(1000)
     assert not plan(settings(tiny("llama"))).suggested[0].measured, "it does not fit"
-    monkeypatch.setattr(answers, "recall", lambda _: None)
+    monkeypatch.setattr(tuning_cache, "load", lambda _: None)
     free(GB)
     assert not plan(settings(tiny("llama"))).suggested[0].measured
 
@@ -509,3 +507,25 @@ def test_a_merge_is_planned_too(quant, tiny, settings, tmp_path, monkeypatch):
     )
     merge(str(run), MergeSettings(out=tmp_path / "merged"))
     assert needed == [found.disk.needed]
+
+
+def test_a_plan_shows_each_finding_once(tiny, settings, data, capsys) -> None:
+    long = {"prompt": "Talk?", "completion": "a word " * 99}
+    with (data / "train.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(long))
+    asked = settings(tiny("llama"), valid=data / "valid.jsonl", max_steps=1, seq_len=128)
+    made = plan(asked)
+    run = train(asked).run
+    show(made)
+    shown = capsys.readouterr()
+    assert "warning: training: 1 row: cut at --seq-len in the middle of an" in shown.err
+    assert f"{data / 'train.jsonl'}:7" in shown.err
+    everything = shown.out + shown.err
+    assert everything.count("cut-in-answer") == everything.count("cut at --seq-len") == 1
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert [line.startswith("masks ") for line in lines].count(True) == 2
+    assert any("; 6 of 7 rows end with a trained end-of-turn token" in line for line in lines)
+    print_json(made)
+    told = json.loads(capsys.readouterr().out)
+    assert told["audit"] == json.loads((run / "preflight.json").read_text())["audit"]
+    assert told["audit"].keys() == {"training", "validation"} and "audit" not in told["found"]

@@ -1,4 +1,4 @@
-"""What `config.json` and the headers say of a model's size.
+"""Read a model's dimensions from `config.json` and the headers of its weights.
 
 Layers are read out of the names of tensors (`model.layers.3.…`, `transformer.h.3.…`), so that a
 family needs no row of its own. Where the configuration is silent, the headers speak: the hidden
@@ -14,14 +14,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vox_core.adapter.targets import HasShape, parameter_names, quantised_modules
+from vox_core.api.plans import (
+    HasShape,
+    has_linear_attention,
+    parameter_names,
+    quantised_modules,
+    text_config,
+    vocabulary_size,
+)
 from vox_core.contract import ModuleShape, Quant
-from vox_core.plan import text_config
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|h|blocks)\.\d+)\.")
 _NORM = re.compile(r"(norm|^ln)")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-_VOCABULARY = ("vocab_size", "padded_vocab_size")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 
@@ -123,7 +128,7 @@ def read_architecture(
     return Architecture(
         model_type=model_type,
         hidden=_number(text, _HIDDEN) or _commonest_width(reached),
-        vocabulary=_number(text, _VOCABULARY) or _most_rows(names, tensors),
+        vocabulary=vocabulary_size(config, tensors),
         heads=_number(text, _HEADS),
         layers=_layers(reached, names, tensors),
         elements={tensor: math.prod(tensors[tensor].shape) for tensor in names.values()},
@@ -177,13 +182,8 @@ def _commonest_width(linear: Mapping[str, ModuleShape]) -> int:
     return widths.most_common(1)[0][0] if widths else 0
 
 
-def _most_rows(names: Mapping[str, str], tensors: Mapping[str, HasShape]) -> int:
-    matrices = (tensors[tensor].shape for tensor in names.values())
-    return max((shape[0] for shape in matrices if len(shape) == 2), default=0)
-
-
 def _state(config: Mapping[str, Any]) -> State | None:
-    if "linear_attention" not in (config.get("layer_types") or ()):
+    if not has_linear_attention(config):
         return None
     names = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
     return State(*(_number(config, (name,)) for name in names))

@@ -1,4 +1,4 @@
-"""A plan as it is told: to a person in the terminal, to a program as JSON."""
+"""A plan as `vox plan` prints it: the fields of its JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vox_core.api.plans import PLAN_FORMAT
 from vox_core.contract import DType, Method, Quant
-from vox_core.memory import Option
-from vox_core.run.planned import FORMAT
+from vox_plan.memory_forecast import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,9 @@ class PlanReport:
         speed: None where nothing was measured and no earlier run tells.
         suggested: for the memory that is here, or for each that was asked about.
         writes: names in the run folder.
-        warnings: what train would warn of in the data, and what the audit of the masks does; its
-            errors refuse a plan as they refuse a run.
+        warnings: what train would warn of, the audit of the masks included; the audit's errors
+            refuse a plan as they refuse a run.
+        refused: why train would refuse the run, as more memory is needed than there is.
         settings: every one in force.
         exact: what `vox train --plan` holds the run against; None where no run can be made of
             the plan, as nothing was hashed or there is no data.
@@ -222,4 +223,5 @@ class PlanReport:
     versions: dict[str, str] | None = None
     audit: dict[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
-    format: str = FORMAT
+    refused: str | None = None
+    format: str = PLAN_FORMAT

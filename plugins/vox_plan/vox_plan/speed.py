@@ -1,9 +1,9 @@
-"""How long a run would take: by steps of it taken now, by what tuning has kept, by an earlier run.
+"""Estimate how long a run takes: from steps of it taken now, from tuning, or from an earlier run.
 
-Measured are the first steps of the run as they are, its own documents in its own micro-batches, at
-a rate of zero and by the backend itself; the first is a warm-up and counts to the loading. What the
-remaining steps take follows from their tokens; so it does of validations, of which some batches are
-taken. Checkpoints are left out: they are written beside the training.
+`--measure` takes the first steps of the run, its own documents in its own micro-batches, at a
+learning rate of zero and by the backend itself; the first is a warm-up and counts as loading. The
+time of the other steps, and of validations, of which some batches are taken, follows from their
+tokens. Checkpoints are left out: they are written beside the training.
 """
 
 from __future__ import annotations
@@ -14,35 +14,39 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vox_core.api.plans import (
+    Prepared,
+    Tell,
+    make_step_batches,
+    peak_resident,
+    validation_batches,
+)
+from vox_core.api.runs import read_run, runs_in
 from vox_core.contract import Batch, Event, Step, StepDone, Validation
-from vox_core.data.order import make_step_batches, validation_batches
 from vox_core.errors import AdapterError
-from vox_core.run.gauge import peak_resident
-from vox_core.run.history import read_run, runs_in
-from vox_core.run.planning.report import SpeedPlan, Work
-from vox_core.run.prepare import Prepared
-from vox_core.run.tuning.measure import TOKENS, Seen, go_over
-from vox_core.run.tuning.search import Tell
+from vox_plan.report import SpeedPlan, StepPlan
+from vox_plan.stopwatch import TOKENS, StepLog, run_steps
+from vox_plan.tuning_cache import Tuned
 
 STEPS = 8
 """At most, after the first."""
 LEAST = 2
 """At least, after the first, whatever the time."""
 RUNS = 20
-"""Earlier runs to look at, at most."""
+"""Earlier runs to read, at most."""
 SECONDS = 20.0
-"""After which no further step is begun."""
+"""After which no further step begins."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What some steps took.
+    """Timing of some steps.
 
     Args:
         seconds: of `tokens` tokens in `steps` steps, after the first.
         loading: seconds before the first step, and what that took longer than those after it.
         validating: seconds a token of a validation; None without held-out rows.
-        memory: bytes, the most that were in use until then; None where nobody knows.
+        memory: peak bytes in use until then; None if unknown.
     """
 
     steps: int
@@ -51,7 +55,7 @@ class Measured:
     loading: float
     validating: float | None
     memory: int | None
-    seen: Seen
+    log: StepLog
 
 
 def measure(prepared: Prepared, tell: Tell) -> Measured:
@@ -69,83 +73,73 @@ def measure(prepared: Prepared, tell: Tell) -> Measured:
         return time.perf_counter() > until and len(clock.steps) > LEAST
 
     clock.began = time.perf_counter()
-    go_over(prepared, prepared.plan, _steps(prepared, total), total, clock, enough, valid)
+    run_steps(prepared, prepared.plan, _steps(prepared, total), total, clock, enough, valid)
     return _measured(clock, valid)
 
 
 def speed(
-    prepared: Prepared, work: Work | None, validations: int, measured: Measured | None, runs: Path
+    prepared: Prepared, steps: StepPlan, measured: Measured | None, tuned: Tuned | None, runs: Path
 ) -> SpeedPlan | None:
-    """What is known of the speed; None if nothing is.
-
-    Args:
-        runs: a folder of earlier runs.
-    """
-    tuned = prepared.tuned
+    """From the steps just measured, or from tuning, or from the newest run like it in `runs`; None
+    if there is none of them."""
+    tokens = steps.work.tokens if steps.work else None
     if measured is None and tuned is None:
-        return _earlier(prepared, work, runs)
-    told = _tuned(prepared, work)
+        return _earlier(prepared, tokens, runs)
+    plan = _tuned(tuned, tokens) if tuned else _NONE
     if measured is None:
-        return told
-    rate = measured.tokens / measured.seconds
-    seconds = work.tokens / rate if work else None
-    valid = prepared.valid.tokens * validations if prepared.valid else 0
-    paths = measured.seen.paths
+        return plan
+    rate, paths = measured.tokens / measured.seconds, measured.log.paths
+    valid = prepared.valid.tokens * steps.validations if prepared.valid else 0
     return replace(
-        told,
+        plan,
         tokens_per_second=rate,
-        seconds=seconds,
+        seconds=tokens / rate if tokens else None,
         how="measured",
         steps=measured.steps,
         measured=time.time(),
         loading=measured.loading,
         validating=None if measured.validating is None else measured.validating * valid,
-        fast=dict(paths.fast) if paths else told.fast,
-        own=dict(paths.own) if paths else told.own,
+        fast=dict(paths.fast) if paths else plan.fast,
+        own=dict(paths.own) if paths else plan.own,
     )
 
 
-def _earlier(prepared: Prepared, work: Work | None, runs: Path) -> SpeedPlan | None:
-    """The tokens/s of the newest run that computes the same model in the same way."""
+_NONE = SpeedPlan(0.0, None, "", 1.0, {}, {}, {}, 0.0)
+
+
+def _earlier(prepared: Prepared, tokens: int | None, runs: Path) -> SpeedPlan | None:
+    """The tokens/s of the newest run of the same model, backend, device and precision."""
     plan = prepared.plan
     wanted = (prepared.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
     for run in _newest(runs):
         try:
-            told = read_run(run)
+            found = read_run(run)
         except AdapterError:
             continue
-        rate = told.tokens_per_second
-        if rate and wanted == (told.model, told.backend, told.device, told.dtype, told.quant):
-            return SpeedPlan(
+        rate = found.tokens_per_second
+        if rate and wanted == (found.model, found.backend, found.device, found.dtype, found.quant):
+            return replace(
+                _NONE,
                 tokens_per_second=rate,
-                seconds=work.tokens / rate if work else None,
-                chosen="",
-                gain=1.0,
-                refused={},
-                fast={},
-                own={},
-                measured=told.last or 0.0,
+                seconds=tokens / rate if tokens else None,
+                measured=found.last or 0.0,
                 how="earlier",
-                steps=len(told.losses),
-                run=told.run,
+                steps=len(found.losses),
+                run=found.run,
             )
     return None
 
 
 def _newest(runs: Path) -> list[Path]:
-    """The last runs of a folder, the newest first."""
     with suppress(AdapterError, OSError):
         return sorted(runs_in(runs), key=lambda run: run.stat().st_mtime)[: -1 - RUNS : -1]
     return []
 
 
-def _tuned(prepared: Prepared, work: Work | None) -> SpeedPlan:
-    tuned = prepared.tuned
-    if tuned is None:
-        return SpeedPlan(0.0, None, "", 1.0, {}, {}, {}, 0.0)
+def _tuned(tuned: Tuned, tokens: int | None) -> SpeedPlan:
     return SpeedPlan(
         tokens_per_second=tuned.tokens_per_second,
-        seconds=work.tokens / tuned.tokens_per_second if work else None,
+        seconds=tokens / tuned.tokens_per_second if tokens else None,
         chosen=str(tuned),
         gain=tuned.gain,
         refused=tuned.refused,
@@ -156,8 +150,8 @@ def _tuned(prepared: Prepared, work: Work | None) -> SpeedPlan:
 
 
 @dataclass(slots=True)
-class _Clock(Seen):
-    """Notes when things were told."""
+class _Clock(StepLog):
+    """When events came."""
 
     began: float = 0.0
     first: float = 0.0
@@ -166,7 +160,7 @@ class _Clock(Seen):
 
     def __call__(self, event: Event) -> None:
         now = time.perf_counter()
-        Seen.__call__(self, event)
+        StepLog.__call__(self, event)
         if isinstance(event, StepDone) and not self.first:
             self.first = now
         elif isinstance(event, Validation):
@@ -198,6 +192,7 @@ def _steps(prepared: Prepared, total: int) -> Iterator[Step]:
             batch_size=contract.batch_size,
             micro_batch_tokens=plan.micro_batch_tokens,
             seed=contract.seed,
+            packing=plan.packing,
         )
         # Of the first, whose validation is as warm as those of the run.
         evaluate = number == 1 and prepared.valid is not None
@@ -208,6 +203,7 @@ def _some(prepared: Prepared) -> Sequence[Batch]:
     """Batches of a validation, spread over it, of about `TOKENS` tokens."""
     if prepared.valid is None:
         return ()
-    every = validation_batches(prepared.valid, prepared.plan.micro_batch_tokens)
+    plan = prepared.plan
+    every = validation_batches(prepared.valid, plan.micro_batch_tokens, plan.packing)
     stride = max(1, prepared.valid.tokens // TOKENS)
     return [every[index] for index in range(0, len(every), stride)]

@@ -28,15 +28,17 @@ from vox_core.contract.loop import NotFinite
 from vox_core.errors import BackendError, ConfigError, TrainingError
 from vox_core.host.load import Backend
 from vox_core.host.manifest import parse_manifest
+from vox_core.run.advice import with_advice
 from vox_core.run.context import Context
-from vox_core.run.planning import plan
 from vox_core.run.prepare import Prepared, prepare
+from vox_core.run.ready import make_ready
 from vox_core.run.stop import StoppedAtOnce, StopSignal
 from vox_core.run.train import train
-from vox_core.run.tuning import answers, measure, search
-from vox_core.run.tuning.answers import Answer
-from vox_core.run.tuning.apply import tune
-from vox_core.run.tuning.measure import ALONE, Taken, Track
+from vox_plan import stopwatch, tuning, tuning_cache
+from vox_plan.advise import cached
+from vox_plan.planner import plan
+from vox_plan.stopwatch import ALONE, Stopwatch, Timing
+from vox_plan.tuning_cache import Tuned
 from vox_torch import tuning as knobs
 from vox_torch.forward import Together
 from vox_torch.train import Trainer
@@ -63,27 +65,27 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ExecutionPla
     def script(says: Callable[[int, Mapping[str, str]], object]) -> list[ExecutionPlan]:
         tried = []
 
-        def take(_: Track, plan: ExecutionPlan, budgets: Sequence[int], rounds: int):
+        def measure(_: Stopwatch, plan: ExecutionPlan, budgets: Sequence[int], rounds: int):
             tried.append(plan)
             said = {budget: says(budget, plan.tuning) for budget in budgets}
             for each in said.values():
                 if isinstance(each, Exception):
                     raise each
             return {
-                budget: each if isinstance(each, Taken) else Taken((9.0, each), 1.0, 1.0)
+                budget: each if isinstance(each, Timing) else Timing((9.0, each), 1.0, 1.0)
                 for budget, each in said.items()
             }
 
-        monkeypatch.setattr(Track, "take", take)
+        monkeypatch.setattr(Stopwatch, "measure", measure)
         return tried
 
     return script
 
 
-def found(prepared: Prepared, settings, **given: object) -> tuple[Answer, list[str]]:
+def found(prepared: Prepared, settings, **given: object) -> tuple[Tuned, list[str]]:
     told: list[str] = []
     asked = settings(Path("any"), tune_budget="full", **given)
-    return search.search(prepared, asked, told.append), told
+    return tuning.search(prepared, asked, told.append), told
 
 
 def test_the_fastest_wins_and_knobs_are_tried_with_it(prepared, settings, scripted):
@@ -113,10 +115,10 @@ def test_what_wins_by_less_than_the_scatter_stays(wins, prepared, settings, scri
 @pytest.mark.parametrize(
     ("taken", "reason"),
     [
-        (Taken((0.1,), 1.001, 1.0), "loss 1.001, expected 1"),
-        (Taken((0.1,), 1.0, 7.0), "gradient norm 7, expected 1"),
-        (Taken((0.1,), 1.0, 1.001), "gradient norm 1.001, expected 1"),
-        (Taken((0.1,), 1.0, 1.0, "out of memory"), "out of memory"),
+        (Timing((0.1,), 1.001, 1.0), "loss 1.001, expected 1"),
+        (Timing((0.1,), 1.0, 7.0), "gradient norm 7, expected 1"),
+        (Timing((0.1,), 1.0, 1.001), "gradient norm 1.001, expected 1"),
+        (Timing((0.1,), 1.0, 1.0, "out of memory"), "out of memory"),
         (TrainingError("T002", "no memory", remedy=""), "no memory"),
     ],
 )
@@ -151,21 +153,22 @@ def test_with_dropout_no_other_tokens_at_once_are_tried(prepared, settings, scri
     assert [p.contract.adapter.dropout for p in tried] == [0.0, 0.1, 0.1, 0.1]
 
 
-def test_an_answer_changes_no_tokens_at_once_of_a_plan_with_dropout(prepared, settings, cache):
-    asked, made = settings(Path("any"), dropout=0.1), prepared(dropout=0.1)
-    answers.keep(
-        answers.question(made, asked),
-        Answer(64, {"threads": "half"}, tokens_per_second=2, untuned=1),
+def test_an_answer_changes_no_tokens_at_once_of_a_plan_with_dropout(tiny, settings, cache):
+    asked = settings(tiny("llama"), dropout=0.1)
+    ready = make_ready(asked, None, None, tell=print)
+    tuning_cache.store(
+        tuning_cache.cache_key(ready.prepared, asked),
+        Tuned(64, {"threads": "half"}, tokens_per_second=2, untuned=1),
     )
-    used = tune(made, asked, tell=lambda _: None)
-    assert (used.plan.micro_batch_tokens, used.plan.tuning) == (2048, {"threads": "half"})
-    assert used.tuned.micro_batch_tokens == 2048
+    used = with_advice(ready, print).prepared.plan
+    assert (used.micro_batch_tokens, used.tuning) == (2048, {"threads": "half"})
+    assert cached(ready).micro_batch_tokens == 2048
 
 
 def test_a_backend_whose_numbers_are_others_with_more_documents_is_named(
     prepared, settings, scripted
 ):
-    scripted(lambda tokens, _: 1.0 if tokens == ALONE else Taken((0.5,), 1.0, 2.0))
+    scripted(lambda tokens, _: 1.0 if tokens == ALONE else Timing((0.5,), 1.0, 2.0))
     answer, told = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
     assert answer.refused["512 tokens at once"] == "gradient norm 2, expected 1"
     assert any("512 tokens at once: thrown out" in line for line in told)
@@ -174,14 +177,14 @@ def test_a_backend_whose_numbers_are_others_with_more_documents_is_named(
 def test_what_would_not_fit_into_memory_is_not_tried(prepared, settings, scripted, monkeypatch):
     seen: list[int] = []
     scripted(lambda tokens, tuning: seen.append(tokens) or 1.0)
-    real = search.foresee
+    real = tuning.forecast
 
-    def foresee(prepared: Prepared):
+    def forecast(prepared: Prepared):
         limit = real(replace(prepared, plan=replace(prepared.plan, micro_batch_tokens=2048)))
         little = prepared.plan.micro_batch_tokens < 4096
         return replace(real(prepared), free=limit.prediction.peak * 2 if little else 1)
 
-    monkeypatch.setattr(search, "foresee", foresee)
+    monkeypatch.setattr(tuning, "forecast", forecast)
     found(prepared(), settings)
     assert set(seen) == {ALONE, 512, 1024, 2048}
 
@@ -209,8 +212,8 @@ def answered(prepared, settings, cache) -> Callable[..., None]:
 
     def answer(base: Path, **given: object) -> None:
         asked = settings(base, **given)
-        kept = Answer(1024, {"layout": "padded"}, 100.0, 50.0)
-        answers.keep(answers.question(prepare(asked, None, None, None), asked), kept)
+        kept = Tuned(1024, {"layout": "padded"}, 100.0, 50.0)
+        tuning_cache.store(tuning_cache.cache_key(prepare(asked, None, None, None), asked), kept)
 
     return answer
 
@@ -259,7 +262,7 @@ def test_the_question_is_the_shape_and_not_the_data(tiny, settings, tmp_path):
 
     def question(family: str = "llama", **given: object) -> str:
         asked = settings(tiny(family), **given)
-        return answers.question(prepare(asked, None, None, None), asked)
+        return tuning_cache.cache_key(prepare(asked, None, None, None), asked)
 
     same = {question(), question(data=[other]), question(lr=1.0), question(max_steps=9)}
     others = [
@@ -296,27 +299,27 @@ def test_the_plan_says_what_was_measured(tiny, settings, cache):
 
 
 def test_measuring_stops_when_its_time_is_over(prepared, monkeypatch):
-    monkeypatch.setattr(measure, "TOKENS", 200)
+    monkeypatch.setattr(stopwatch, "TOKENS", 200)
     made = prepared()
-    over = Track(made, until=0.0)
-    assert set(over.take(made.plan, [ALONE, 2048, 1024], 3)) == {ALONE, 2048}
+    over = Stopwatch(made, until=0.0)
+    assert set(over.measure(made.plan, [ALONE, 2048, 1024], 3)) == {ALONE, 2048}
     assert over.tokens <= 200
 
 
 def test_no_candidate_is_begun_when_the_time_is_over(prepared, settings, scripted, monkeypatch):
     tried = scripted(lambda tokens, tuning: 1.0)
-    monkeypatch.setattr(Track, "over", True)
+    monkeypatch.setattr(Stopwatch, "over", True)
     found(prepared(), settings)
     assert len(tried) == 1
 
 
 def test_steps_at_a_rate_of_zero_have_one_loss_however_they_are_cut(prepared):
     made = prepared()
-    track = Track(made)
+    track = Stopwatch(made)
     taken = [
         each
         for tuning in ({}, {"layout": "padded"}, {"threads": "half"})
-        for each in track.take(replace(made.plan, tuning=tuning), [ALONE, 64, 2048], 2).values()
+        for each in track.measure(replace(made.plan, tuning=tuning), [ALONE, 64, 2048], 2).values()
     ]
     for numbers in ([each.loss for each in taken], [each.norm for each in taken]):
         # Roundoff of sums of some 100 numbers.
@@ -390,7 +393,7 @@ def test_steps_are_matched_by_their_numbers(prepared, monkeypatch):
 
     made = prepared()
     monkeypatch.setattr(Backend, "train", told)
-    taken = Track(made).take(made.plan, [ALONE, 2048], 1)
+    taken = Stopwatch(made).measure(made.plan, [ALONE, 2048], 1)
     assert {budget: each.loss for budget, each in taken.items()} == {ALONE: 1, 2048: 2}
 
 
@@ -459,7 +462,7 @@ def test_padded_rows_are_what_was_asked_for(prepared, monkeypatch):
     monkeypatch.setattr(Together, "hidden", None)
     monkeypatch.setattr(Together, "__call__", None)
     rows = replace(made.plan, tuning={"layout": "padded"})
-    assert set(Track(made).take(rows, [2048], 1)) == {2048}
+    assert set(Stopwatch(made).measure(rows, [2048], 1)) == {2048}
 
 
 def test_threads_are_as_torch_had_them_unless_half_are_wanted(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the layers keep for the backward, and what they need while they work: a token at a time.
+"""Count what layers keep for the backward and need during it, per token.
 
 A general rule over linear modules and norms, in place of a formula for each family:
 
@@ -15,7 +15,7 @@ A general rule over linear modules and norms, in place of a formula for each fam
   gives by itself; on its way to the last module it is laid out anew, which is a copy.
 
 The rule is held against what autograd really keeps, byte by byte, for every family of the tests in
-tests/parity/test_kept_activations.py.
+tests/test_kept_activations.py.
 
 Elements are counted in the compute dtype and in float32 apart.
 """
@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vox_core.contract import ModuleShape
-from vox_core.memory.architecture import Architecture, Layer
+from vox_plan.architecture import Architecture, Layer
 
 _WRITER = re.compile(r"^(o_proj|out_proj|c_proj|down_proj|dense|dense_4h_to_h|fc2|fc_out|wo|w2)$")
 _ATTENTION = re.compile(r"att")

@@ -1,7 +1,7 @@
-"""Steps that train nothing, timed: the backend's own, with other settings in the same process.
+"""Time steps that train nothing: the backend's own, with other settings in the same process.
 
-At a rate of zero the adapter stays what it is, so each step over the same documents has the same
-loss and the same gradient however they are cut; a candidate with others computes something else.
+At a learning rate of zero the adapter stays as it is, so each step over the same documents has the
+same loss and gradient however they are cut; a candidate with others computes something else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vox_core.api.plans import (
+    Context,
+    Document,
+    Prepared,
+    cut,
+    documents_in_step,
+    seeded,
+    steps_for,
+)
 from vox_core.contract import (
     Batch,
     DType,
@@ -26,18 +35,13 @@ from vox_core.contract import (
     TrainJob,
     TrainState,
 )
-from vox_core.data.encode import Document
-from vox_core.data.order import cut, documents_in_step, steps_for
 from vox_core.errors import TrainingError
-from vox_core.run.context import Context
-from vox_core.run.prepare import Prepared
-from vox_core.run.trained import seeded
 
 TOKENS = 4096
-"""Of the documents that are measured with, about; more if the longest one has more."""
+"""In the documents that are measured, about; more if one document has more."""
 
 ALONE = 1
-"""A budget of tokens at once that leaves each document alone."""
+"""`micro_batch_tokens` that leave each document alone."""
 
 _APART = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """How far losses may lie apart, relative: two orders of the same sums (DESIGN.md: 1e-5 in float32);
@@ -50,13 +54,13 @@ deeper models sum more. Other dropout moves them by 4e-3 to 5e-2."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Timing:
     """Steps of one candidate over the same documents.
 
     Args:
         seconds: of each step.
         loss, norm: of the first; without dropout they are all the same.
-        warning: the first that the job told, such as that memory was short.
+        warning: the first of the job, such as that memory was short.
     """
 
     seconds: tuple[float, ...]
@@ -71,8 +75,8 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a job told while it was measured."""
+class StepLog:
+    """The events of one job that matter for its timing."""
 
     steps: list[StepDone] = field(default_factory=list)
     skipped: StepSkipped | None = None
@@ -90,12 +94,11 @@ class Seen:
             self.paths = event
 
 
-class Track:
-    """The run's own first documents, to be gone over again and again.
+class Stopwatch:
+    """Times steps over the run's own first documents.
 
     Args:
-        until: when to stop, as `time.perf_counter` counts; of each job two steps are taken
-            whatever the time.
+        until: deadline on the clock of `time.perf_counter`; each job takes two steps regardless.
     """
 
     def __init__(self, prepared: Prepared, until: float = math.inf) -> None:
@@ -106,10 +109,12 @@ class Track:
 
     @property
     def over(self) -> bool:
-        """Whether the time is."""
+        """Whether the deadline has passed."""
         return time.perf_counter() > self._until
 
-    def take(self, plan: ExecutionPlan, budgets: Sequence[int], rounds: int) -> dict[int, Taken]:
+    def measure(
+        self, plan: ExecutionPlan, budgets: Sequence[int], rounds: int
+    ) -> dict[int, Timing]:
         """Time each of `budgets` (tokens computed at once) `rounds` times, in turn.
 
         Budgets that the time did not suffice for are left out.
@@ -118,22 +123,22 @@ class Track:
             VoxError: whatever the backend cannot do under this plan; a step was not finite.
         """
         order = [*budgets] * rounds
-        seen = self._train(plan, order)
+        log = self._train(plan, order)
         if self.paths is None and plan.contract == self._prepared.plan.contract:
-            self.paths = seen.paths  # of the plan as it stands, which goes first
-        taken: dict[int, Taken] = {}
+            self.paths = log.paths  # of the plan as it stands, which goes first
+        timed: dict[int, Timing] = {}
         for budget in budgets:
-            steps = [done for done in seen.steps if order[done.step - 1] == budget]
+            steps = [done for done in log.steps if order[done.step - 1] == budget]
             if steps:
                 seconds = tuple(done.seconds for done in steps)
-                taken[budget] = Taken(seconds, steps[0].loss, steps[0].grad_norm, seen.warning)
-        return taken
+                timed[budget] = Timing(seconds, steps[0].loss, steps[0].grad_norm, log.warning)
+        return timed
 
-    def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> Seen:
-        seen = Seen()
-        enough = lambda: self.over and len(seen.steps) > 1  # noqa: E731
-        go_over(self._prepared, plan, self._steps(order), len(order), seen, enough)
-        return seen
+    def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> StepLog:
+        log = StepLog()
+        enough = lambda: self.over and len(log.steps) > 1  # noqa: E731
+        run_steps(self._prepared, plan, self._steps(order), len(order), log, enough)
+        return log
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
@@ -141,27 +146,27 @@ class Track:
             yield Step(number, batches, weight, lr=0.0, micro_batch_tokens=budget)
 
 
-def go_over(
+def run_steps(
     prepared: Prepared,
     plan: ExecutionPlan,
     steps: Iterable[Step],
     total: int,
-    seen: Seen,
+    log: StepLog,
     enough: Callable[[], bool],
     validation: Sequence[Batch] = (),
 ) -> None:
-    """Let the backend take steps from the run's beginning, of which nothing is kept.
+    """Let the backend take steps from the run's beginning, and keep nothing.
 
     Args:
-        steps: at a rate of zero.
-        total: how many there are at most.
-        seen: told of everything.
-        enough: asked after each step.
+        steps: at a learning rate of zero.
+        total: at most.
+        log: receives every event.
+        enough: called after each step.
 
     Raises:
         VoxError: whatever the backend cannot do under this plan; a step was not finite.
     """
-    # A plan of as many steps as there are: what is stopped early is told as stopped.
+    # A plan of as many steps as there are: one that ends early reports that it was stopped.
     contract = replace(plan.contract, total_steps=total)
     job = TrainJob(
         plan=replace(plan, contract=contract),
@@ -174,23 +179,23 @@ def go_over(
         context = Context(
             seed=plan.contract.seed,
             scratch=Path(scratch),
-            observe=seen,
-            stop_requested=lambda: bool(seen.skipped) or enough(),
+            observe=log,
+            stop_requested=lambda: bool(log.skipped) or enough(),
         )
         prepared.backend.train(job, context)
-    if seen.skipped:
-        raise _skipped(seen.skipped)
+    if log.skipped:
+        raise _skipped(log.skipped)
 
 
 def undropped(plan: ExecutionPlan) -> ExecutionPlan:
-    """The plan without dropout, which is another one however a step is cut."""
+    """The plan without dropout, whose mask changes with the micro-batches."""
     contract = plan.contract
     adapter = replace(contract.adapter, dropout=0.0)
     return replace(plan, contract=replace(contract, adapter=adapter))
 
 
-def disagreement(found: Taken, expected: Taken, dtype: DType) -> str | None:
-    """What a candidate computes otherwise than the reference step, in words."""
+def disagreement(found: Timing, expected: Timing, dtype: DType) -> str | None:
+    """How a candidate's numbers differ from the reference step's; None if they do not."""
     if not math.isclose(found.loss, expected.loss, rel_tol=_APART[dtype]):
         return f"loss {found.loss:.6g}, expected {expected.loss:.6g}"
     if not math.isclose(found.norm, expected.norm, rel_tol=_NORMS_APART[dtype]):

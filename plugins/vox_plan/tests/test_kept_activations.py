@@ -17,12 +17,12 @@ import torch
 
 import vox_cpu
 from vox_core.contract import Batch, DType
-from vox_core.data.largest import Largest
 from vox_core.host.manifest import MemoryProfile, parse_manifest
-from vox_core.memory import Demand, predict, read_architecture
 from vox_core.testing import jobs
 from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import open_weights
+from vox_plan.architecture import read_architecture
+from vox_plan.memory import Demand, WorstCase, predict
 from vox_torch.base import load_base
 from vox_torch.fused_modules import fuse_modules
 from vox_torch.inject import attach
@@ -79,7 +79,7 @@ def counted(folder: Path, plan: ExecutionPlan) -> int:
         method=plan.contract.adapter.method,
         rank=plan.contract.adapter.rank,
         modules=plan.modules,
-        largest=Largest(TOKENS, TOKENS, TOKENS, TOKENS // DOCUMENTS),
+        batch=WorstCase(TOKENS, TOKENS, TOKENS, TOKENS // DOCUMENTS),
     )
     model = read_architecture(weights.tensors, config)
     return predict(model, demand, PROFILE).activations

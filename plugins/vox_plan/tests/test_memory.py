@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+import hypothesis
+import numpy as np
 import pytest
+from hypothesis import strategies as st
+from tests.core.test_data_order import datasets, seeds
 
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.contract import DType, Quant
-from vox_core.data.largest import Largest, assumed_dataset, largest_micro_batch
+from vox_core.contract import DType, Packing, Quant
+from vox_core.data.dataset import Dataset, assumed_dataset
+from vox_core.data.order import make_step_batches
 from vox_core.host.manifest import MemoryProfile
-from vox_core.memory import Demand, options, predict, read_architecture, suggest
-from vox_core.memory.activations import Elements, kept_beside, kept_by_layer, working_of_layer
-from vox_core.memory.predict import adapter_bytes, trainable_parameters
-from vox_core.memory.storage import bytes_per_weight, weight_bytes
+from vox_plan.activations import Elements, kept_beside, kept_by_layer, working_of_layer
+from vox_plan.architecture import read_architecture
+from vox_plan.memory import (
+    Demand,
+    WorstCase,
+    adapter_bytes,
+    bytes_per_weight,
+    predict,
+    trained_tensors,
+    weight_bytes,
+    worst_case_batch,
+)
+from vox_plan.memory_forecast import MICRO_BATCH_TOKENS, options, suggest
 
 H, WIDE, V, LAYERS = 32, 64, 260, 2
 Q, KV = 32, 16
@@ -81,7 +95,7 @@ def demand(
     tensors: dict[str, Shape], *targets: str, model_type: str = "llama", **more: object
 ) -> Demand:
     modules = select_targets(linear_modules(tensors, model_type), targets or ("all-linear",))
-    asked = Demand("bf16", "none", "lora", 2, modules, Largest(100, 120, 50, 40))
+    asked = Demand("bf16", "none", "lora", 2, modules, WorstCase(100, 120, 50, 40))
     return replace(asked, **more)
 
 
@@ -165,7 +179,7 @@ def test_what_the_files_hold_quantised_is_what_counts() -> None:
 def test_the_adapter_has_masters_gradients_and_moments(dtype: DType, each: int) -> None:
     tensors = llama()
     model, asked = read_architecture(tensors, CONFIG), demand(tensors, "q_proj", dtype=dtype)
-    assert trainable_parameters(model, asked) == LAYERS * 2 * (H + Q)
+    assert sum(trained_tensors(model, asked)) == LAYERS * 2 * (H + Q)
     assert adapter_bytes(model, asked) == LAYERS * 2 * (H + Q) * each
     beside = 4 + 8 + 2  # a checkpoint's masters and moments; A as it was, and no B
     assert adapter_bytes(model, asked, in_process=True) == LAYERS * 2 * (H + Q) * (each + beside)
@@ -175,7 +189,7 @@ def test_magnitudes_and_what_is_trained_whole_count_too() -> None:
     tensors = llama()
     model = read_architecture(tensors, CONFIG)
     asked = demand(tensors, "q_proj", method="dora", saved=("lm_head.weight",))
-    assert trainable_parameters(model, asked) == LAYERS * (2 * (H + Q) + Q) + V * H
+    assert sum(trained_tensors(model, asked)) == LAYERS * (2 * (H + Q) + Q) + V * H
 
 
 def test_moments_in_8_bits_of_tensors_that_are_large_enough() -> None:
@@ -274,14 +288,14 @@ def test_every_part_of_a_small_llama() -> None:
     tensors = llama()
     model, asked = read_architecture(tensors, CONFIG), demand(tensors)
     found = predict(model, asked, EXACT)
-    assert found.parts() == {
+    assert asdict(found) == {
         "runtime": 1000,
         "weights": 2 * (LAYERS * (LINEAR + 2 * H) + 2 * V * H + H),
         "adapter": adapter_bytes(model, asked, in_process=True),
         "activations": LAYERS * A_LAYER + ENDS,
         "transients": LOGITS + WORKING,
     }
-    assert found.peak == sum(found.parts().values())
+    assert found.peak == sum(asdict(found).values())
 
 
 def test_checkpointing_keeps_inputs_and_has_one_layer_at_a_time() -> None:
@@ -351,7 +365,7 @@ def test_padded_rows_and_capped_scores_cost_more() -> None:
 @pytest.mark.parametrize(
     ("less", "more"),
     [
-        ({}, {"largest": Largest(200, 200, 50, 40)}),
+        ({}, {"batch": WorstCase(200, 200, 50, 40)}),
         ({}, {"dtype": "fp32"}),
         ({}, {"rank": 4}),
         ({}, {"method": "dora"}),
@@ -374,7 +388,8 @@ def test_more_of_anything_needs_more(less: dict[str, object], more: dict[str, ob
 def test_the_suggestion_changes_numbers_last() -> None:
     tensors = llama()
     model, asked = read_architecture(tensors, CONFIG), demand(tensors)
-    grid = options(model, asked, EXACT, ("nf4", "none"), lambda n: Largest(n, n, 50, 40))
+    batches = {n: WorstCase(n, n, 50, 40) for n in MICRO_BATCH_TOKENS}
+    grid = options(model, asked, EXACT, ("nf4", "none"), batches)
     assert [(o.quant, o.gradient_checkpointing) for o in grid[::5]] == [
         ("none", False),
         ("none", True),
@@ -396,7 +411,8 @@ def test_the_suggestion_changes_numbers_last() -> None:
         False,
         8192,
     )
-    same = options(model, asked, EXACT, ("none",), lambda n: Largest(min(n, 700), 700, 50, 40))
+    short = {n: WorstCase(min(n, 700), 700, 50, 40) for n in MICRO_BATCH_TOKENS}
+    same = options(model, asked, EXACT, ("none",), short)
     small = suggest(same, 10**12)
     assert small is not None
     assert small.micro_batch_tokens == 1024  # more at once would change nothing
@@ -414,25 +430,68 @@ def test_the_suggestion_changes_numbers_last() -> None:
 # --- the largest micro-batch ----------------------------------------------------------------------
 
 
-def test_the_largest_micro_batch_of_documents_alike() -> None:
-    found = largest_micro_batch(
+def test_the_worst_case_batch_of_documents_alike() -> None:
+    found = worst_case_batch(
         assumed_dataset(8, 100), steps=3, batch_size=8, micro_batch_tokens=350, seed=1
     )
-    assert found == Largest(laid=300, padded=300, trained=297, longest=100)
+    assert found == WorstCase(laid=300, padded=300, trained=297, longest=100)
 
 
 def test_a_document_longer_than_the_budget_is_one_by_itself() -> None:
-    found = largest_micro_batch(
+    found = worst_case_batch(
         assumed_dataset(8, 100), steps=3, batch_size=8, micro_batch_tokens=50, seed=1
     )
-    assert found == Largest(100, 100, 99, 100)
+    assert found == WorstCase(100, 100, 99, 100)
 
 
 def test_the_longest_document_counts_though_its_step_is_far_off() -> None:
     many, long = assumed_dataset(500, 10), assumed_dataset(1, 90)
     mixed = replace(many, documents=(*many.documents, *long.documents))
     seen = [
-        largest_micro_batch(mixed, steps=n, batch_size=1, micro_batch_tokens=50, seed=1).longest
+        worst_case_batch(mixed, steps=n, batch_size=1, micro_batch_tokens=50, seed=1).longest
         for n in (1, 400)
     ]
     assert seen == [90, 90]
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(
+    datasets(),
+    st.integers(1, 6),
+    seeds,
+    st.integers(1, 100),
+    st.sampled_from(["rows", "end-to-end"]),
+)
+def test_the_worst_case_batch_is_that_of_the_steps(
+    dataset: Dataset, batch_size: int, seed: int, budget: int, packing: Packing
+) -> None:
+    """What memory is predicted from."""
+    steps = 5
+    worst = worst_case_batch(
+        dataset,
+        steps=steps,
+        batch_size=batch_size,
+        micro_batch_tokens=budget,
+        seed=seed,
+        packing=packing,
+    )
+    made = [
+        batch
+        for step in range(1, steps + 1)
+        for batch in make_step_batches(
+            dataset,
+            step,
+            batch_size=batch_size,
+            micro_batch_tokens=budget,
+            seed=seed,
+            packing=packing,
+        )[0]
+    ]
+    longest = dataset.longest
+    laid = max(len(batch.tokens_T) for batch in made)
+    assert worst.laid == max(laid, longest)
+    assert worst.laid <= max(budget, longest)
+    assert worst.padded <= max(budget, longest)
+    assert worst.longest == longest
+    trained = max(np.count_nonzero(batch.weights_T) for batch in made)
+    assert worst.trained >= trained
