@@ -62,7 +62,7 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
     from vox_core.contract import TrainState
     from vox_core.run.context import Context
     from vox_core.run.prepare import prepare
-    from vox_core.run.tuning.measure import Track
+    from vox_core.run.trained import seeded
 
     folder = Path(tempfile.mkdtemp())
     some = make_steps(data, 40_000, steps, per_step)
@@ -84,7 +84,7 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
                 taken.append((way, len(batches)))
 
     taken: list[tuple[Packing, int]] = []
-    start = TrainState(0, Track(prepared)._adapter(prepared.plan))
+    start = TrainState(0, seeded(prepared.plan, prepared.weights))
     job = TrainJob(prepared.plan, prepared.model.path, both(), start)
     context = Context(seed=1, scratch=folder, observe=observe, stop_requested=lambda: False)
     prepared.backend.train(job, context)

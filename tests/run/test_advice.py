@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ licence = "MIT"
 [provides]
 hooks = ["vox_advise"]
 """
+NUMBERS = count()
 BODY = """
 from vox_core.contract import Advice, Notice
 from vox_core.errors import PlanError
@@ -45,18 +47,24 @@ def adviser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     site = Site(folder)
-    return lambda id, does: site.add(id, body=BODY.format(does=does), manifest=MANIFEST)
+
+    def add(id: str, does: str) -> str:
+        package = f"adviser_{id}_{next(NUMBERS)}"  # imported once in this process
+        return site.add(id, body=BODY.format(does=does), manifest=MANIFEST, package=package)
+
+    return add
 
 
 @pytest.fixture
 def trained(tiny, settings, tmp_path):
-    """`trained(...)` -> plan.json of a run of one step, and its warnings."""
+    """`trained(...)` -> plan.json of a run of one step, and the warnings before it."""
 
     def run(**given: object) -> tuple[dict, list[str]]:
         events: list[Event] = []
         asked = settings(tiny("llama"), max_steps=1, **given)
         plan = json.loads((train(asked, observe=events.append).run / "plan.json").read_text())
-        notices = [event for event in events if isinstance(event, Notice)]
+        before = takewhile(lambda event: event.name != "run_start", events)
+        notices = [event for event in before if isinstance(event, Notice)]
         return plan, [each.message for each in notices if each.level == "warning"]
 
     return run
@@ -125,5 +133,5 @@ def test_tuning_without_a_plugin_names_the_one_to_install(
     with pytest.raises(BackendError, match="measures what is fastest") as caught:
         train(settings(tiny("llama"), tune="refresh"))
     assert (caught.value.code, caught.value.where) == ("VOX-B013", "--tune refresh")
-    assert caught.value.found == "plugin 'plan' is disabled by VOX_DISABLE_PLUGINS"
+    assert caught.value.found == "plugin 'plan' is blocked by VOX_DISABLE_PLUGINS"
     assert not (tmp_path / "run").exists()
