@@ -1,4 +1,4 @@
-"""`vox plan`: what `vox train` would do under the same settings, without doing it.
+"""Plan what `vox train` would do under the same settings, without doing it.
 
 The pipeline is train's own, up to its first write (`make_ready`, `with_advice`), so what is refused
 here is what train refuses, in the same words.
@@ -7,37 +7,12 @@ here is what train refuses, in the same words.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
-from vox_core.api.plans import (
-    TOKENIZER_FILES,
-    Dataset,
-    Fetching,
-    Origin,
-    Prepared,
-    Progress,
-    Ready,
-    Tell,
-    TrainSettings,
-    account,
-    as_trained,
-    digest_of,
-    documents_in_step,
-    epochs_after,
-    exact,
-    folder,
-    in_force,
-    is_validated,
-    make_ready,
-    merge_space_needed,
-    preflight,
-    space_free,
-    space_needed,
-    versions,
-    with_advice,
-)
+from vox_core.api import plans
+from vox_core.api.plans import Origin, Prepared, Progress, Ready, Tell, TrainSettings
 from vox_core.errors import ConfigError
 from vox_plan.advise import cached
 from vox_plan.memory import WorstCase
@@ -95,9 +70,9 @@ def plan(
     """
     if measured and not settings.data and not settings.resume:
         raise _no_documents()
-    fetching = Fetching(progress)
-    ready = with_advice(
-        make_ready(
+    fetching = plans.Fetching(progress)
+    ready = plans.with_advice(
+        plans.make_ready(
             settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
         ),
         tell,
@@ -111,12 +86,16 @@ def plan(
 def _report(
     ready: Ready, memory: Sequence[int], fetched: bool, took: Measured | None, to_be_run: bool
 ) -> PlanReport:
-    prepared, made = ready.prepared, ready.prepared.plan
-    there = bool(ready.settings.data)
+    prepared, made, model = ready.prepared, ready.prepared.plan, ready.prepared.model
+    there, spec = bool(ready.settings.data), made.contract.adapter
     seen, grid, tuned = forecast(prepared), alternatives(prepared), cached(ready)
     steps = _steps(ready, seen.batch, there)
-    model = prepared.model
-    kept = exact(ready.settings, prepared) if there and to_be_run else None
+    exact = plans.exact(ready.settings, prepared) if there and to_be_run else None
+    where, free = plans.space_free(ready.run.path)
+
+    def rows(dataset: plans.Dataset, side: Literal["train", "valid"]) -> dict[str, Any]:
+        return {**plans.account(dataset, prepared.left_out(side)), "longest": dataset.longest}
+
     return PlanReport(
         backend=BackendPlan(
             made.backend, made.backend_version, made.device, prepared.selection.why
@@ -126,26 +105,35 @@ def _report(
         ),
         dtype=made.dtype,
         quant=made.contract.quant,
-        data=_data(prepared.train, prepared.left_out("train")) if there else None,
-        valid=_data(prepared.valid, prepared.left_out("valid")) if prepared.valid else None,
-        assumed=None if there else _assumed(prepared.train),
+        data=rows(prepared.train, "train") if there else None,
+        valid=rows(prepared.valid, "valid") if prepared.valid else None,
+        assumed=None
+        if there
+        else {"documents": len(prepared.train.documents), "tokens": prepared.train.longest},
         steps=steps,
-        adapter=_adapter(prepared),
+        adapter=AdapterPlan(spec.method, spec.rank, len(made.modules), made.trainable_parameters),
         speed=speed(prepared, steps, took, tuned, ready.run.path.parent),
-        memory=_memory(seen, took),
+        memory=MemoryPlan(
+            seen.prediction.peak,
+            asdict(seen.prediction),
+            seen.total,
+            seen.free,
+            seen.fits,
+            took.memory if took else None,
+        ),
         options=tuple(grid),
         suggested=tuple(_suggestions(prepared, grid, seen, tuned, memory)),
-        disk=_disk(ready),
+        disk=DiskPlan(plans.space_needed(made, ready.settings), free, where),
         merge=_merge(ready),
         run=ready.run.path,
         writes=_writes(ready),
         warnings=tuple(_warnings(ready)),
         refused=_refused(ready),
-        found={k: v for k, v in preflight(prepared).items() if k not in _OWN_KEYS},
-        settings=in_force(ready.settings),
-        exact=kept,
-        digest=digest_of(kept) if kept else None,
-        versions=versions(),
+        found={k: v for k, v in plans.preflight(prepared).items() if k not in _OWN_KEYS},
+        settings=plans.in_force(ready.settings),
+        exact=exact,
+        digest=plans.digest_of(exact) if exact else None,
+        versions=plans.versions(),
         audit={what: each.to_json() for what, each in prepared.audits.items()},
         chosen=tuple(prepared.rows.told()) if prepared.rows else (),
     )
@@ -162,14 +150,6 @@ def _refused(ready: Ready) -> str | None:
     if (error := ready.advice.refusal) is None:
         return None
     return f"{error.what} ({error.code}): {error.found}, {error.expected}; {error.remedy}"
-
-
-def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
-    return {**account(dataset, left_out), "longest": dataset.longest}
-
-
-def _assumed(dataset: Dataset) -> dict[str, int]:
-    return {"documents": len(dataset.documents), "tokens": len(dataset.documents[0])}
 
 
 def _steps(ready: Ready, batch: WorstCase, there: bool) -> StepPlan:
@@ -197,11 +177,11 @@ def _work(prepared: Prepared) -> Work:
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
-        chosen = documents_in_step(prepared.train, size, contract.seed, step)
+        chosen = plans.documents_in_step(prepared.train, size, contract.seed, step)
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())
-    return Work(epochs_after(rows, size, steps), taken, tokens, trained)
+    return Work(plans.epochs_after(rows, size, steps), taken, tokens, trained)
 
 
 def _validations(prepared: Prepared, every: int) -> int:
@@ -209,12 +189,7 @@ def _validations(prepared: Prepared, every: int) -> int:
     if prepared.valid is None:
         return 0
     total = prepared.plan.contract.total_steps
-    return 1 + sum(is_validated(step, total, every) for step in range(1, total + 1))
-
-
-def _adapter(prepared: Prepared) -> AdapterPlan:
-    made, spec = prepared.plan, prepared.plan.contract.adapter
-    return AdapterPlan(spec.method, spec.rank, len(made.modules), made.trainable_parameters)
+    return 1 + sum(plans.is_validated(step, total, every) for step in range(1, total + 1))
 
 
 def _suggestions(
@@ -241,19 +216,6 @@ def _suggestions(
         yield Suggestion(size, suggest(grid, size, *asked))
 
 
-def _memory(seen: MemoryForecast, took: Measured | None) -> MemoryPlan:
-    prediction = seen.prediction
-    measured = took.memory if took else None
-    return MemoryPlan(
-        prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits, measured
-    )
-
-
-def _disk(ready: Ready) -> DiskPlan:
-    where, free = space_free(ready.run.path)
-    return DiskPlan(space_needed(ready.prepared.plan, ready.settings), free, where)
-
-
 def _merge(ready: Ready) -> MergePlan:
     """Of `vox merge RUN` without further flags."""
     prepared, plan = ready.prepared, ready.prepared.plan
@@ -262,11 +224,11 @@ def _merge(ready: Ready) -> MergePlan:
     limit = total if free is None else free
     fits = None if limit is None else found.peak <= limit
     quant, model_type = plan.contract.quant, plan.contract.model.model_type
-    trained = as_trained(prepared.weights, quant, model_type, plan.dtype)
-    where, room = space_free(ready.run.path)
+    trained = plans.as_trained(prepared.weights, quant, model_type, plan.dtype)
+    where, room = plans.space_free(ready.run.path)
     return MergePlan(
         MemoryPlan(found.peak, asdict(found), total, free, fits),
-        DiskPlan(merge_space_needed(prepared.weights, trained), room, where),
+        DiskPlan(plans.merge_space_needed(prepared.weights, trained), room, where),
     )
 
 
@@ -282,8 +244,8 @@ def _machine_memory(prepared: Prepared) -> tuple[int | None, int | None]:
 
 
 def _writes(ready: Ready) -> tuple[str, ...]:
-    source = ready.prepared.model.tokenizer
-    tokenizer = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    folder, source = plans.folder, ready.prepared.model.tokenizer
+    tokenizer = [name for name in plans.TOKENIZER_FILES if (source / name).is_file()]
     rows = ready.prepared.rows
     skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
     return (
