@@ -307,13 +307,14 @@ class NotebookDisplay:
     """One output of the cell, updated in place: the lines so far, and the bar below them."""
 
     def __init__(self) -> None:
-        from IPython.display import display as show
+        from IPython import display
 
         self._lines: list[str] = []
         self._bar = ("", 0, 0)
         self._pace: Pace | None = None
         self._total = 0
-        self._handle: Any = show({"text/plain": ""}, raw=True, display_id=True)
+        show: Any = display.display  # untyped
+        self._handle = show({"text/plain": ""}, raw=True, display_id=True)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import quantised_modules
-from vox_core.run.plain import plain_copy
+from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder, open_weights
 from vox_core.weights.quantised import SAME_IN_MLX
 from vox_export.requantise import requantise

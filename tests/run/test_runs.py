@@ -35,12 +35,12 @@ from vox_core.contract import (
 from vox_core.data.split import keep_stdin
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.run import checkpoint, startup, telemetry
+from vox_core.run import checkpoint, metrics, telemetry
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
-from vox_core.run.locate import locate
 from vox_core.run.merge import merge
-from vox_core.run.prepare import prepare
 from vox_core.run.proof import prove
+from vox_core.run.reference import resolve_reference
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
 
@@ -106,9 +106,9 @@ def test_garbage_is_looked_for_as_before_when_the_first_step_is_done(tiny, setti
 
 
 def test_when_the_process_began():
-    if startup.process_began() is None:
+    if metrics.process_began() is None:
         pytest.skip("this system does not say")
-    script = "from vox_core.run.startup import process_began as b; import time; "
+    script = "from vox_core.run.metrics import process_began as b; import time; "
     script += "time.sleep(0.3); print(time.perf_counter() - b())"
     called = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -118,14 +118,18 @@ def test_when_the_process_began():
 def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, settings, data):
     base = tiny("llama")
     made = settings(base, max_steps=1, valid=data / "valid.jsonl")
-    prepared = prepare(made, None, None, None)
-    documents = [*prepared.train.documents, *prepared.valid.documents]
-    assert prepared.plan.longest == max(map(len, documents))
+    planned = plan_run(made)
+    documents = [*planned.data.train.documents, *planned.data.valid.documents]
+    assert planned.execution.longest == max(map(len, documents))
     row = {"prompt": "Longer?", "completion": "Yes, " * 40}
     (data / "valid.jsonl").write_text(json.dumps(row))
-    longer = prepare(made, None, None, None)
-    assert longer.plan.longest == len(longer.valid.documents[0]) > prepared.plan.longest
-    assert json.loads((train(made).run / "plan.json").read_text())["longest"] == longer.plan.longest
+    longer = plan_run(made)
+    assert longer.execution.longest == len(longer.data.valid.documents[0])
+    assert longer.execution.longest > planned.execution.longest
+    assert (
+        json.loads((train(made).run / "plan.json").read_text())["longest"]
+        == longer.execution.longest
+    )
 
 
 def test_the_contract_is_free_of_paths_and_follows_the_content(tiny, settings, tmp_path, data):
@@ -337,7 +341,7 @@ def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
     assert (manifest["id"], manifest["hub"], manifest["path"]) == ("small", "org/Small", str(base))
     card = (run / "README.md").read_text()
     assert "base_model: org/Small\n" in card and "`small` in vox's catalog (SHA-256 fff" in card
-    assert locate(str(run)).base.hub == "org/Small"
+    assert resolve_reference(str(run)).base.hub == "org/Small"
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(manifest["path"]), run)
     merge(str(run), MergeSettings(out=tmp_path / "m"))
     assert "base_model: org/Small\n" in (tmp_path / "m" / "README.md").read_text()
@@ -345,7 +349,7 @@ def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
 
 def rewritten(run, change) -> None:
     """The run's adapter with other values."""
-    state, source = read_adapter(run), locate(str(run))
+    state, source = read_adapter(run), resolve_reference(str(run))
     changed = state.with_tensors({n: change(n, v) for n, v in state.tensors().items()})
     write_adapter(run, changed, base=str(source.base.path), modules=source.modules)
 
@@ -508,13 +512,12 @@ def test_a_run_keeps_its_template(tiny, settings, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="--template chatml"):
         train(settings(base, data=data, max_steps=2))
     run = train(settings(base, data=data, max_steps=2, template="chatml")).run
-    other = prepare(settings(base, data=data, max_steps=2, template="alpaca"), None, None, None)
+    out = tmp_path / "other"
+    other = plan_run(settings(base, data=data, max_steps=2, template="alpaca", out=out))
     plan = json.loads((run / "plan.json").read_text())
     assert plan["settings"]["template"] == "chatml"
-    assert (
-        other.plan.contract.model.tokenizer_digest != plan["contract"]["model"]["tokenizer_digest"]
-    )
-    assert other.train.digest != plan["contract"]["data"]["digest"]
+    assert other.contract.model.tokenizer_digest != plan["contract"]["model"]["tokenizer_digest"]
+    assert other.data.train.digest != plan["contract"]["data"]["digest"]
     template = (run / "chat_template.jinja").read_text()
     assert "<|im_end|>" in template
     with open_model(str(run), SamplingSettings(max_tokens=1)) as model:

@@ -106,8 +106,14 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     from vox_core.cli import root
     from vox_core.cli.lazy import objection
     from vox_core.host.doctor import LIMIT_S, examine
+    from vox_core.install.plan import cut_off
 
-    examined = examine(id, timeout or LIMIT_S, objection=lambda path: objection(root, path))
+    examined = examine(
+        id,
+        timeout or LIMIT_S,
+        objection=lambda path: objection(root, path),
+        further=cut_off(),
+    )
     warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]
     if as_json:

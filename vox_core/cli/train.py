@@ -18,8 +18,8 @@ from vox_core.display import SHORT_RUN
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.report import TrainReport
-    from vox_core.run.stop import StoppedAtOnce
+    from vox_core.run.artifacts import TrainReport
+    from vox_core.run.context import StoppedAtOnce
 
 MORE = 3
 """Times as many steps, in the hint after a short run."""
@@ -104,8 +104,8 @@ def train(
     FILES are data files, as --data names them. An installed backend is picked, and one line says
     why. Ctrl-C stops after the step with everything saved; --resume goes on.
     """
-    from vox_core.run.startup import process_began
-    from vox_core.run.stop import StoppedAtOnce
+    from vox_core.run.context import StoppedAtOnce
+    from vox_core.run.metrics import process_began
 
     try:
         report = library.train(

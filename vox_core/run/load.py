@@ -18,8 +18,8 @@ from vox_core.errors import DataError
 from vox_core.host import Origin, Request
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.locate import Source, locate
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
+from vox_core.run.reference import ModelReference, resolve_reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -197,7 +197,7 @@ def open_model(
     Raises:
         InputError: it cannot be found, or no installed backend can load it.
     """
-    source = locate(reference, adapter=settings.adapter, progress=progress)
+    source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
     quant = source.quant
     if settings.quant is not None:
@@ -227,9 +227,9 @@ def open_model(
             model.close()
 
 
-def _positions(source: Source) -> int | None:
+def _positions(source: ModelReference) -> int | None:
     return positions(bounded_json.read(source.base.path / "config.json"))
 
 
-def _title(source: Source) -> str:
+def _title(source: ModelReference) -> str:
     return source.base.id + (" + adapter" if source.adapter else "")
