@@ -102,7 +102,7 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
 	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
 	plugins/vox_tensorboard/pyproject.toml plugins/vox_runs/pyproject.toml \
-	plugins/vox_extract/pyproject.toml requirements.txt
+	plugins/vox_data/pyproject.toml plugins/vox_extract/pyproject.toml requirements.txt
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"

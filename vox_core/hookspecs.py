@@ -16,7 +16,7 @@ Errors for users are raised as `vox_core.errors.VoxError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from vox_core.contract import (
         Check,
         Event,
+        Ints,
         LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        RowStream,
         RunContext,
         TrainJob,
         TrainResult,
@@ -55,6 +57,21 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]
         """Load a model, with or without an adapter, for generation and logits."""
+
+    @hookspec(firstresult=True)
+    def vox_open_rows(self, reference: str) -> RowStream:  # type: ignore[empty-body]
+        """Open a data file of a suffix, or a data set of a scheme, named in `row-sources`."""
+
+    @hookspec(firstresult=True)
+    def vox_near_duplicates(  # type: ignore[empty-body]
+        self,
+        texts: Iterable[str],
+        count: int,
+        threshold: float,
+        progress: Callable[[int, int], None],
+    ) -> Ints:
+        """Texts that say nearly what an earlier one says: int64 (P, 2), text and earlier text.
+        `threshold` is a Jaccard similarity; `progress` takes texts done and all."""
 
     @hookspec
     def vox_event(self, event: Event) -> None:

@@ -33,9 +33,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter"}),
+    frozenset({"hookspecs", "catalog", "config", "weights", "adapter"}),
     frozenset({"digests", "gguf", "known"}),
-    frozenset({"host", "models"}),
+    frozenset({"host"}),
+    frozenset({"data"}),
+    frozenset({"models"}),
     frozenset({"plan"}),
     frozenset({"memory"}),
     frozenset({"run", "testing"}),
@@ -65,6 +67,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
+    "vox_data": {"vox_data", *FEATURE_CORE},
     "vox_extract": {"vox_extract", *FEATURE_CORE},
 }
 PACKAGES = {
@@ -75,6 +78,7 @@ PACKAGES = {
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
+    "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
 }
 
@@ -87,6 +91,7 @@ BANNED: dict[str, set[str]] = {
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
     "vox_runs": TENSOR_LIBRARIES,
+    "vox_data": TENSOR_LIBRARIES,
     "vox_extract": TENSOR_LIBRARIES,
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).

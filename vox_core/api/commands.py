@@ -1,7 +1,10 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.errors import STOPPED
+from vox_core.cli.data_flags import SECTIONS as DATA_SECTIONS
+from vox_core.cli.data_flags import data_options, files_argument, with_files
+from vox_core.cli.errors import STOPPED, describe, end_with
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
+from vox_core.cli.options import given, settings_from, source_of
 from vox_core.cli.output import (
     duration,
     losses,
@@ -13,12 +16,18 @@ from vox_core.cli.output import (
 )
 
 __all__ = [
+    "DATA_SECTIONS",
     "STOPPED",
     "Command",
     "Entry",
     "Group",
     "LazyGroup",
+    "data_options",
+    "describe",
     "duration",
+    "end_with",
+    "files_argument",
+    "given",
     "json_option",
     "losses",
     "megabytes",
@@ -26,4 +35,7 @@ __all__ = [
     "print_json",
     "print_table",
     "printable",
+    "settings_from",
+    "source_of",
+    "with_files",
 ]

@@ -1,5 +1,23 @@
 """Atomic files: whole or not there, with StorageError for a full or failing disk."""
 
-from vox_core.files import atomic_file, make_folder, require_apart, storage_errors
+from vox_core.bounded_json import read as read_json
+from vox_core.files import (
+    atomic_file,
+    make_folder,
+    require_apart,
+    storage_errors,
+    write_json,
+    write_text,
+)
+from vox_core.hashes import file_sha256
 
-__all__ = ["atomic_file", "make_folder", "require_apart", "storage_errors"]
+__all__ = [
+    "atomic_file",
+    "file_sha256",
+    "make_folder",
+    "read_json",
+    "require_apart",
+    "storage_errors",
+    "write_json",
+    "write_text",
+]

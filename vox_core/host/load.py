@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pluggy
 
@@ -78,6 +78,20 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     return manager
 
 
+def call_hook(found: Found, hook: str, **arguments: object) -> Any:
+    """Load a plugin and call one of its hooks.
+
+    Raises:
+        BackendError: B004; it cannot be loaded, or lacks the hook.
+        PluginError: X001, the hook raised something of its own.
+    """
+    caller = getattr(load_plugin(found).hook, hook)
+    if not caller.get_hookimpls():
+        raise broken(found, f"no {hook}", f"{hook}, marked with @hookimpl")
+    with foreign_errors(found.id, hook, "plugin"):
+        return caller(**arguments)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """A loaded backend. Each call gives the type that it says, or raises a `VoxError`."""
@@ -123,7 +137,7 @@ class Backend:
 
     def _call(self, operation: Operation, job: object, context: RunContext) -> object:
         self.require(operation)
-        with _foreign_errors(self.id, f"vox_{operation}"):
+        with foreign_errors(self.id, f"vox_{operation}"):
             result: object = getattr(self.manager.hook, f"vox_{operation}")(
                 job=job, context=context
             )
@@ -146,16 +160,16 @@ class _GuardedModel:
     model: LoadedModel
 
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        with _foreign_errors(self.plugin, "generate"):
+        with foreign_errors(self.plugin, "generate"):
             tokens = self.model.generate(tokens_T, sampling)
         return _guarded_items(self.plugin, "generate", tokens)
 
     def logits(self, tokens_T: Ints) -> Floats:
-        with _foreign_errors(self.plugin, "logits"):
+        with foreign_errors(self.plugin, "logits"):
             return self.model.logits(tokens_T)
 
     def close(self) -> None:
-        with _foreign_errors(self.plugin, "close"):
+        with foreign_errors(self.plugin, "close"):
             self.model.close()
 
 
@@ -168,12 +182,12 @@ def _register(manager: pluggy.PluginManager, found: Found) -> None:
 
 
 def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[Item]:
-    with _foreign_errors(plugin, hook):
+    with foreign_errors(plugin, hook):
         yield from items
 
 
 @contextmanager
-def _foreign_errors(plugin: str, hook: str) -> Iterator[None]:
+def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[None]:
     """Map what is no `VoxError`; an interrupt by the user passes."""
     try:
         yield
@@ -182,7 +196,7 @@ def _foreign_errors(plugin: str, hook: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise PluginError(
             "X001",
-            f"backend {plugin!r} failed in {hook}",
+            f"{kind} {plugin!r} failed in {hook}",
             found=told(error),
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error

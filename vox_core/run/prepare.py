@@ -24,7 +24,7 @@ from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import open_dataset
 from vox_core.data.largest import assumed_dataset
-from vox_core.data.policy.report import Report, Side
+from vox_core.data.row_report import Report, Side
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import StorageError
 from vox_core.host import Origin, Request, Selection, choose

@@ -13,7 +13,7 @@ from typing import Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.data.readers import is_hub
+from vox_core.data.readers import is_remote
 from vox_core.errors import ConfigError, OutputError, command
 from vox_core.host import Origin
 from vox_core.run import folder, foresight, resume
@@ -147,7 +147,7 @@ def _require_apart(settings: TrainSettings) -> None:
         return
     named = [("--data", path) for path in settings.data]
     named += [("--valid", settings.valid)] if settings.valid else []
-    local = [(flag, path) for flag, path in named if not is_hub(path)]
+    local = [(flag, path) for flag, path in named if not is_remote(path)]
     model = Path(settings.model)
     files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
 
