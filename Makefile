@@ -99,10 +99,7 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 		$(CC) -O2 -shared -fPIC tools/blas_shim.c -o $@ \
 		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
 
-PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
-	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
-	plugins/vox_tensorboard/pyproject.toml plugins/vox_runs/pyproject.toml \
-	plugins/vox_data/pyproject.toml plugins/vox_extract/pyproject.toml requirements.txt
+PROJECTS := $(wildcard pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml) requirements.txt
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
@@ -111,7 +108,7 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]' -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
+	@$(PIP_INSTALL) -e '.[dev]' -e libs/vox_testing -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
 		-e plugins/vox_tensorboard
 	@touch $@
 

@@ -1,10 +1,13 @@
 """The public names for plugins beside errors, contract and hookspecs: re-exports, nothing else.
 
     commands.py   click commands, options, output of the command line
+    files.py      atomic files, bounded JSON
+    host.py       plugins: discover, probe, select, load
+    models.py     models, adapters and backends
+    progress.py   the display of vox train
     rows.py       data: rows, tokens, data sets
     settings.py   sections of vox.toml
     runs.py       run folders and telemetry
-    files.py      atomic files
 
 tests/architecture/test_imports.py keeps plugins to these modules.
 """

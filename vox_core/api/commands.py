@@ -4,7 +4,7 @@ from vox_core.cli.data_flags import SECTIONS as DATA_SECTIONS
 from vox_core.cli.data_flags import data_options, files_argument, with_files
 from vox_core.cli.errors import STOPPED, describe, end_with
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
-from vox_core.cli.options import given, settings_from, source_of
+from vox_core.cli.options import given, options_of, settings_from, source_of
 from vox_core.cli.output import (
     duration,
     losses,
@@ -14,11 +14,13 @@ from vox_core.cli.output import (
     print_table,
     printable,
 )
+from vox_core.config import ConvertSettings
 
 __all__ = [
     "DATA_SECTIONS",
     "STOPPED",
     "Command",
+    "ConvertSettings",
     "Entry",
     "Group",
     "LazyGroup",
@@ -31,6 +33,7 @@ __all__ = [
     "json_option",
     "losses",
     "megabytes",
+    "options_of",
     "print_columns",
     "print_json",
     "print_table",

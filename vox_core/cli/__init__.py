@@ -25,7 +25,6 @@ COMMANDS = {
     "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
     "data": Entry("vox_core.cli.data:data", "Look at data before it is trained."),
     "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
-    "convert": Entry("vox_core.cli.convert:convert", "The adapter of a run, for PEFT or mlx-lm."),
     "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
     "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
     "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),

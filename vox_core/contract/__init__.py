@@ -49,6 +49,7 @@ from vox_core.contract.jobs import (
     TrainJob,
     TrainResult,
     World,
+    WriteModelJob,
 )
 from vox_core.contract.sampling import Sampling, next_token
 from vox_core.contract.spec import (
@@ -131,6 +132,7 @@ __all__ = [
     "Unrated",
     "Validation",
     "World",
+    "WriteModelJob",
     "cut_to_rows",
     "next_token",
     "padded_groups",

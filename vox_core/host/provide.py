@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from vox_core.contract import WriteModelJob
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
 from vox_core.host.discover import Found, discover
 from vox_core.host.known import known_plugins
-from vox_core.host.load import broken
+from vox_core.host.load import broken, foreign_errors, load_plugin
 from vox_core.host.machine import this_machine, unmet
 
 POINTS = (
@@ -86,6 +87,22 @@ def provider(
         if offered
         else "`vox plugin list` shows what there is",
     )
+
+
+def write_model(job: WriteModelJob) -> None:
+    """Call `vox_write_model` of the plugin that provides `job.format`.
+
+    Raises:
+        BackendError: B013 or B014 (`provider`); B004, the plugin is broken or lacks the hook.
+        PluginError: X001, it failed with an error of its own.
+        VoxError: the model has no place in the format, or the result is wrong.
+    """
+    found = provider("model-formats", job.format)
+    hook = load_plugin(found).hook.vox_write_model
+    if not hook.get_hookimpls():
+        raise broken(found, "no vox_write_model", "vox_write_model, marked with @hookimpl")
+    with foreign_errors(found.id, "vox_write_model"):
+        hook(job=job)
 
 
 def usable_plugin(plugin_id: str, environ: Mapping[str, str] = os.environ) -> Found:
