@@ -24,13 +24,12 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import checked, kept, parts, store, worker
+from vox_core.data import kept, parts, row_facts, store, worker
 from vox_core.data.blocks import Block, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
-from vox_core.data.policy.mask import Mask
-from vox_core.data.readers import Source
 from vox_core.data.records import load_records, readable
+from vox_core.data.row_facts import RowMask
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -103,7 +102,7 @@ def test_a_second_start_reads_no_row_and_no_tokenizer(
     in_memory = build_dataset(load_records([data, other, data]), load_tokenizer(model), 64)
     assert contents(first) == contents(in_memory)
     assert first.dropped and first.truncated and len(first.documents) > 9
-    monkeypatch.setattr(checked, "look", not_asked)
+    monkeypatch.setattr(row_facts, "read_lines", not_asked)
     again = from_cache(data, other, data, model=model)
     assert contents(again) == contents(first)
     assert unused_fields(check_files([data, other, data])) == {"id": 14, "tag": 7}
@@ -228,7 +227,7 @@ def test_entries_that_nobody_used_for_a_month_go(model: Path, data: Path, cache:
     made(data, model=model, seq_len=63)
     old = time.time() - 31 * 24 * 3600
     for entry in entries(cache):
-        os.utime(entry / store.ENTRY, (old, old))
+        os.utime(entry, (old, old))
     (cache / "documents" / ".tmp-killed").mkdir()
     os.utime(cache / "documents" / ".tmp-killed", (old, old))
     from_cache(data, model=model)
@@ -240,7 +239,7 @@ def test_entries_that_nobody_used_for_a_month_go(model: Path, data: Path, cache:
 # --- files that have been looked at ---------------------------------------------------------------
 
 
-def test_faults_are_those_of_loading_and_are_not_remembered(data: Path, tmp_path: Path) -> None:
+def test_faults_are_those_of_loading(data: Path, tmp_path: Path) -> None:
     bad, empty = tmp_path / "bad.jsonl", tmp_path / "empty.jsonl"
     bad.write_text('{"text": "a"}\n{"txt": 1}\n\nnonsense\n')
     empty.write_text("\n")
@@ -251,22 +250,6 @@ def test_faults_are_those_of_loading_and_are_not_remembered(data: Path, tmp_path
                 look(paths)
             seen.append((str(caught.value), caught.value.faults))
         assert seen[0] == seen[1] == seen[2]
-
-
-def test_a_memory_that_makes_no_sense_is_not_believed(data: Path, cache: Path) -> None:
-    (file,) = check_files([data])
-    (memory,) = (cache / "rows").iterdir()
-    right = json.loads(memory.read_text())
-    for wrong in (
-        {},
-        [],
-        {**right, "version": 0, "rows": 5},
-        {**right, "unused": {"id": "x"}},
-    ):
-        memory.write_text(json.dumps(wrong))
-        assert check_files([data]) == [file]
-    memory.write_text("torn")
-    assert check_files([data]) == [file]
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(
@@ -413,7 +396,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
     """Whoever meets the error: with a worker that is another thread's, most of the time."""
 
     def failing(
-        paths: Sequence[Path], size: int, masks: Sequence[Mask | None], lines: Sequence[Path]
+        paths: Sequence[Path], size: int, masks: Sequence[RowMask | None], lines: Sequence[Path]
     ) -> Iterator[Block]:
         blocks = cut(paths, size, masks, lines)
         yield from islice(blocks, 4)
@@ -435,21 +418,6 @@ def test_a_worker_imports_nothing_from_the_current_folder(
     monkeypatch.chdir(tmp_path / "here")
     made(data, model=model, workers=1, block_bytes=300)
     assert [file.name for file in Path().iterdir()] == ["json.py"]
-
-
-def test_rows_are_never_remembered_of_other_bytes(
-    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = checked._look
-
-    def look_at_another(source: Source, *lists: list) -> object:
-        write(source.path, rows=3)
-        return look(source, *lists)
-
-    monkeypatch.setattr(checked, "_look", look_at_another)
-    with pytest.raises(DataError, match="changed while it was read"):
-        check_files([data])
-    assert not (cache / "rows").exists()
 
 
 def test_a_full_disk_is_done_without_a_cache(

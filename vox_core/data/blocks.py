@@ -14,9 +14,8 @@ from pathlib import Path
 
 from vox_core.data.faults import RowError
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
-from vox_core.data.policy.mask import Mask, used
-from vox_core.data.records import Record, changed, readable, record_of
-from vox_core.data.rows import read_row
+from vox_core.data.records import Record, changed, read_record, readable
+from vox_core.data.row_facts import RowMask
 
 BLOCK_BYTES = 1 << 21
 
@@ -28,7 +27,7 @@ class Block:
     Args:
         file: the file's number among those of the data set.
         line: the number of the first line, from 1.
-        chosen: which of its lines are used, as `Mask.part` gives it; None for all.
+        chosen: which of its lines are used, as `RowMask.part` gives it; None for all.
         lines: the JSONL with the rows of the file, if it is none itself.
     """
 
@@ -37,7 +36,7 @@ class Block:
     start: int
     size: int
     line: int
-    chosen: str | None = None
+    chosen: bytes | None = None
     lines: str = ""
 
     def records(self) -> Iterator[Record]:
@@ -52,11 +51,11 @@ class Block:
         if self.start == 0:
             data = data.removeprefix(BOM)
         lines = data.split(b"\n")
-        uses = repeat(True) if self.chosen is None else used(self.chosen, len(lines))
+        uses = repeat(1) if self.chosen is None else self.chosen
         for number, (line, use) in enumerate(zip(lines, uses, strict=False), start=self.line):
             if use and line.strip():
                 try:
-                    yield record_of(read_row(line), self.path, number)
+                    yield read_record(line, self.path, number)
                 except RowError as fault:
                     raise changed(self.path) from fault
 
@@ -64,7 +63,7 @@ class Block:
 def cut(
     paths: Sequence[Path],
     size: int = BLOCK_BYTES,
-    masks: Sequence[Mask | None] = (),
+    masks: Sequence[RowMask | None] = (),
     lines: Sequence[Path] = (),
 ) -> Iterator[Block]:
     """Every line of every file, in order, or those that its mask has; blocks of about `size` bytes.
@@ -78,7 +77,7 @@ def cut(
 
 
 def _cut_file(
-    path: Path, number: int, size: int, mask: Mask | None, lines: Path
+    path: Path, number: int, size: int, mask: RowMask | None, lines: Path
 ) -> Iterator[Block]:
     start, line, made = 0, 1, "" if lines == path else str(lines)
     with readable(path), lines.open("rb") as file:
@@ -86,7 +85,7 @@ def _cut_file(
             data += file.readline(MAX_LINE_BYTES + 1) if not data.endswith(b"\n") else b""
             ends = data.count(b"\n")
             chosen = None if mask is None else mask.part(line, ends + 1)
-            if chosen != "":
+            if chosen is None or any(chosen):
                 yield Block(path, number, start, len(data), line, chosen, made)
             start += len(data)
             line += ends

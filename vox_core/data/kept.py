@@ -5,37 +5,28 @@ files and which of their rows are used, every file of the model folder that a to
 template is read from, the sequence length, the versions of the libraries and `CACHE_VERSION`. On a
 hit no row is read and no tokenizer loaded. One that is torn or altered is made anew.
 
-Entries appear whole (`vox_core.files`); of two processes that make the same one, the later takes
-the other's. Where the cache cannot be written, the arrays lie in a temporary folder as long as they
-are needed, and the data set says so. An entry that nobody has used for a month goes when another is
-made; all may be deleted at any time.
+Where the cache cannot be written, the arrays lie in a temporary folder as long as they are needed,
+and the data set says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vox_core import files
-from vox_core.cache import CACHE_VERSION, cache_folder, cache_root
+from vox_core.cache import CACHE_VERSION, cache_root, cached
 from vox_core.data import parts, store
 from vox_core.data.blocks import BLOCK_BYTES, cut
 from vox_core.data.checked import CheckedFile
 from vox_core.data.dataset import Dataset, require_rendered, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.tokenizer import files_of
-from vox_core.errors import OutputError, StorageError, VoxError
 from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
@@ -44,9 +35,6 @@ if TYPE_CHECKING:
 FOLDER = "documents"
 _FORMAT = 1
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
-_UNUSED_FOR = 30 * 24 * 3600.0
-_LEFT_FOR = 24 * 3600.0
-"""What a killed process left; longer than any data set takes."""
 
 Load = Callable[[], "PreTrainedTokenizerBase"]
 
@@ -77,17 +65,15 @@ def open_dataset(
     """
     sources = [file.path for file in checked]
     name = _key(checked, model, seq_len)
-    if found := store.read(cache_root() / FOLDER / name, sources):
-        with suppress(OSError):
-            os.utime(cache_root() / FOLDER / name / store.ENTRY)
-        return found
     if workers is None:
         workers = parts.workers_for(sum(file.lines.stat().st_size for file in checked))
     make = _Making(checked, model, load, seq_len, progress, workers, block_bytes)
-    try:
-        return _in_cache(name, make, sources)
-    except (OutputError, StorageError) as error:
-        return _in_temporary(make, sources, error)
+    found = cached(FOLDER, name, make, lambda folder, owner: store.read(folder, sources, owner))
+    if found.fault is None:
+        return found.value
+    why = f"{found.fault.what}: {found.fault.where or cache_root()}"
+    note = f"the tokens are kept for this run only, because {why}"
+    return replace(found.value, notes=(note,))
 
 
 def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
@@ -141,47 +127,3 @@ class _Making:
     def _tell(self, done: int) -> None:
         if self._progress:
             self._progress(done, sum(file.used for file in self._checked))
-
-
-def _in_cache(name: str, make: Callable[[Path], None], sources: Sequence[Path]) -> Dataset:
-    folder = cache_folder(FOLDER) / name
-    if found := store.read(folder, sources):  # made by another process since we looked
-        return found
-    _clear(folder)
-    try:
-        with files.atomic_folder(folder) as temporary:
-            make(temporary)
-    except (OutputError, StorageError):
-        if found := store.read(folder, sources):  # another process was quicker
-            return found
-        raise
-    found = store.read(folder, sources)
-    if found is None:
-        raise files.storage_error(OSError("what was written cannot be read"), folder)
-    return found
-
-
-def _in_temporary(
-    make: Callable[[Path], None], sources: Sequence[Path], error: VoxError
-) -> Dataset:
-    """Somewhere else, as long as the data set lives."""
-    with files.storage_errors(Path(tempfile.gettempdir())):
-        owner = tempfile.TemporaryDirectory(prefix="vox-data-", ignore_cleanup_errors=True)
-        make(Path(owner.name))
-        found = store.read(Path(owner.name), sources, owner)
-    if found is None:
-        raise error
-    why = f"{error.what}: {error.where or cache_root()}"
-    return replace(found, notes=(f"the tokens are kept for this run only, because {why}",))
-
-
-def _clear(folder: Path) -> None:
-    """Away with an entry that cannot be used, with old ones, and with what killed processes left;
-    what another process has mapped stays readable to it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for other in folder.parent.iterdir():
-        left = other.name.startswith(files.TEMPORARY_PREFIX)
-        used = other / store.ENTRY if (other / store.ENTRY).exists() else other
-        with suppress(OSError):  # another process was quicker
-            if used.stat().st_mtime < time.time() - (_LEFT_FOR if left else _UNUSED_FOR):
-                shutil.rmtree(other, ignore_errors=True)

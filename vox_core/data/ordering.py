@@ -17,13 +17,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vox_core.contract import OrderSpec
-from vox_core.data.mix.shares import apportion
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,3 +119,20 @@ def sources_of(numbers_D: NDArray[np.int32], source_of: Sequence[int]) -> NDArra
         source_of: the source of each file.
     """
     return np.array(source_of, np.int32)[numbers_D]
+
+
+def apportion(rows: int, weights: Sequence[float]) -> list[int]:
+    """`rows` divided among sources in proportion to their weights, which are not all 0.
+
+    The largest remainder method (Hamilton's): each source gets the whole part of its quota, and the
+    rows that are left go to the largest fractions, ties to the source that is named first. Weights
+    are taken as the fractions that they are, so nothing depends on the order of a sum.
+    """
+    exact = [Fraction(weight) for weight in weights]
+    whole = sum(exact)
+    quotas = [rows * weight / whole for weight in exact]
+    counts = [int(quota) for quota in quotas]
+    by_fraction = sorted(range(len(quotas)), key=lambda i: (counts[i] - quotas[i], i))
+    for index in by_fraction[: rows - sum(counts)]:
+        counts[index] += 1
+    return counts

@@ -17,8 +17,8 @@ from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import Quant
 from vox_core.data.chosen import Chosen, Tell, choose_rows
-from vox_core.data.policy.report import Report
 from vox_core.data.records import find_split
+from vox_core.data.row_report import Report
 from vox_core.errors import ConfigError
 from vox_core.host import Origin, Request, Selection, explain
 from vox_core.host.load import Backend

@@ -25,8 +25,8 @@ from vox_core.contract import (
 )
 from vox_core.data.checked import unused_fields
 from vox_core.data.dataset import Dataset
-from vox_core.data.policy.report import Side
-from vox_core.data.readers import is_hub
+from vox_core.data.readers import is_remote
+from vox_core.data.row_report import Side
 from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, command
 from vox_core.host import Origin
 from vox_core.host.provide import no_provider, providers
@@ -327,7 +327,7 @@ def _require_apart(settings: TrainSettings) -> None:
         return
     named = [("--data", path) for path in settings.data]
     named += [("--valid", settings.valid)] if settings.valid else []
-    local = [(flag, path) for flag, path in named if not is_hub(path)]
+    local = [(flag, path) for flag, path in named if not is_remote(path)]
     model = Path(settings.model)
     files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
 
