@@ -99,18 +99,16 @@ $(CURDIR)/$(VENV)/blas.so: $(VENV)/.installed-dev tools/blas_shim.c
 		$(CC) -O2 -shared -fPIC tools/blas_shim.c -o $@ \
 		-L$$folder -lscipy_openblas -Wl,-rpath,$$folder
 
-PROJECTS := pyproject.toml libs/vox_torch/pyproject.toml plugins/vox_cpu/pyproject.toml \
-	plugins/vox_cuda/pyproject.toml plugins/vox_mlx/pyproject.toml \
-	plugins/vox_tensorboard/pyproject.toml
+PROJECTS := $(wildcard pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml) requirements.txt
 
 $(VENV)/.installed: $(VENV)/.made $(PROJECTS) constraints.txt
 	@echo "installing torch and vox into $(VENV) … this takes a few minutes"
-	@$(PIP_INSTALL) -e . -e libs/vox_torch -e plugins/vox_cpu
+	@$(PIP_INSTALL) -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for tests …"
-	@$(PIP_INSTALL) -e '.[dev]' -e plugins/vox_cuda -e plugins/vox_mlx \
+	@$(PIP_INSTALL) -e '.[dev]' -e libs/vox_testing -e 'plugins/vox_runs[plot]' -e plugins/vox_cuda -e plugins/vox_mlx \
 		-e plugins/vox_tensorboard
 	@touch $@
 

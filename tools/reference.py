@@ -15,18 +15,18 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from vox_core import config, errors
-from vox_core.catalog import BundleEntry, Catalog, PluginEntry, load_catalog, schema
+from vox_core.catalog import BundleEntry, Catalog, PluginEntry, entries, load_catalog
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 from vox_core.contract import StepDone
-from vox_core.run import wire
+from vox_core.run import telemetry
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -160,8 +160,8 @@ def catalog_page() -> str:
     columns = ("id", "parameters", "licence", "source", "gated", "description")
     parts.append(f"## Models\n\n{_ABOUT_MODELS}\n{table(*columns, models)}")
     parts.append(_ABOUT_KEYS)
-    for section in schema.TABLES:
-        rows = [key_row(section, *item) for item in schema.keys(section).items()]
+    for section in entries.TABLES:
+        rows = [key_row(section, *item) for item in entries.keys(section).items()]
         parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
     return "\n".join(parts)
 
@@ -206,9 +206,9 @@ def bundle_row(catalog: Catalog, entry: BundleEntry) -> list[str]:
     return [f"`{entry.id}`", *map(in_words, columns), entry.description]
 
 
-def key_row(section: str, key: str, field: Field[Any]) -> list[str]:
-    expected = schema.expected(section, key).replace("|", "\\|")
-    return [f"`{key}`", expected, "yes" if schema.is_required(field) else ""]
+def key_row(section: str, key: str, needed: bool) -> list[str]:
+    expected = entries.expected(section, key).replace("|", "\\|")
+    return [f"`{key}`", expected, "yes" if needed else ""]
 
 
 def in_words(value: object) -> str:
@@ -222,7 +222,7 @@ def in_words(value: object) -> str:
 
 def telemetry_schema() -> dict[str, Any]:
     """A line of telemetry.jsonl: one of the known events, or a backend's own."""
-    known = {name: line_schema(name) for name in sorted(wire.slots())}
+    known = {name: line_schema(name) for name in sorted(telemetry.models())}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of telemetry.jsonl",
@@ -250,13 +250,16 @@ _ABOUT_LINES = (
 
 def line_schema(name: str) -> dict[str, Any]:
     """What the lines of one event are."""
-    slots = wire.slots()[name]
-    properties = {key: slot.schema() for key, slot in slots.items()}
-    always = [key for key, slot in slots.items() if not slot.optional]
-    if wire.kinds()[name] is StepDone:
-        properties[wire.TOKENS_PER_SECOND] = {"type": "number"}
-        always.append(wire.TOKENS_PER_SECOND)
-    words = inspect.cleandoc(wire.kinds()[name].__doc__ or "")
+    schema = telemetry.models()[name].model_json_schema()
+    properties = {
+        key: {k: v for k, v in each.items() if k != "title"}
+        for key, each in schema["properties"].items()
+    }
+    always, kind = schema["required"], telemetry.kinds()[name]
+    if kind is StepDone:
+        properties[telemetry.TOKENS_PER_SECOND] = {"type": "number"}
+        always = [*always, telemetry.TOKENS_PER_SECOND]
+    words = inspect.cleandoc(kind.__doc__ or "")
     return {
         "description": " ".join(words.split()),
         "properties": {"event": {"const": name}, "time": {"type": "number"}, **properties},

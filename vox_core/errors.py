@@ -96,6 +96,8 @@ CODES: dict[str, str] = {
     "B010": "a bundle cannot be built from what is there",
     "B011": "a folder is not the project of one plugin",
     "B012": "a bundle file cannot be opened",
+    "B013": "no installed plugin provides what is asked",
+    "B014": "two plugins provide the same name",
     "I001": "vox does not install into this Python environment",
     "I002": "the catalog has no such plugin",
     "I003": "the source of a plugin cannot be used",

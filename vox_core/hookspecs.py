@@ -1,9 +1,10 @@
 """The hooks of vox, all of them.
 
-A backend implements `vox_train`, `vox_merge` and `vox_load`; the core selects one backend first,
-registers only that one and then calls, so `firstresult` describes a return value and never
-arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each in a process of its
-own: whatever goes wrong there is reported once and costs nobody else anything.
+A backend implements `vox_train`, `vox_merge` and `vox_load`; a plugin that provides a name at an
+extension point implements its hook (`vox_write_model`: `model-formats`). The core selects one
+plugin first, registers only that one and then calls, so `firstresult` describes a return value and
+never arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each in a process
+of its own: whatever goes wrong there is reported once and costs nobody else anything.
 
     from vox_core.hookspecs import hookimpl
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         RunContext,
         TrainJob,
         TrainResult,
+        WriteModelJob,
     )
 
 PROJECT = "vox"
@@ -55,6 +57,10 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]
         """Load a model, with or without an adapter, for generation and logits."""
+
+    @hookspec(firstresult=True)
+    def vox_write_model(self, job: WriteModelJob) -> None:
+        """Write a model in the format `job.format`, and verify the result."""
 
     @hookspec
     def vox_event(self, event: Event) -> None:

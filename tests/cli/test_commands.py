@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.cli.services import STEP, WHY, Converting, Merging, Training, Voice, start
+from tests.cli.services import STEP, WHY, Merging, Training, Voice, start
 from tests.run.history_samples import make_run
 from vox_core.catalog import load_catalog
 from vox_core.config import MergeSettings
 from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
-from vox_core.run.equal import SameLogits
-from vox_core.run.locate import locate
+from vox_core.run.context import StoppedAtOnce
 from vox_core.run.merge import MergeReport, Requantised
-from vox_core.run.stop import StoppedAtOnce
+from vox_core.run.reference import resolve_reference
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
 
 @pytest.fixture
 def _told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vox_core.cli.progress.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("vox_core.display.WORTH_SECONDS", 0.0)
 
 
 # --- train ----------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) 
 def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path) -> None:
     """Of a run whose name has a space and a quote: what is copied names that folder."""
     run, there = "it's mine/a run", "over there/it's"
-    services = {"train": Training(), "merge": Merging(), "convert": Converting()}
+    services = {"train": Training(), "merge": Merging()}
     for name, service in services.items():
         monkeypatch.setattr(f"vox_core.run.{name}.{name}", service)
 
@@ -154,8 +153,7 @@ def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path)
 
     chat, merge = last("train", "--out", run).removeprefix("next: ").split("   or   ")
     assert (shlex.split(chat), shlex.split(merge)) == (["vox", "chat", run], ["vox", "merge", run])
-    for command in (("merge", run), ("convert", run, "--to", "mlx", "--model", "org/m")):
-        assert said(last(*command, "--out", there), "next: ") == ["vox", "chat", there]
+    assert said(last("merge", run, "--out", there), "next: ") == ["vox", "chat", there]
     services["train"].stopped = True
     resume = ["vox", "train", "--resume", run]
     assert said(vox("train", "--out", run).err.splitlines()[-1], "go on with: ") == resume
@@ -163,7 +161,7 @@ def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path)
     assert said(vox("runs", "show", run).out, "next") == resume
     (tmp_path / run / "checkpoints" / "step-1").mkdir(parents=True)
     with pytest.raises(AdapterError) as caught:
-        locate(run)
+        resolve_reference(run)
     assert said(caught.value.remedy, "finish it: ") == resume
 
 
@@ -226,47 +224,6 @@ def test_merge_as_json(vox, monkeypatch) -> None:
     monkeypatch.setattr("vox_core.run.merge.merge", Merging())
     result = json.loads(vox("merge", "runs/a", "--json").out)
     assert (result["out"], result["proof"]["positions"]) == ("runs/a-merged", 32)
-
-
-# --- convert --------------------------------------------------------------------------------------
-
-
-def test_convert_shows_its_checks(vox, monkeypatch) -> None:
-    same = SameLogits(("cpu", "mlx"), 1e-6, 2e-5, 1.0, 32)
-    service = Converting(same)
-    monkeypatch.setattr("vox_core.run.convert.convert", service)
-    done = vox("convert", "runs/a", "--to", "mlx", "--out", "there", "--model", "org/m")
-    assert (done.code, done.err) == (0, "comparing\n")
-    ((reference, settings),) = service.calls
-    assert (reference, settings.to, settings.model) == ("runs/a", "mlx", "org/m")
-    assert done.out.splitlines() == [
-        "converted  there",
-        "format     PEFT to mlx-lm",
-        "base       m, 14 modules, 1 whole tensors",
-        "update     differs from the source's by 3.0e-08 of its size at most",
-        "logits     cpu and mlx differ by 2.0e-05 at most (1.0e-06 of their size) at 32 positions",
-        "note: it is big",
-        "next: vox chat there",
-    ]
-
-
-def test_convert_says_why_logits_were_not_compared(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.run.convert.convert", Converting())
-    out = vox("convert", "runs/a", "--to", "mlx").out
-    assert "logits     not compared: no usable backend for mlx (mlx: not installed)" in out
-
-
-def test_convert_as_json(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.run.convert.convert", Converting())
-    told = json.loads(vox("convert", "runs/a", "--to", "peft", "--json").out)
-    assert (told["out"], told["format"], told["logits"]) == ("runs/a-peft", "peft", None)
-
-
-@pytest.mark.parametrize(("flags", "code"), [((), "C004"), (("--to", "gguf"), "C00")])
-def test_convert_needs_a_format_it_knows(vox, flags, code) -> None:
-    done = vox("convert", "runs/a", *flags)
-    assert done.code == 2
-    assert f"error[VOX-{code}" in done.err
 
 
 # --- generate -------------------------------------------------------------------------------------

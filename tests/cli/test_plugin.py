@@ -21,7 +21,6 @@ CATALOG = """
 id = "{id}"
 description = "Something more"
 payload-kind = "code"
-extension-points = ["MlBackend"]
 default-source = "pypi:vox-z-{id}==1.0"
 distribution = "vox-z-{id}"
 import-package = "vox_z_{id}"

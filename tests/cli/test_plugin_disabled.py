@@ -16,7 +16,7 @@ from vox_core.install.plan import Change, InstallPlan
 from vox_core.install.targets import Target
 
 before, _, after = MANIFEST.partition("[capabilities]")
-BARE = f"{before}[probe]{after.partition('[probe]')[2]}".replace("MlBackend", "HardwareProbe")
+BARE = f"{before}[probe]{after.partition('[probe]')[2]}"
 DISABLED = "disabled; to use it again: vox plugin enable mine"
 
 

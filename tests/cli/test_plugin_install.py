@@ -20,7 +20,7 @@ name = "{id}"
 version = "0.1.0"
 api = "{api}"
 licence = "MIT"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 """
 NEW = Change("vox-ml-cpu", None, "0.1.0", "file:///src", direct=True)
 NEWER = Change("dep", "1.0", "2.0", "https://x/dep.whl", False, "0123456789abcdef" * 4, 2_500_000)

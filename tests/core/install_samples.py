@@ -29,14 +29,14 @@ name = "{id}"
 version = "{version}"
 api = "1.0"
 licence = "MIT"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 """
 CATALOG = """
 [[plugin]]
 id = "{id}"
 description = "a plugin for tests"
 payload-kind = "code"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 distribution = "{distribution}"
 import-package = "{package}"
 licence = "MIT"

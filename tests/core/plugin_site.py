@@ -12,7 +12,6 @@ name = "{id}"
 version = "0.1.0"
 api = "{api}"
 licence = "MIT"
-extension-points = ["MlBackend"]
 priority = 1000000
 [capabilities]
 devices = ["cpu"]

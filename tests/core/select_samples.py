@@ -38,7 +38,6 @@ def backend(
         version="0.1.0",
         api=api,
         licence="MIT",
-        extension_points=("MlBackend",),
         priority=priority,
         automatic=automatic,
         capabilities=Capabilities(("x",), quants, dtypes, ("lora", "dora"), families),

@@ -42,7 +42,7 @@ name = "A backend"
 version = "1.0"
 api = "1.0"
 licence = "Apache-2.0"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 """
 DISCOVER = """
 import json, sys

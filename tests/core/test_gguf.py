@@ -22,9 +22,10 @@ from tests.core.tiny_gguf import (
     write_gguf,
 )
 from vox_core.errors import ModelError, OutputError
-from vox_core.gguf import convert_gguf, source
-from vox_core.gguf.tokenizer import merges_by_rank
+from vox_core.models import converted
 from vox_core.weights import WeightFolder
+from vox_formats import gguf_model
+from vox_formats.gguf_tokenizer import merges_by_rank
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 TEXTS = [
@@ -35,6 +36,10 @@ TEXTS = [
     "<|im_start|>user\nhello<|im_end|>\n",
     "",
 ]
+
+
+def convert_gguf(path: Path, folder: Path) -> None:
+    converted.convert_gguf(path, folder, lambda what, done, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +87,7 @@ def test_quantised_blocks_are_dequantised_whatever_the_chunk(
     tensors = gguf_tensors(tiny_model("llama"), "llama")
     kinds = {"token_embd.weight": Q8, "blk.0.attn_v.weight": gguf.GGMLQuantizationType.Q4_1}
     path = write_gguf(tmp_path / "m.gguf", tensors, kinds=kinds)
-    monkeypatch.setattr(source, "_CHUNK", chunk)
+    monkeypatch.setattr(gguf_model, "CHUNK", chunk)
     convert_gguf(path, tmp_path / "hf")
     weights = WeightFolder(tmp_path / "hf")
     for theirs, ours in (
@@ -97,10 +102,10 @@ def test_quantised_blocks_are_dequantised_whatever_the_chunk(
 
 def test_progress_ends_at_the_size_of_the_weights(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    convert_gguf(
+    converted.convert_gguf(
         tiny_gguf(tmp_path / "m.gguf"),
         tmp_path / "hf",
-        progress=lambda done, total: calls.append((done, total)),
+        lambda what, done, total: calls.append((done, total)),
     )
     weights = WeightFolder(tmp_path / "hf")
     size = sum(info.nbytes for info in weights.tensors.values())
@@ -212,8 +217,8 @@ def test_nothing_here_needs_torch(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf")
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path; from vox_core.gguf import convert_gguf\n"
-        "convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "from pathlib import Path; from vox_core.models.converted import convert_gguf\n"
+        "convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), lambda *progress: None)\n"
         "assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, path, tmp_path / "hf"], check=True)

@@ -17,7 +17,6 @@ name = "CPU"
 version = "0.1.0"
 api = "1.0"
 licence = "Apache-2.0"
-extension-points = ["MlBackend"]
 
 [capabilities]
 devices = ["cpu"]
@@ -29,7 +28,7 @@ families = "*"
 [probe]
 file = "probe.py"
 """
-OBSERVER = BACKEND.partition("[capabilities]")[0].replace("MlBackend", "Observer")
+OBSERVER = BACKEND.partition("[capabilities]")[0] + 'provides.hooks = ["vox_event"]\n'
 LINUX = Machine("linux", "x86_64", "3.11.7", {"torch": "2.13.0+cpu", "mlx": "0.33.0.dev1"})
 
 
@@ -84,11 +83,47 @@ def test_an_observer_needs_neither_capabilities_nor_a_probe() -> None:
     assert parse_manifest(OBSERVER, "here").probe is None
 
 
-def test_a_backend_needs_both() -> None:
-    assert faults_of(OBSERVER.replace("Observer", "MlBackend")).faults == (
-        "[capabilities]: missing (an MlBackend has it)",
-        "[probe]: missing (an MlBackend has it)",
+def test_a_backend_needs_a_probe() -> None:
+    assert faults_of(BACKEND.partition("[probe]")[0]).faults == (
+        "[probe]: missing (a plugin with [capabilities] is a backend, and has a probe)",
     )
+
+
+def test_a_plugin_offers_something() -> None:
+    assert faults_of(OBSERVER.partition("provides")[0]).faults == (
+        "[capabilities], [[commands]] or [provides]: missing; the plugin offers nothing",
+    )
+
+
+def test_what_is_provided() -> None:
+    text = (
+        OBSERVER.partition("provides")[0]
+        + """
+[[commands]]
+name = "data stats"
+help = "Rows."
+entry = "x.cli:stats"
+[provides]
+hooks = ["vox_event"]
+row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
+"""
+    )
+    assert parse_manifest(text, "here").provided == {
+        "commands": ("data stats",),
+        "hooks": ("vox_event",),
+        "row-sources": (".parquet", "hf:"),
+    }
+    wrong = (
+        text.replace('"x.cli:stats"', '"x.cli"')
+        .replace("data stats", "Data")
+        .replace("suffixes", "files")
+    )
+    told = faults_of(wrong).faults
+    assert [fault.partition(":")[0] for fault in told] == [
+        "commands.0.name",
+        "commands.0.entry",
+        "provides.row-sources",
+    ]
 
 
 ONE_FAULT = {

@@ -372,7 +372,11 @@ def test_all_backends_are_listed_and_none_imported(crowd: Site) -> None:
 
 
 def test_a_plugin_that_is_no_backend_is_no_candidate(site: Site) -> None:
-    site.add("watcher", NOT_IMPORTABLE, manifest=MANIFEST.replace("MlBackend", "Observer"))
+    site.add(
+        "watcher",
+        NOT_IMPORTABLE,
+        manifest=MANIFEST.partition("[capabilities]")[0] + 'provides.hooks = ["vox_event"]\n',
+    )
     assert site.found("watcher").fault is None
     assert "watcher" not in [verdict.id for verdict in list_backends()]
 

@@ -34,7 +34,6 @@ def plugin(folder: Path, script: str, requires: Requires | None = None, id: str 
         version="1",
         api="1.0",
         licence="MIT",
-        extension_points=("MlBackend",),
         capabilities=Capabilities(("x",), ("none",), ("fp32",), ("lora",), ("*",)),
         requires=requires or Requires(),
         probe=Probe(f"{id}_probe.py"),

@@ -29,7 +29,6 @@ hub = "house/model"
 id = "house"
 description = "Of the house"
 payload-kind = "code"
-extension-points = ["MlBackend"]
 default-source = "pypi:vox-z-house==1.0"
 distribution = "vox-z-house"
 import-package = "vox_z_house"

@@ -15,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vox_core.adapter.mlx import EXACT, MlxBase, write_mlx_adapter
-from vox_core.adapter.mlx_names import FAMILIES, counterpart_fault, hf_path, mlx_path
-from vox_core.adapter.mlx_reach import Reach, reach_of, reached
-from vox_core.adapter.mlx_read import is_mlx_folder, mlx_dropout, read_mlx_adapter
+from vox_core.adapter.mlx import is_mlx_folder, mlx_dropout, read_mlx_adapter, write_mlx_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.contract import AdapterState, LowRank, ModuleShape
 from vox_core.errors import AdapterError
-from vox_core.run.equal import ROUNDING, require_same_state, require_same_update
 from vox_core.weights import SafetensorsFile, write_safetensors
+from vox_export.equivalence import ROUNDING, require_same_state, require_same_update
+from vox_formats.mlx_adapter import EXACT, MlxBase
+from vox_formats.mlx_model import counterpart_fault
 
 # Model type -> the path of one module, with a place for the layer.
 PLACES = {
@@ -106,49 +105,6 @@ def test_tensors_are_transposed_padded_and_folded(tmp_path: Path) -> None:
     assert not file.read(f"{two}.lora_a")[:, 2:].any()
     assert not file.read(f"{two}.lora_b")[2:].any()
     assert not (tmp_path / EXACT).exists()  # a ratio of 2 loses nothing
-
-
-MODULES = [f"model.layers.{n}.{m}" for n in range(6) for m in ("a.q", "b.up")] + ["lm_head"]
-
-
-@pytest.mark.parametrize(
-    ("trained", "reach"),
-    [
-        (MODULES[:-1], Reach(6, ("a.q", "b.up"))),
-        (MODULES[8:], Reach(2, ("a.q", "b.up", "lm_head"))),
-        (MODULES[4:8], Reach(4, tuple(MODULES[4:8]))),
-        (["model.layers.5.a.q"], Reach(1, ("a.q",))),
-        (["lm_head"], Reach(1, ("lm_head",))),
-    ],
-)
-def test_reach_is_brief_where_that_is_exact(trained: list[str], reach: Reach) -> None:
-    assert reach_of(trained, MODULES) == reach
-    assert reached(reach, MODULES) == set(trained)
-
-
-@pytest.mark.parametrize(
-    ("reach", "count"),
-    [(Reach(2, None), 4), (Reach(0, None), 12), (Reach(-1, None), 12), (Reach(9, ("a.q",)), 6)],
-)
-def test_reach_as_mlx_lm_takes_it(reach: Reach, count: int) -> None:
-    assert len(reached(reach, MODULES)) == count
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_beginnings_lead_back(model_type: str) -> None:
-    for hf, _ in FAMILIES[model_type].beginnings:
-        path = f"{hf}x" if hf.endswith(".") else hf
-        assert hf_path(mlx_path(path, model_type), model_type) == path
-
-
-def test_what_mlx_lm_lacks_is_named() -> None:
-    assert counterpart_fault("model.vision_tower.x.fc1", "gemma3")
-    assert counterpart_fault("model.visual.blocks.0.attn.qkv", "qwen3_5")
-    assert counterpart_fault("model.layers.0.input_layernorm.weight", "qwen3_5")
-    assert counterpart_fault("model.layers.0.linear_attn.norm.weight", "qwen3_5") is None
-    assert counterpart_fault("model.layers.0.mlp.experts.3.up_proj", "mixtral")
-    assert counterpart_fault("language_model.model.layers.0.mlp.up_proj", "qwen3_5")
-    assert counterpart_fault("model.layers.0.mlp.up_proj", "llama") is None
 
 
 # --- there and back -------------------------------------------------------------------------------

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from vox_core.adapter.targets import format_of, quantised_modules
+from vox_core.contract import Quant
 from vox_core.errors import ModelError
-from vox_core.weights import (
-    INDEX,
-    MLX_FORMATS,
-    MlxFormat,
-    WeightFolder,
-    open_weights,
-    write_safetensors,
-)
+from vox_core.weights import INDEX, WeightFolder, open_weights, write_safetensors
 from vox_core.weights.quantised import plain_config
+from vox_formats.quant import CODECS, MLX_FORMATS, MlxFormat
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NAMES = {"uint32": "U32", "uint8": "U8", "bfloat16": "BF16", "float32": "F32"}
@@ -143,19 +140,23 @@ def test_the_plain_configuration_keeps_what_others_say_of_their_formats():
     assert plain_config(other) == other
 
 
-def test_weights_larger_than_a_chunk_are_quantised_as_one(monkeypatch):
-    form, W = MLX_FORMATS["affine4"], weight(33)
-    whole = form.quantise(W)
-    monkeypatch.setattr("vox_core.weights.chunks.CHUNK", 4 * 128)
-    for one, other in zip(form.quantise(W), whole, strict=True):
-        assert one.tobytes() == other.tobytes()
-    assert form.round_trip(W).tobytes() == form.dequantise(whole, BF16).tobytes()
+def test_every_quantisation_has_a_codec_for_all_that_it_reaches():
+    every = set(get_args(Quant)) - {"none"}
+    assert {format_of("model.layers.0.mlp.up_proj", quant) for quant in every} == set(CODECS)
+    assert {format_of("model.embed_tokens", quant) for quant in every} == set(CODECS)
 
 
-@pytest.mark.parametrize("quant", MLX_FORMATS)
-def test_what_is_left_of_a_weight_is_near_it(quant):
-    W = weight().astype(np.float32)
-    left = MLX_FORMATS[quant].round_trip(W)
-    off = np.linalg.norm(left - W) / np.linalg.norm(W)
-    # For normal weights, seen: affine4 0.08, affine8 0.005, mxfp4 0.15, nvfp4 0.1.
-    assert off < {"affine4": 0.12, "affine8": 0.008, "mxfp4": 0.2, "nvfp4": 0.15}[quant]
+def test_with_embeddings_those_and_the_head_take_eight_bits():
+    tensors = {
+        "model.embed_tokens.weight": np.zeros((9, 8)),
+        "model.layers.0.mlp.up_proj.weight": np.zeros((4, 8)),
+        "model.norm.weight": np.zeros(8),
+        "lm_head.weight": np.zeros((9, 8)),
+    }
+    reached = quantised_modules(tensors, "llama", "nf4-embeddings")
+    assert {path: format_of(path, "nf4-embeddings") for path in reached} == {
+        "model.embed_tokens": "int8",
+        "model.layers.0.mlp.up_proj": "nf4",
+        "lm_head": "int8",
+    }
+    assert quantised_modules(tensors, "llama", "nf4").keys() == {"model.layers.0.mlp.up_proj"}

@@ -37,16 +37,16 @@ from tests.parity.interchange import (
     random_adapter,
     relative,
 )
-from vox_core.adapter import mlx as writer
-from vox_core.adapter.mlx import MlxBase, write_mlx_adapter
-from vox_core.adapter.mlx_names import counterpart_fault, hf_path, mlx_path
+from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
 from vox_core.config import ConvertSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
-from vox_core.run.convert import ConvertReport, convert
 from vox_core.weights import WeightFolder
+from vox_export.convert import ConvertReport, convert
+from vox_formats import mlx_adapter as writer
+from vox_formats.mlx_model import counterpart_fault, hf_path, mlx_path
 
 # Two float32 forwards of one formula, summed in another order, by two libraries: without an adapter
 # these models differ by 1e-6 at most, with one by 2e-6.
@@ -281,15 +281,15 @@ def alpha_for_a_scale(adapter: AdapterState, *rest: Any) -> dict[str, Any]:
     return config
 
 
-def not_transposed(adapter: AdapterState, base: MlxBase) -> list[tuple[str, np.ndarray]]:
-    return [(name, value.T) for name, value in right_tensors(adapter, base)]
+def not_transposed(*given: Any) -> list[tuple[str, np.ndarray]]:
+    return [(name, value.T) for name, value in right_tensors(*given)]
 
 
-def from_the_wrong_end(adapter: AdapterState, base: MlxBase) -> list[tuple[str, np.ndarray]]:
+def from_the_wrong_end(*given: Any) -> list[tuple[str, np.ndarray]]:
     def mirrored(name: str) -> str:
         return re.sub(r"(?<=layers\.)\d+", lambda found: str(5 - int(found[0])), name)
 
-    return [(mirrored(name), value) for name, value in right_tensors(adapter, base)]
+    return [(mirrored(name), value) for name, value in right_tensors(*given)]
 
 
 TRAPS = {

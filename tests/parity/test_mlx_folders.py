@@ -14,11 +14,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import quantised_modules
-from vox_core.run.plain import plain_copy
-from vox_core.run.requantise import requantise
-from vox_core.testing.llama import write_llama
-from vox_core.weights import MLX_FORMATS, WeightFolder, open_weights
+from vox_core.run.hf_checkpoint import plain_copy
+from vox_core.weights import WeightFolder, open_weights
 from vox_core.weights.quantised import SAME_IN_MLX
+from vox_export.requantise import requantise
+from vox_formats.quant import MLX_FORMATS
+from vox_testing.llama import write_llama
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
@@ -99,7 +100,7 @@ def test_mlx_lm_loads_what_is_written_here(tmp_path, quant):
     base, form = write_llama(tmp_path / "base", dtype="BF16"), MLX_FORMATS[quant]
     folder = tmp_path / "written"
     folder.mkdir()
-    requantise(base, folder, "llama", quant)
+    requantise(base, folder, quant)
     model, config = load_model(folder)
     assert config["quantization"] == form.describe()
     loaded = dict(tree_flatten(model.parameters()))
@@ -171,8 +172,7 @@ def rewrite(folder: Path, config: dict[str, Any]) -> None:
 def quantised(base: Path) -> Path:
     folder = base.with_name("quantised")
     folder.mkdir()
-    config = json.loads((base / "config.json").read_text())
-    requantise(base, folder, config["model_type"], "affine4")
+    requantise(base, folder, "affine4")
     return folder
 
 

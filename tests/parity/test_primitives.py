@@ -13,7 +13,7 @@ from mlx import nn
 
 from tests.parity import tolerances
 from tests.parity.held import apart
-from vox_core.weights import CODECS
+from vox_formats.quant import CODECS
 from vox_mlx.loss import weighted_nll
 from vox_torch.loss import negative_log_likelihood
 

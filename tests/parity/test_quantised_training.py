@@ -1,6 +1,6 @@
 """Training on a quantised base, on MLX, against training on what the quantisation left, on torch.
 
-The dequantised weights are those of `vox_core.weights.CODECS`, which is numpy; they lie in a plain
+The dequantised weights are those of `vox_formats.quant.CODECS`, which is numpy; they lie in a plain
 folder, and the CPU backend trains on that without knowing of a quantisation. So a quantised run has
 an oracle: it equals a run in full precision, on other weights.
 """
@@ -16,12 +16,12 @@ import pytest
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
 from vox_core.contract import LoadJob, Quant
-from vox_core.run.plain import plain_copy
-from vox_core.run.trained import as_trained
-from vox_core.testing import jobs
-from vox_core.testing.llama import write_llama
+from vox_core.run.dequantised_base import as_trained
+from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder
 from vox_mlx import backend as mlx
+from vox_testing import jobs
+from vox_testing.llama import write_llama
 
 STEPS = 10
 quants = pytest.mark.parametrize("quant", ["affine4", "affine8", "mxfp4", "nvfp4"])

@@ -12,13 +12,12 @@ import pytest
 from vox_core import host
 from vox_core.config import GenerateSettings
 from vox_core.errors import PlanError
-from vox_core.plan import require_no_experts
 from vox_core.run import prepare
 from vox_core.run.load import open_model
-from vox_core.run.locate import locate
-from vox_core.run.requantise import requantise, require_quantisable
+from vox_core.run.plan import require_no_experts
 from vox_core.run.train import train
-from vox_core.testing.llama import write_llama
+from vox_export.requantise import requantise, require_quantisable
+from vox_testing.llama import write_llama
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,12 @@ def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path
 def test_a_folder_that_is_quantised_already_is_refused_too(dense, settings, tmp_path):
     quantised = tmp_path / "quantised"
     quantised.mkdir()
-    requantise(dense, quantised, "llama", "affine4")
+    requantise(dense, quantised, "affine4")
     with pytest.raises(PlanError, match="mixture of experts"):
         train(settings(with_experts(quantised, tmp_path / "experts")))
 
 
 def test_a_merged_model_is_not_written_so(dense, tmp_path):
-    source = locate(str(with_experts(dense, tmp_path / "experts")))
+    experts = with_experts(dense, tmp_path / "experts")
     with pytest.raises(PlanError, match="mixture of experts"):
-        require_quantisable(source, "affine4")
+        require_quantisable(experts, "affine4")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vox_core import plan as core_plan
 from vox_core.cli.output import print_json
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
@@ -17,11 +16,12 @@ from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
 from vox_core.run import merge as merging
-from vox_core.run.history.find import summary_of
+from vox_core.run import plan as core_plan
+from vox_core.run.controller import RunController
+from vox_core.run.history import read_run
 from vox_core.run.merge import merge
 from vox_core.run.planned import read_plan
 from vox_core.run.planning import plan
-from vox_core.run.policy import Policy
 from vox_core.run.prepare import prepare
 from vox_core.run.train import train
 from vox_core.run.tuning import answers
@@ -191,7 +191,7 @@ def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, fre
 def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkeypatch):
     asked = settings(tiny("llama"), max_steps=2, batch_size=4, micro_batch_tokens=4096)
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "stop_requested", lambda self: True)
+        patch.setattr(RunController, "stop_requested", lambda self: True)
         assert train(asked).stopped
     peak = foresight.foresee(prepare(asked, None, None, None)).prediction.peak
     again = {"resume": asked.out}
@@ -467,7 +467,7 @@ def test_an_earlier_run_of_the_same_model_says_how_long(tiny, settings, tmp_path
     first = train(settings(base, out=tmp_path / "runs" / "a"))
     asked = settings(base, out=tmp_path / "runs" / "b")
     found = plan(asked)
-    told = summary_of(first.run)
+    told = read_run(first.run)
     assert (found.speed.how, found.speed.run) == ("earlier", str(first.run))
     assert found.speed.steps == first.steps
     assert found.speed.tokens_per_second == told.tokens_per_second

@@ -6,10 +6,10 @@
 
 `catalog.toml` lies at the root of a source checkout and inside the package in a wheel. Further
 files are named by `VOX_CATALOG` and by `[plugin] catalogs` in `vox.toml`; the caller hands on the
-latter. Reading is checking: every fault of every file comes in one report. schema.py knows what may
-stand in one entry, rules.py what entries owe one another, entries.py is what comes out.
+latter. Every fault of every file comes in one report: entries.py has the types of an entry's keys,
+rules.py the rules between entries.
 
-Nothing here fetches or installs anything; a name that is not in the catalog is never guessed at.
+Nothing here fetches or installs anything, and no name that the catalog lacks is guessed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vox_core.catalog.entries import BundleEntry, ModelEntry, ModelPart, PluginEntry, Source
-from vox_core.catalog.rules import Fault, Table, cross_faults, lineage
-from vox_core.catalog.schema import SECTIONS, entry, section_faults
+from pydantic import TypeAdapter, ValidationError
+
+from vox_core.catalog.entries import (
+    SECTIONS,
+    BundleEntry,
+    Entry,
+    ModelEntry,
+    ModelPart,
+    PluginEntry,
+    Source,
+    expected,
+    keys,
+)
+from vox_core.catalog.rules import Fault, Table, cross_faults, lineage, near
 from vox_core.errors import ConfigError
 
 __all__ = [
@@ -118,10 +130,14 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
         content = _read(path, faults)
         digest.update(hashlib.sha256(content).digest())
         tables += _tables(content, path, faults)
+    made = {f"{section}s": {} for section in SECTIONS}  # type: dict[str, dict[str, Any]]
+    for table in tables:
+        if (entry := _entry(table, faults)) is not None:
+            made[f"{table.section}s"][table.id] = entry
     faults += cross_faults(tables)
     if faults:
         raise _invalid(faults)
-    return Catalog(**_entries(tables), digest=digest.hexdigest())
+    return Catalog(**made, digest=digest.hexdigest())
 
 
 def _own_file() -> Path:
@@ -139,28 +155,65 @@ def _read(path: Path, faults: list[Fault]) -> bytes:
 
 
 def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
-    """The entries of one file as they stand there; what is wrong with each goes to `faults`."""
+    """The entries of one file as they stand there."""
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         faults.append(Fault(path, f"not TOML: {error}"))
         return []
-    faults += [Fault(path, text) for text in section_faults(document)]
+    tables: list[Table] = []
+    for section, listed in document.items():
+        if section not in SECTIONS:
+            sections = ", ".join(f"[[{name}]]" for name in SECTIONS)
+            hint = near(section, SECTIONS)
+            faults.append(Fault(path, f"{section}: unknown; expected {sections}{hint}"))
+        elif not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            faults.append(Fault(path, f"{section}: expected [[{section}]] tables"))
+        else:
+            tables += [Table(section, number, each, path) for number, each in enumerate(listed, 1)]
+    return tables
+
+
+def _entry(table: Table, faults: list[Fault]) -> Entry | None:
+    """The entry that a table describes, or None and its faults."""
+    found = _unknown_keys(table.section, table.keys)
+    parts = table.keys.get("parts") if table.section == "model" else None
+    for number, part in enumerate(parts if isinstance(parts, list) else (), 1):
+        if isinstance(part, dict):
+            found += [f"part {number}: {each}" for each in _unknown_keys("model.parts", part)]
+    entry: Entry | None = None
+    try:
+        entry = _schema(table.section).validate_python({**table.keys, "catalog": table.path})
+    except ValidationError as error:
+        found += dict.fromkeys(_described(table, detail["loc"]) for detail in error.errors())
+    faults += [table.fault(each) for each in found]
+    return entry
+
+
+@cache
+def _schema(section: str) -> TypeAdapter[Entry]:
+    return TypeAdapter(SECTIONS[section])
+
+
+def _unknown_keys(section: str, table: Mapping[str, Any]) -> list[str]:
+    allowed = keys(section)
     return [
-        Table(section, number, table, path)
-        for section in SECTIONS
-        if isinstance(listed := document.get(section), list)
-        for number, table in enumerate(listed, 1)
-        if isinstance(table, dict)
+        f"{key}: unknown; expected one of {', '.join(allowed)}{near(key, allowed)}"
+        for key in table
+        if key not in allowed
     ]
 
 
-def _entries(tables: Sequence[Table]) -> dict[str, Any]:
-    """Field of `Catalog` -> its entries by id. The tables have no fault."""
-    made: dict[str, Any] = {f"{section}s": {} for section in SECTIONS}
-    for table in tables:
-        made[f"{table.section}s"][table.id] = entry(table.section, table.keys, table.path)
-    return made
+def _described(table: Table, location: tuple[int | str, ...]) -> str:
+    """One of pydantic's errors in the words of the file; it names the outermost key."""
+    section, values, where = table.section, table.keys, ""
+    if location[0] == "parts" and len(location) > 2:
+        number = int(location[1])
+        section, values, where = "model.parts", values["parts"][number], f"part {number + 1}: "
+        location = location[2:]
+    key = str(location[0])
+    found = f"found {values[key]!r}," if key in values else "missing;"
+    return f"{where}{key}: {found} expected {expected(section, key)}"
 
 
 def _invalid(faults: Sequence[Fault]) -> ConfigError:

@@ -1,7 +1,7 @@
-"""What the entries of a catalog owe one another, and what a payload owes its kind.
+"""The rules between the entries of a catalog.
 
-The rules look at tables as they stand in the files, not at finished entries, so that one malformed
-key hides no other fault, and a reference to a malformed entry is not a reference to nothing.
+They read tables as they stand in the files, not finished entries, so that one malformed key hides
+no other fault, and a reference to a malformed entry is not a reference to nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_core.catalog.schema import EXTENSION_POINTS, label
-
-_NEEDED = {
-    "code": ("extension-points",),
-    "skill": ("exposes-tools",),
-    "composite": ("extension-points", "exposes-tools"),
-}
 _NO_PLUGINS = ("vox-ml", "torch")
 
 
@@ -51,7 +44,8 @@ class Table:
         return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
     def fault(self, text: str) -> Fault:
-        return Fault(self.path, f"{label(self.section, self.keys, self.number)}: {text}")
+        name = self.keys.get("id", f"number {self.number}")
+        return Fault(self.path, f"{self.section} {name}: {text}")
 
 
 def cross_faults(tables: Sequence[Table]) -> list[Fault]:
@@ -61,7 +55,6 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
     return [
         *_repeated_ids(tables),
         *_payloads(plugins),
-        *_unknown_points(plugins),
         *_other_distributions(plugins),
         *_other_sources([*plugins, *bundles]),
         *_dangling(bundles, "extends", "bundle", bundles),
@@ -108,20 +101,8 @@ def _repeated_ids(tables: Sequence[Table]) -> Iterator[Fault]:
 def _payloads(plugins: Iterable[Table]) -> Iterator[Fault]:
     for plugin in plugins:
         kind = plugin.keys.get("payload-kind")
-        for key in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
-            if not plugin.keys.get(key):
-                yield plugin.fault(f"{key}: missing or empty; payload-kind {kind!r} needs some")
-
-
-def _unknown_points(plugins: Iterable[Table]) -> Iterator[Fault]:
-    for plugin in plugins:
-        for name in plugin.names("extension-points"):
-            if name not in EXTENSION_POINTS:
-                known = ", ".join(EXTENSION_POINTS)
-                yield plugin.fault(
-                    f"extension-points: {name!r} is unknown; expected {known}"
-                    f"{_near(name, EXTENSION_POINTS)}"
-                )
+        if kind in ("skill", "composite") and not plugin.keys.get("exposes-tools"):
+            yield plugin.fault(f"exposes-tools: missing or empty; payload-kind {kind!r} needs some")
 
 
 def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
@@ -199,7 +180,7 @@ def _dangling(
     for table in tables:
         for name in table.names(key):
             if name not in known:
-                yield table.fault(f"{key}: there is no {section} {name!r}{_near(name, known)}")
+                yield table.fault(f"{key}: there is no {section} {name!r}{near(name, known)}")
 
 
 def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
@@ -256,6 +237,7 @@ def _without_source(models: Iterable[Table]) -> Iterator[Fault]:
             )
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, [each for each in known if each], n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def near(name: str, names: Iterable[str]) -> str:
+    """A hint at the nearest of `names`, if one is near."""
+    found = difflib.get_close_matches(name, [each for each in names if each], n=1)
+    return f" (did you mean {found[0]}?)" if found else ""

@@ -73,7 +73,19 @@ def _told(error: Exception) -> VoxError:
     """The error in the words of vox."""
     if isinstance(error, VoxError):
         return error
+    if isinstance(error, UnknownCommand) and (missing := _of_missing_plugin(error)):
+        return missing
     return usage_error(error) if isinstance(error, click.UsageError) else _bug(error)
+
+
+def _of_missing_plugin(error: UnknownCommand) -> VoxError | None:
+    from vox_core.host.provide import missing_command
+
+    parents = error.ctx.command_path.split()[1:] if error.ctx else []
+    try:
+        return missing_command(" ".join([*parents, error.name]))
+    except VoxError:  # a catalog with faults: the unknown command is the nearer fault
+        return None
 
 
 def usage_error(error: click.UsageError) -> ConfigError:

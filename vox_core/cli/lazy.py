@@ -1,13 +1,18 @@
-"""click commands with what every command of vox has, and a group that imports them when needed.
+"""click commands with the options that every command of vox has, and a group that imports lazily.
 
-A `LazyGroup` is a table: name -> where the command is, and the line that help shows for it. Listing
-the commands imports none of them.
+A `LazyGroup` is a table, name -> module and help line, plus the commands that installed plugins
+declare in their manifests for this group. Listing commands imports none of them. A name of the core
+wins over a plugin's; a name that two plugins declare is hidden, and `vox plugin doctor` reports it.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import click
@@ -17,10 +22,11 @@ WITHIN = "within another command"
 
 
 class Entry(NamedTuple):
-    """Where a command is (`module:attribute`), and what it does in one line."""
+    """Where a command is (`module:attribute`), its help line, and the plugin that declares it."""
 
     target: str
     help: str
+    plugin: str = ""
 
 
 class UnknownCommand(click.UsageError):
@@ -84,27 +90,102 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group made from a table."""
+    """A group made from a table and from the manifests of installed plugins.
 
-    def __init__(self, *args: Any, table: Mapping[str, Entry], **kwargs: Any) -> None:
+    Args:
+        table: the core's commands.
+        path: the group's own path below `vox`; plugins add commands under it.
+    """
+
+    def __init__(
+        self, *args: Any, table: Mapping[str, Entry], path: tuple[str, ...] = (), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.table = table
+        self.path = path
+
+    @cached_property
+    def declared(self) -> dict[str, Entry]:
+        """Commands of plugins, by name; those of a plugin in VOX_DISABLE_PLUGINS are left out."""
+        from vox_core.cli.plugin_commands import installed_commands
+
+        disabled = os.environ.get("VOX_DISABLE_PLUGINS", "").replace(" ", "").split(",")
+        entries: dict[str, list[Entry]] = {}
+        for command in installed_commands():
+            below = command.path[len(self.path) :]
+            if command.path[: len(self.path)] == self.path and command.plugin not in disabled:
+                if len(below) == 1:
+                    entry = Entry(command.entry, command.help, command.plugin)
+                    entries.setdefault(below[0], []).append(entry)
+                elif below:
+                    entries.setdefault(below[0], []).insert(0, Entry("", "Commands of plugins."))
+        return {
+            name: found[0]
+            for name, found in entries.items()
+            if name not in self.table and (len(found) == 1 or not found[0].target)
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(self.table)
+        """The core's in the order of the table, then those of plugins."""
+        return [*self.table, *self.declared]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.table:
+        if cmd_name in self.table:
+            return _imported(self.table[cmd_name])
+        if (entry := self.declared.get(cmd_name)) is None:
             return None
-        module, _, attribute = self.table[cmd_name].target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        if not entry.target:
+            return LazyGroup(name=cmd_name, table={}, path=(*self.path, cmd_name), help=entry.help)
+        return _of_plugin(entry)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in self.table.items()])
+        """From the tables alone."""
+        for heading, table in (("Commands", self.table), ("Commands of plugins", self.declared)):
+            if table:
+                with formatter.section(heading):
+                    formatter.write_dl([(name, entry.help) for name, entry in table.items()])
+
+
+def objection(root: LazyGroup, path: tuple[str, ...]) -> str:
+    """Why a plugin cannot declare the command `path` below `root`; empty if it can."""
+    group: click.Command = root
+    for number, word in enumerate(path, 1):
+        if not isinstance(group, LazyGroup):
+            return f"plugins cannot add commands to vox {' '.join(path[: number - 1])}"
+        if word not in group.table:
+            return ""
+        if number < len(path):
+            group = _imported(group.table[word])
+    return "it is a command of vox itself"
+
+
+def _imported(entry: Entry) -> click.Command:
+    module, _, attribute = entry.target.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+def _of_plugin(entry: Entry) -> click.Command:
+    """Import a plugin's command.
+
+    Raises:
+        BackendError: the plugin is disabled, does not fit this machine or vox, or fails to import.
+    """
+    from vox_core.host.load import broken, told
+    from vox_core.host.provide import usable_plugin
+
+    found = usable_plugin(entry.plugin)
+    try:
+        with redirect_stdout(sys.stderr):
+            command: object = _imported(entry)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise broken(found, f"{entry.target}: {told(error)}") from error
+    if not isinstance(command, click.Command):
+        kind = type(command).__name__
+        raise broken(found, f"{entry.target}: an object of type {kind}", "a click command")
+    return command
 
 
 def json_option() -> click.Option:

@@ -199,16 +199,21 @@ def _next(plan: InstallPlan) -> str:
     importlib.invalidate_caches()
     names = {canonicalize_name(change.name) for change in plan.changes}
     kinds = {
-        plugin.id: plugin.manifest.extension_points
+        plugin.id: plugin.manifest
         for plugin in discover()
         if plugin.manifest and canonicalize_name(plugin.distribution) in names
     }
     if plan.action == "remove":
         return "vox plugin list"
-    watching = [id for id, points in kinds.items() if "Observer" in points]
-    if watching and not any("MlBackend" in points for points in kinds.values()):
-        return f"vox train, which {' and '.join(watching)} will watch"
-    return "vox backend list"
+    if any(manifest.is_backend for manifest in kinds.values()):
+        return "vox backend list"
+    for manifest in kinds.values():
+        if manifest.commands:
+            return f"vox {manifest.commands[0].name} --help"
+    watching = [id for id, manifest in kinds.items() if "vox_event" in manifest.hooks]
+    return (
+        f"vox train, which {' and '.join(watching)} will watch" if watching else "vox plugin list"
+    )
 
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -110,6 +111,10 @@ class PluginSettings(Section):
 
     catalogs: Paths = Field((), description="Further catalog files, beside vox's own. Repeatable.")
     blocked: Names = Field((), description="Ids of plugins not to use. Repeatable.")
+    provider: Mapping[str, str] = Field(
+        default_factory=dict,
+        description='Which plugin provides a name that several do: `"POINT.NAME" = "ID"`.',
+    )
 
 
 class VoxToml(Section):

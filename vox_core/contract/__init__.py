@@ -48,6 +48,7 @@ from vox_core.contract.jobs import (
     TrainJob,
     TrainResult,
     World,
+    WriteModelJob,
 )
 from vox_core.contract.sampling import Sampling, next_token
 from vox_core.contract.spec import (
@@ -129,6 +130,7 @@ __all__ = [
     "Unrated",
     "Validation",
     "World",
+    "WriteModelJob",
     "cut_to_rows",
     "next_token",
     "padded_groups",

@@ -46,6 +46,22 @@ class TrainResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WriteModelJob:
+    """Write a plain Hugging Face folder in another format, and verify the result.
+
+    Args:
+        model: the folder; where `out` is None, the base of a model that will be written so.
+        format: a name that the plugin provides at the extension point `model-formats`.
+        out: an empty folder; None to check, before any work, whether the format has a place for the
+            model's family, settings and shapes.
+    """
+
+    model: Path
+    format: str
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MergeTarget:
     """One tensor of the base files that the adapter changes. `path` is a key of the adapter's
     `modules`, or the name of one of its `saved` tensors."""

@@ -9,6 +9,7 @@ itself cannot; what it prints goes to stderr.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -93,6 +94,13 @@ def _checks(found: Found) -> list[Check]:
         return [Check("code", False, fault.found or fault.what, authors(found))]
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
+    if found.manifest:
+        for command in found.manifest.commands:
+            try:
+                _require_command(command.entry)
+            except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
+                words = f"vox {command.name}: {command.entry}: {told(error)}"
+                return [loaded, Check("command", False, words, authors(found))]
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library
@@ -100,6 +108,15 @@ def _checks(found: Found) -> list[Check]:
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
         own = [Check("vox_doctor", False, told(error), "report it to the plugin's authors")]
     return [loaded, *own]
+
+
+def _require_command(entry: str) -> None:
+    import click
+
+    module, _, attribute = entry.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"an object of type {type(command).__name__} instead of a click command")
 
 
 def _in_a_line(error: VoxError) -> str:

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -30,8 +30,10 @@ from vox_core.host.inventory import unknown_plugin
 from vox_core.host.judge import ABSENT, on_one_line
 from vox_core.host.known import known_plugins
 from vox_core.host.machine import Machine, requirements, this_machine
+from vox_core.host.manifest import CommandEntry
 from vox_core.host.probe import Hardware, ProbeFault, accelerators, probe_all
 from vox_core.host.process import Failed, output_of
+from vox_core.host.provide import POINTS
 
 LIMIT_S = 30.0
 """For a child; importing a tensor library from a cold disk may take half of it."""
@@ -61,12 +63,14 @@ def examine(
     plugin_id: str | None = None,
     limit_s: float = LIMIT_S,
     environ: Mapping[str, str] = os.environ,
+    objection: Callable[[tuple[str, ...]], str] = lambda path: "",
     further: Sequence[Check] = (),
 ) -> tuple[Examined, ...]:
     """Examine one plugin, or the environment and every plugin, sorted by id.
 
     Args:
         limit_s: seconds for each plugin's own code.
+        objection: why a command of that path cannot be a plugin's; empty if it can.
         further: checks of the environment beside those made here.
 
     Raises:
@@ -94,6 +98,8 @@ def examine(
             (
                 *checks,
                 *_versions(plugin),
+                *_commands(plugin, everything, objection),
+                *_unknown_points(plugin),
                 *hardware.get(plugin.id, ()),
                 *own.get(plugin.id, ()),
             ),
@@ -149,6 +155,38 @@ def _versions(plugin: Found) -> tuple[Check, ...]:
     if mismatch := version_mismatch(plugin):
         return (Check("version", False, mismatch, remedies.versions(plugin)),)
     return ()
+
+
+def _commands(
+    plugin: Found, everything: Sequence[Found], objection: Callable[[tuple[str, ...]], str]
+) -> tuple[Check, ...]:
+    """Declared commands; one that the core or another plugin has is hidden."""
+    if plugin.manifest is None or not plugin.manifest.commands:
+        return ()
+    owners = [(each.id, name.name) for each in everything for name in _declared(each)]
+    checks = []
+    for command in plugin.manifest.commands:
+        others = [id for id, name in owners if name == command.name and id != plugin.id]
+        if reason := objection(tuple(command.name.split())):
+            remedy = "its author has to rename the command"
+            checks.append(Check("command", False, f"vox {command.name}: {reason}", remedy))
+        elif others:
+            also = f"vox {command.name}: plugin {', '.join(others)} declares it, too"
+            remedy = f"use one of them: vox plugin disable {others[0]}"
+            checks.append(Check("command", False, also, remedy))
+    names = ", ".join(command.name for command in plugin.manifest.commands)
+    return tuple(checks) or (Check("commands", True, names),)
+
+
+def _declared(plugin: Found) -> Sequence[CommandEntry]:
+    return plugin.manifest.commands if plugin.manifest else ()
+
+
+def _unknown_points(plugin: Found) -> tuple[Check, ...]:
+    """A note and no finding: a plugin may define extension points for other plugins."""
+    unknown = sorted({*plugin.manifest.provides} - {*POINTS}) if plugin.manifest else []
+    words = f"{', '.join(unknown)}: not extension points of vox, which ignores them"
+    return (Check("provides", True, words),) if unknown else ()
 
 
 def _hardware(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, tuple[Check, ...]]:

@@ -123,7 +123,7 @@ class Backend:
 
     def _call(self, operation: Operation, job: object, context: RunContext) -> object:
         self.require(operation)
-        with _foreign_errors(self.id, f"vox_{operation}"):
+        with foreign_errors(self.id, f"vox_{operation}"):
             result: object = getattr(self.manager.hook, f"vox_{operation}")(
                 job=job, context=context
             )
@@ -146,16 +146,16 @@ class _GuardedModel:
     model: LoadedModel
 
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        with _foreign_errors(self.plugin, "generate"):
+        with foreign_errors(self.plugin, "generate"):
             tokens = self.model.generate(tokens_T, sampling)
         return _guarded_items(self.plugin, "generate", tokens)
 
     def logits(self, tokens_T: Ints) -> Floats:
-        with _foreign_errors(self.plugin, "logits"):
+        with foreign_errors(self.plugin, "logits"):
             return self.model.logits(tokens_T)
 
     def close(self) -> None:
-        with _foreign_errors(self.plugin, "close"):
+        with foreign_errors(self.plugin, "close"):
             self.model.close()
 
 
@@ -168,12 +168,12 @@ def _register(manager: pluggy.PluginManager, found: Found) -> None:
 
 
 def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[Item]:
-    with _foreign_errors(plugin, hook):
+    with foreign_errors(plugin, hook):
         yield from items
 
 
 @contextmanager
-def _foreign_errors(plugin: str, hook: str) -> Iterator[None]:
+def foreign_errors(plugin: str, hook: str) -> Iterator[None]:
     """Map what is no `VoxError`; an interrupt by the user passes."""
     try:
         yield
@@ -200,7 +200,7 @@ def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> Plug
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
     """The error that says so, of a plugin of any kind."""
-    backend = found.manifest is not None and "MlBackend" in found.manifest.extension_points
+    backend = found.manifest is not None and found.manifest.is_backend
     return BackendError(
         "B004",
         f"{'backend' if backend else 'plugin'} {found.id!r} is installed but broken",

@@ -8,11 +8,19 @@ or removed without running a line of it.
     version = "0.1.0"
     api = "1.0"                             # the seam it was written for, major.minor
     licence = "Apache-2.0"
-    extension-points = ["MlBackend", "HardwareProbe"]
     priority = 10                           # breaks ties in automatic selection, higher wins
     automatic = true                        # false: only ever chosen by name
 
-    [capabilities]
+    [[commands]]                            # shown by `vox --help` without an import
+    name = "data stats"                     # a path in the tree of commands
+    help = "Rows, lengths, duplicates, languages."
+    entry = "vox_data.cli:stats"            # a click command, imported when it runs
+
+    [provides]                              # extension point -> names (provide.py)
+    hooks = ["vox_event"]                   # hooks that are called without being asked for by name
+    row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
+
+    [capabilities]                          # makes the plugin a backend
     devices = ["cpu"]
     quantisations = ["none"]
     dtypes = ["bf16", "fp32"]
@@ -67,7 +75,6 @@ from vox_core.errors import BackendError
 
 FILE_NAME = "vox_plugin.toml"
 
-ExtensionPoint: TypeAlias = Literal["MlBackend", "HardwareProbe", "Observer"]
 OperatingSystem: TypeAlias = Literal["linux", "macos", "windows"]
 Architecture: TypeAlias = Literal["x86_64", "arm64", "ppc64le", "riscv64", "s390x"]
 
@@ -108,6 +115,16 @@ def _listed(families: object) -> object:
     return [families] if families == "*" else families
 
 
+def _flat(names: object) -> object:
+    """`{suffixes = [".x"], schemes = ["y"]}` as names: `.x` and `y:`."""
+    if not isinstance(names, Mapping):
+        return names
+    if unknown := set(names) - {"suffixes", "schemes"}:
+        raise ValueError(f"unknown key {min(unknown)}; give suffixes, schemes, or a list of names")
+    schemes = names.get("schemes", [])
+    return [*names.get("suffixes", []), *(f"{scheme}:" for scheme in schemes)]
+
+
 def _knob(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(values) < 2 or len(set(values)) < len(values):
         raise ValueError("give two or more different values, what it is if untouched first")
@@ -119,6 +136,8 @@ ID = "[a-z][a-z0-9_-]*"
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=f"^{ID}$")]
 Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_at_least_one)]
 Knob: TypeAlias = Annotated[tuple[Text, ...], AfterValidator(_knob)]
+
+Names: TypeAlias = Annotated[tuple[Text, ...], BeforeValidator(_flat)]
 
 _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
 
@@ -196,8 +215,19 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command: its path below `vox`, its line in the help, and the click command as
+    `module:attribute`. A path of more than one word adds a command to a group."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*( [a-z][a-z0-9-]*)*$")]
+    help: Text
+    entry: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """A valid manifest. A plugin that is no `MlBackend` may leave capabilities and probe out.
+    """A valid manifest. One with `[capabilities]` is that of a backend, and has `[probe]` too.
 
     A backend that is not `automatic` is chosen by name or not at all.
     """
@@ -208,19 +238,36 @@ class Manifest:
     version: Annotated[str, AfterValidator(_version)]
     api: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")]
     licence: Text
-    extension_points: tuple[ExtensionPoint, ...]
     homepage: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
     priority: StrictInt = 0
     automatic: StrictBool = True
+    commands: tuple[CommandEntry, ...] = ()
+    provides: Mapping[Name, Names] = field(default_factory=dict)
     capabilities: Capabilities = Capabilities((), (), (), (), ())
     requires: Requires = Requires()
     probe: Probe | None = None
     memory: MemoryProfile = MemoryProfile()
     tuning: Mapping[Name, Knob] = field(default_factory=dict)
 
+    @property
+    def is_backend(self) -> bool:
+        return bool(self.capabilities.devices)
+
+    @property
+    def provided(self) -> dict[str, tuple[str, ...]]:
+        """Extension point -> names, with the commands: what the catalog says of the plugin."""
+        commands = tuple(each.name for each in self.commands)
+        return {**({"commands": commands} if commands else {}), **self.provides}
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Hooks that vox calls in every plugin that names them here."""
+        return self.provides.get("hooks", ())
+
 
 _TABLES: dict[str, type] = {
     "capabilities": Capabilities,
+    "commands": CommandEntry,
     "requires": Requires,
     "probe": Probe,
     "memory": MemoryProfile,
@@ -270,11 +317,11 @@ def _schema() -> TypeAdapter[Manifest]:
 
 
 def _missing_tables(document: dict[str, Any]) -> list[str]:
-    points = document.get("extension-points")
-    if not isinstance(points, list) or "MlBackend" not in points:
-        return []
-    needed = [table for table in ("capabilities", "probe") if table not in document]
-    return [f"[{table}]: missing (an MlBackend has it)" for table in needed]
+    if "capabilities" in document and "probe" not in document:
+        return ["[probe]: missing (a plugin with [capabilities] is a backend, and has a probe)"]
+    if not document.keys() & {"capabilities", "probe", "commands", "provides"}:
+        return ["[capabilities], [[commands]] or [provides]: missing; the plugin offers nothing"]
+    return []
 
 
 def _describe(detail: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Plugins that watch a run: told of every event, and never able to end it or to hold it up.
 
-Each installed plugin with the extension point `Observer` has a process of its own (child.py), which
+Each installed plugin that provides the hook `vox_event` has a process of its own (child.py), which
 imports it while the run goes on, and a thread here, which hands it one event after another as a
 line of JSON. So it does not matter to the run whether an observer raises, crashes, exits or hangs:
 it is told of once and dropped. The run's process imports no observer.
@@ -192,7 +192,7 @@ class _Observer:
 
 
 def _observes(plugin: Found) -> bool:
-    return plugin.manifest is not None and "Observer" in plugin.manifest.extension_points
+    return plugin.manifest is not None and "vox_event" in plugin.manifest.hooks
 
 
 def _how_ended(returncode: int) -> str:

@@ -107,4 +107,4 @@ def _quantising(request: Request, present: tuple[Accelerator, ...]) -> tuple[str
 
 def _may_be_backend(plugin: Found) -> bool:
     """A plugin without a valid manifest counts: it may be the one that was meant."""
-    return plugin.manifest is None or "MlBackend" in plugin.manifest.extension_points
+    return plugin.manifest is None or plugin.manifest.is_backend

@@ -125,7 +125,7 @@ def _none_installed(environment: Environment) -> BackendError:
     return BackendError(
         "B001",
         "no backend is installed",
-        found="no plugin with the extension point MlBackend",
+        found="no installed plugin has [capabilities]",
         remedy=_install(example, environment),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from vox_core.contract import DType, Quant
 from vox_core.memory.architecture import Architecture
-from vox_core.weights import MLX_FORMATS
+from vox_formats.quant import MLX_FORMATS
 
 BYTES: Mapping[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a number."""

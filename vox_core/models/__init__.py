@@ -69,32 +69,19 @@ def resolve(
     reference: str,
     *,
     revision: str | None = None,
-    template: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LocalModel:
     """Find, fetch or convert the model that `reference` names.
 
     Args:
         revision: branch, tag or commit of a model on the hub; nothing else has one.
-        template: a chat template in place of its own: a name, or a Jinja file.
-        progress: told about downloads and conversions.
+        progress: called during downloads and conversions.
 
     Raises:
         ModelError: the reference names nothing, or not a model that vox can use.
-        ConfigError: a catalog or `vox.toml` is wrong, or there is no such template.
-        DataError: D005, the template cannot be used.
+        ConfigError: a catalog or `vox.toml` is wrong.
         StorageError: the disk is full, or an I/O error.
     """
-    model = _resolved(reference, revision, progress)
-    if template is None:
-        return model
-    from vox_core.data.templated import templated
-
-    folder, notes = templated(model.path, template)
-    return replace(model, templated=folder, notes=notes)
-
-
-def _resolved(reference: str, revision: str | None, progress: Progress | None) -> LocalModel:
     report = progress or _silent
     path = Path(os.path.expanduser(reference))  # noqa: PTH111 (Path's own raises for ~nobody)
     entry = known().models.get(reference)
@@ -143,7 +130,7 @@ def _checked(
 
 def _from_gguf(path: Path, report: Progress) -> LocalModel:
     sha256 = file_sha256(path)
-    folder = converted.from_file(path, path.stem, sha256, report)
+    folder = converted.made_once(path.stem, sha256, lambda _: path, report)
     return _checked(folder, path.stem, revision=sha256)
 
 

@@ -1,21 +1,26 @@
 """GGUF files as Hugging Face folders in the cache, each made once.
 
-A folder is named after the model and the SHA-256 of what it was made from. It appears whole or not
-at all, and two processes that want it at the same time make it once: the second one waits.
+A folder is named after the model and the SHA-256 of the file that it was made from. It appears
+whole or not at all, and two processes that want it at the same time make it once: the second waits.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vox_core import files
 from vox_core.cache import cache_folder
+from vox_core.errors import ModelError
+from vox_core.weights import WEIGHTS, Spec, stored_bytes, write_safetensors
+from vox_formats import DamagedFile, FormatError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from vox_core.models import Progress
 
 
@@ -39,13 +44,56 @@ def made_once(name: str, sha256: str, obtain: Callable[[Path], Path], report: Pr
     with files.storage_errors(folder), FileLock(models / f".{folder.name}.lock"):
         if not folder.is_dir():
             with _scratch_beside(folder) as scratch:
-                _convert(obtain(scratch), folder, report)
+                convert_gguf(obtain(scratch), folder, report)
     return folder
 
 
-def from_file(path: Path, name: str, sha256: str, report: Progress) -> Path:
-    """The folder of the GGUF file at `path`."""
-    return made_once(name, sha256, lambda _: path, report)
+def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
+    """Convert `path` into a new Hugging Face `folder`, which appears whole or not at all.
+
+    Raises:
+        ModelError: M008, with every reason why the file cannot be converted.
+        OutputError: `folder` exists, or cannot be made.
+        StorageError: the disk is full, or an I/O error.
+    """
+    from vox_formats.gguf_model import GgufModel
+
+    with files.storage_errors(path), _refusals(path):
+        model = GgufModel(path)
+    with files.atomic_folder(folder) as new:
+        for name, text in model.files.items():
+            files.write_text(new / name, text)
+        specs = {name: ("BF16", shape) for name, shape in model.shapes.items()}
+        write_safetensors(new / WEIGHTS, specs, _reported(model.tensors(), specs, report))
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise ModelError(
+            "M008",
+            error.what,
+            where=path,
+            found=error.found,
+            expected=error.expected,
+            faults=error.faults,
+            remedy="copy or download the file again"
+            if isinstance(error, DamagedFile)
+            else "use the model's Hugging Face repository instead of the GGUF file",
+        ) from error
+
+
+def _reported(
+    tensors: Iterator[tuple[str, NDArray[Any]]], specs: Mapping[str, Spec], report: Progress
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    total = sum(stored_bytes(*spec) for spec in specs.values())
+    done = 0
+    for name, tensor in tensors:
+        yield name, tensor
+        done += tensor.nbytes
+        report("converting", done, total)
 
 
 @contextmanager
@@ -59,9 +107,3 @@ def _scratch_beside(folder: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _convert(path: Path, folder: Path, report: Progress) -> None:
-    from vox_core.gguf import convert_gguf
-
-    convert_gguf(path, folder, progress=lambda done, total: report("converting", done, total))

@@ -1,7 +1,7 @@
 """`vox merge`: base + adapter -> a plain Hugging Face checkpoint, proven equal.
 
-What is looked at before, and what is told afterwards; the work is done in `merger.py` and, where a
-quantised checkpoint is asked for, in `requantise.py`. The output folder appears when the proof has
+Checks before, and the report afterwards; `merger.py` does the work. With `--quant`, the plugin that
+provides the format writes the merged model in it. The output folder appears when the proof has
 passed, and not before.
 """
 
@@ -16,19 +16,19 @@ from pathlib import Path
 
 from vox_core import files, models
 from vox_core.config import MergeSettings
-from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant
+from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant, WriteModelJob
 from vox_core.errors import AdapterError, BackendError, StorageError
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
+from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.dequantised_base import TrainedWeights, trained_weights
 from vox_core.run.folder import CARD
-from vox_core.run.locate import Source, locate
+from vox_core.run.hf_checkpoint import copy_bytes
 from vox_core.run.merger import Merger, written_bytes
-from vox_core.run.plain import copy_bytes
 from vox_core.run.proof import Proof, distance
-from vox_core.run.requantise import requantise, require_quantisable
-from vox_core.run.trained import TrainedWeights, trained_weights
+from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.weights import Weights
 
 MANIFEST = "vox_merge.json"
@@ -73,11 +73,11 @@ def merge(
     """
     out = settings.out or Path(f"{reference.rstrip('/')}-merged")
     files.require_absent(out)
-    source = locate(reference, base=settings.model, progress=progress)
+    source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
         raise _nothing_to_merge(reference)
     if settings.quant != "none":
-        require_quantisable(source, settings.quant)
+        write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
     trained = trained_weights(source)
     weights = _chosen(source, trained, settings)
     _require_space(weights, trained, settings, out)
@@ -97,7 +97,7 @@ def merge(
 
 
 def _request(
-    source: Source, adapter: AdapterState, settings: MergeSettings, origin: Origin | None
+    source: ModelReference, adapter: AdapterState, settings: MergeSettings, origin: Origin | None
 ) -> Request:
     return Request(
         operation="merge",
@@ -109,7 +109,7 @@ def _request(
     )
 
 
-def _chosen(source: Source, trained: Weights, settings: MergeSettings) -> Weights:
+def _chosen(source: ModelReference, trained: Weights, settings: MergeSettings) -> Weights:
     """What the adapter is added to."""
     if settings.onto == "base":
         return source.weights
@@ -130,7 +130,7 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
 
 
 def _requantised(
-    source: Source,
+    source: ModelReference,
     quant: Quant,
     plain: Path,
     folder: Path,
@@ -141,7 +141,7 @@ def _requantised(
     if quant == "none":
         return None
     context.emit(Notice(f"quantising the merged model to {quant}"))
-    requantise(plain, folder, source.base.model_type, quant)
+    write_model(WriteModelJob(plain, quant, folder))
     backend = _reader(source, quant, seen)
     if backend is None:
         return Requantised(quant, None)
@@ -149,7 +149,7 @@ def _requantised(
     return Requantised(quant, distance(merger.logits_of(backend, job), merger.logits(plain)))
 
 
-def _reader(source: Source, quant: Quant, seen: Seen) -> Backend | None:
+def _reader(source: ModelReference, quant: Quant, seen: Seen) -> Backend | None:
     """An installed backend that loads this quantisation."""
     request = Request(operation="load", quant=quant, model_type=source.base.model_type)
     try:
@@ -160,7 +160,7 @@ def _reader(source: Source, quant: Quant, seen: Seen) -> Backend | None:
 
 def _describe(
     folder: Path,
-    source: Source,
+    source: ModelReference,
     settings: MergeSettings,
     proof: Proof,
     requantised: Requantised | None,

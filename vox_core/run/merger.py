@@ -7,7 +7,6 @@ against base + update before it is written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,24 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ModelError, PluginError
 from vox_core.host.load import Backend
 from vox_core.run.context import Context
-from vox_core.run.locate import Source
-from vox_core.run.plain import (
+from vox_core.run.hf_checkpoint import (
     copy_companions,
     copy_tokenizer,
     declare_dtype,
     plain_copy,
     write_shards,
 )
-from vox_core.run.proof import TOLERANCE, Proof, distance, not_merged, probe_tokens, prove
-from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype
+from vox_core.run.proof import (
+    TOLERANCE,
+    Proof,
+    distance,
+    not_merged,
+    probe_logits,
+    probe_tokens,
+    prove,
+)
+from vox_core.run.reference import ModelReference
+from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype, stored_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +66,7 @@ class Merger:
 
     def __init__(
         self,
-        source: Source,
+        source: ModelReference,
         adapter: AdapterState,
         weights: Weights,
         trained: Weights,
@@ -101,11 +108,7 @@ class Merger:
 
     def logits_of(self, backend: Backend, job: LoadJob) -> Floats:
         """The same of what `job` loads, by any backend."""
-        model = backend.load(job, self._context)
-        try:
-            return model.logits(self._probe_T)
-        finally:
-            model.close()
+        return probe_logits(backend, job, self._context, self._probe_T)
 
     def _write(self, folder: Path) -> None:
         try:
@@ -189,12 +192,12 @@ def written_bytes(weights: Weights, dtype: DType | None) -> int:
     return sum(
         info.nbytes
         if (written := stored_as(info.dtype, dtype)) == info.dtype
-        else math.prod(info.shape) * numpy_dtype(written).itemsize
+        else stored_bytes(written, info.shape)
         for info in weights.tensors.values()
     )
 
 
-def _targets(source: Source, adapter: AdapterState) -> Iterator[MergeTarget]:
+def _targets(source: ModelReference, adapter: AdapterState) -> Iterator[MergeTarget]:
     for path in adapter.modules:
         yield MergeTarget(path, source.modules[path])
     for name, value in adapter.saved.items():
@@ -203,7 +206,7 @@ def _targets(source: Source, adapter: AdapterState) -> Iterator[MergeTarget]:
         )
 
 
-def _require_plain(source: Source, targets: Mapping[str, MergeTarget]) -> None:
+def _require_plain(source: ModelReference, targets: Mapping[str, MergeTarget]) -> None:
     dtypes = {name: source.weights.tensors[name].dtype for name in targets}
     if faults := [f"{name}: {dtype}" for name, dtype in dtypes.items() if dtype not in TOLERANCE]:
         raise ModelError(

@@ -24,7 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vox_core.contract import LoadJob, RunContext
 from vox_core.errors import ProofError
+from vox_core.host.load import Backend
 from vox_core.weights import STORED_AS
 
 if TYPE_CHECKING:
@@ -82,11 +84,29 @@ def probe_tokens(tokenizer: PreTrainedTokenizerBase) -> Ints:
     return np.asarray(tokenizer(PROBE)["input_ids"][:MAX_PROBE_TOKENS], np.int64)
 
 
+def probe_logits(backend: Backend, job: LoadJob, context: RunContext, tokens_T: Ints) -> Floats:
+    """float32 logits (T, V) of the model that `job` names, which is loaded for them alone."""
+    model = backend.load(job, context)
+    try:
+        return model.logits(tokens_T)
+    finally:
+        model.close()
+
+
 def distance(merged_TV: Floats, other_TV: Floats) -> float:
     """||merged - other|| / ||other||."""
     import numpy as np
 
     return float(np.linalg.norm(merged_TV - other_TV) / np.linalg.norm(other_TV))
+
+
+def carried(base_TV: Floats, adapted_TV: Floats, other_TV: Floats) -> float:
+    """Share of the adapter's effect in the other model; infinite or NaN where it has no effect."""
+    import numpy as np
+
+    effect_TV = adapted_TV - base_TV
+    effect = float(np.linalg.norm(effect_TV))
+    return float(np.vdot(other_TV - base_TV, effect_TV)) / effect**2
 
 
 def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, layers: int) -> Proof:
@@ -103,8 +123,7 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
     import numpy as np
 
     scale = float(np.linalg.norm(adapted_TV))
-    effect_TV, merged_effect_TV = adapted_TV - base_TV, merged_TV - base_TV
-    effect = float(np.linalg.norm(effect_TV))
+    effect = float(np.linalg.norm(adapted_TV - base_TV))
     if scale == 0 or not np.isfinite(effect):
         raise ProofError(
             "V002",
@@ -123,7 +142,7 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         relative=distance(merged_TV, adapted_TV),
         tolerance=TOLERANCE[dtype] * layers**0.5,
         adapter_effect=effect / scale,
-        carried=float(np.vdot(merged_effect_TV, effect_TV)) / effect**2,
+        carried=carried(base_TV, adapted_TV, merged_TV),
         max_difference=float(np.abs(merged_TV - adapted_TV).max()),
         positions=len(adapted_TV),
     )

@@ -11,17 +11,16 @@ others (moved axes, norms stored as 1 + w, other prefixes) the way back is not a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core import bounded_json
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
-from vox_core.weights.file import TensorInfo, numpy_dtype
+from vox_core.weights.file import TensorInfo, numpy_dtype, stored_bytes
 from vox_core.weights.folder import WeightFolder, Weights
-from vox_core.weights.mlx_formats import MLX_FORMATS, MlxFormat, Packed
+from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,7 +97,7 @@ class QuantisedFolder:
         shape = (info.shape[0], info.shape[1] * 32 // self._formats[name].bits)
         scales = self._stored.tensors[f"{name.removesuffix('.weight')}.scales"].dtype
         dtype = scales if scales in _FLOATS else self._computed_in()
-        return TensorInfo(dtype, shape, 0, math.prod(shape) * numpy_dtype(dtype).itemsize)
+        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
 
     def _computed_in(self) -> str:
         """The dtype of what is not quantised; the scales of the fp4 formats do not say it."""
@@ -116,11 +115,6 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config.get(_KEY), dict):
         return dict(config)
     return {key: v for key, v in config.items() if key not in (_KEY, "quantization_config")}
-
-
-def quantised_config(config: Mapping[str, Any], form: MlxFormat) -> dict[str, Any]:
-    """The configuration with what `mlx_lm.load` wants to know."""
-    return {**config, _KEY: form.describe()}
 
 
 def require_same_in_mlx(model_type: str, folder: Path) -> None:
@@ -185,12 +179,9 @@ def _format(said: Mapping[str, Any]) -> MlxFormat | None:
 
 def _name(said: Mapping[str, Any]) -> Quant:
     form = _format(said)
-    matching: Iterator[Quant] = (
-        name
-        for name, known in MLX_FORMATS.items()
-        if form and (known.mode, known.bits) == (form.mode, form.bits)
-    )
-    return next(matching, "none")
+    pair = (form.mode, form.bits) if form else None
+    names = (name for name, each in MLX_FORMATS.items() if (each.mode, each.bits) == pair)
+    return cast("Quant", next(names, "none"))
 
 
 def _words(said: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@
     int8              one scale an output feature
     nf4-embeddings    nf4, with the token embedding and the output head in int8
 
-What is computed, operation by operation, is in `vox_core.weights`: nf4.py and int8.py. Activations
+What is computed, operation by operation, is in `vox_formats.quant`. Activations
 stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
 done on the CPU whatever the device, tensor by tensor from the files, so that the full-precision
 model is never in memory and the packed weights are the same numbers everywhere. An embedding is
@@ -27,8 +27,8 @@ from torch import nn
 
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
-from vox_core.weights import WeightFolder, pack_scales, scale_levels
-from vox_core.weights.nf4 import SCALE_BLOCK
+from vox_core.weights import WeightFolder
+from vox_formats.quant import SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes

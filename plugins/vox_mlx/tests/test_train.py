@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from vox_core.contract import LoadJob, Notice, StepDone, TrainJob
-from vox_core.testing import jobs
-from vox_core.testing.llama import write_llama
-from vox_core.testing.subject import Recorder
+from vox_formats.quant import MLX_FORMATS
 from vox_mlx import attention, backend, train
-from vox_mlx.base import FORMATS
+from vox_testing import jobs
+from vox_testing.llama import write_llama
+from vox_testing.subject import Recorder
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_compiled_step_is_the_same(model, monkeypatch):
     assert losses(model, count=2, dropout=0.1) == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("quant", sorted(FORMATS))
+@pytest.mark.parametrize("quant", sorted(MLX_FORMATS))
 def test_a_quantised_base_trains_and_answers(model, quant):
     """tests/parity/test_quantised_training.py has the numbers."""
     assert losses(model, quant=quant) != pytest.approx(losses(model), rel=1e-4)
@@ -93,13 +93,13 @@ def test_the_head_and_the_embedding_are_never_quantised(model):
     assert packed == set(jobs.plan(model).modules)
 
 
-@pytest.mark.parametrize("quant", sorted(FORMATS))
+@pytest.mark.parametrize("quant", sorted(MLX_FORMATS))
 def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
     from mlx import nn
 
     from vox_mlx.unpacked import Unpacked
 
-    group_size, bits, mode = FORMATS[quant]
+    group_size, bits, mode = MLX_FORMATS[quant].describe().values()
     packed = nn.QuantizedLinear.from_linear(nn.Linear(128, 64), group_size, bits, mode=mode)
     x = mx.random.normal((2, 16, 128), key=mx.random.key(0))
     results = []

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.adapter.mlx_config import mlx_config
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
+from vox_formats import FormatError
+from vox_formats.mlx_model import mlx_config, window
+from vox_formats.quant import MLX_FORMATS
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -23,14 +25,8 @@ if TYPE_CHECKING:
 
 DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
-# MLX's own settings of each: group size, bits, mode.
-FORMATS: dict[Quant, tuple[int, int, str]] = {
-    "affine4": (64, 4, "affine"),
-    "affine8": (64, 8, "affine"),
-    "mxfp4": (32, 4, "mxfp4"),
-    "nvfp4": (16, 4, "nvfp4"),
-}
 HEADS = ("lm_head", "embed_out")
+_ELSEWHERE = "use a torch backend for this model: --backend cpu, or cuda"
 
 
 def mlx_dtype(name: DType) -> mx.Dtype:
@@ -57,7 +53,7 @@ def load_base(
     from vox_mlx.definitions import correct
     from vox_mlx.unpacked import unpack_on_cpu
 
-    config = mlx_config(read_config(folder))
+    config = _mlx_config(folder)
     if dtype == "fp16" and config["model_type"].startswith("gemma3"):
         raise _overflows(folder)
     with model_errors(folder):
@@ -71,6 +67,36 @@ def load_base(
     if not lazy:
         mx.eval(model.parameters())
     return model
+
+
+def require_window(config: Mapping[str, Any], length: int) -> None:
+    """Refuse a document that is longer than a window which mlx-lm leaves out.
+
+    Raises:
+        ModelError: M002.
+    """
+    size = window(config)
+    if size is not None and length > size:
+        raise ModelError(
+            "M002",
+            "mlx-lm leaves out this model's sliding window, and would compute another model",
+            found=f"a document of {length} tokens, a window of {size}",
+            remedy=f"shorten documents to the window, with --seq-len {size}, or {_ELSEWHERE}",
+        )
+
+
+def _mlx_config(folder: Path) -> dict[str, Any]:
+    try:
+        return mlx_config(read_config(folder))
+    except FormatError as error:
+        raise ModelError(
+            "M002",
+            error.what,
+            where=folder / "config.json",
+            found=error.found,
+            expected=error.expected,
+            remedy=_ELSEWHERE,
+        ) from error
 
 
 def _overflows(folder: Path) -> ModelError:
@@ -139,15 +165,12 @@ def _quantise(model: nn.Module, quant: Quant) -> None:
     import mlx.core as mx
     from mlx import nn
 
-    group_size, bits, mode = FORMATS[quant]
     # On the CPU whatever the device: GPU kernels may decide a tie otherwise, and a merge onto the
     # trained base has to find the very weights that training saw.
     with mx.stream(mx.cpu):
         nn.quantize(
             model,
-            group_size=group_size,
-            bits=bits,
-            mode=mode,
+            **MLX_FORMATS[quant].describe(),
             class_predicate=lambda path, module: (
                 isinstance(module, nn.Linear) and path.rpartition(".")[2] not in HEADS
             ),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from mlx import nn
 
-from vox_core.adapter.mlx_names import counterpart_fault, mlx_path
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError
+from vox_formats.mlx_model import counterpart_fault, mlx_path
 from vox_mlx.lora import Adapted, Dropout, features
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx import nn
 
-from vox_core.adapter.mlx_config import require_window, window
 from vox_core.contract import LoadJob, Sampling, next_token
+from vox_formats.mlx_model import window
 from vox_mlx.arrays import float32
-from vox_mlx.base import load_base, mlx_dtype, read_config
+from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
 from vox_mlx.inject import Slots, inject
 from vox_mlx.lora import settle
 from vox_mlx.stream import stream

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from vox_core.adapter.mlx_config import require_window
 from vox_core.contract import (
     Batch,
     Notice,
@@ -40,7 +39,7 @@ from vox_core.contract import (
 )
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_mlx.attention import BLOCK, attend_in_blocks
-from vox_mlx.base import load_base, mlx_dtype, read_config
+from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
 from vox_mlx.head import choose_at_head
 from vox_mlx.heap import keep_memory
 from vox_mlx.inject import inject

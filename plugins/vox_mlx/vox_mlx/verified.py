@@ -15,7 +15,7 @@ from typing import Any
 from vox_core.errors import ModelError
 
 # What is no part of the computation, or is looked after elsewhere: token ids, dropout (a base's own
-# is off), initialisation, names; rope and windows (vox_core.adapter.mlx_config).
+# is off), initialisation, names; rope and windows (vox_formats.mlx_model).
 _NEUTRAL = {
     "architectures",
     "attention_dropout",

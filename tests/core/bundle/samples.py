@@ -31,7 +31,7 @@ name = "Tiny"
 version = "1.0"
 api = "1.0"
 licence = "MIT"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 [requires]
 hardware-tag = "nvidia"
 """
@@ -40,7 +40,7 @@ CATALOG = """
 id = "tiny"
 description = "a tiny plugin"
 payload-kind = "code"
-extension-points = ["Observer"]
+provides.hooks = ["vox_event"]
 default-source = "local:tiny"
 distribution = "vox-test-tiny"
 import-package = "vox_test_tiny"

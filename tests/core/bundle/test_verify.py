@@ -125,7 +125,7 @@ def test_what_is_no_archive(catalog: Catalog, tmp_path: Path) -> None:
     [
         (">=1,<2", ">=2", f"{TINY}: the catalog wants >=2"),
         ('api = "1.0"', 'api = "1.1"', f"{TINY}: the manifest's api is '1.0', the catalog has"),
-        ('["Observer"]', '["MlBackend"]', f"{TINY}: the manifest's extension-points is"),
+        ('["vox_event"]', '["vox_doctor"]', f"{TINY}: the manifest's provides is"),
         ('tag = "nvidia"', 'tag = "amd"', f"{TINY}: the manifest's hardware-tag is 'nvidia', the"),
         ('{ vox-test-lib = "local:lib" }', "{}", f"{LIB}: the catalog's bundle does not hold it"),
         ("lib = ", 'more = "local:m", vox-test-lib = ', "vox-test-more: no wheel of it"),

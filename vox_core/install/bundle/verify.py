@@ -360,7 +360,7 @@ def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry
         "id": (manifest.id, plugin.id),
         "api": (manifest.api, plugin.api or manifest.api),
         "hardware-tag": (tag, plugin.requires_tag or tag),
-        "extension-points": ({*manifest.extension_points}, {*plugin.extension_points}),
+        "provides": (manifest.provided, {**plugin.provides}),
     }
     return [
         f"{wheel.file}: the manifest's {key} is {said!r}, the catalog has {wanted!r}"

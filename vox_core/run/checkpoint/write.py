@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,7 +28,7 @@ from vox_core.run.checkpoint.record import (
     Origin,
     Record,
 )
-from vox_core.weights.write import safetensors_bytes
+from vox_core.weights.file import safetensors_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,18 +98,10 @@ def _record(state: TrainState, origin: Origin) -> Record:
     return Record(
         step=state.step,
         skipped=state.skipped,
-        epoch=origin.epoch,
-        elapsed=origin.elapsed,
-        seed=origin.seed,
-        contract=origin.contract,
-        backend=origin.backend,
-        versions=origin.versions,
-        best=origin.best,
-        since_best=origin.since_best,
-        valid_digest=origin.valid_digest,
         method=state.adapter.method,
         alpha={path: float(module.alpha) for path, module in state.adapter.modules.items()},
         saved=sorted(state.adapter.saved),
+        **{field.name: getattr(origin, field.name) for field in fields(Origin)},
     )
 
 

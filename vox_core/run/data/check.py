@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core import models
 from vox_core.config import TrainSettings
 from vox_core.data.faults import Code, FaultCounts, RowFault
 from vox_core.data.look import look
@@ -25,6 +24,7 @@ from vox_core.data.readers import FieldMap, Source, open_source, place_of
 from vox_core.data.records import next_step, read_records, readable
 from vox_core.data.split import find_split
 from vox_core.errors import ConfigError, InputError
+from vox_core.run.sources import resolve_model
 
 if TYPE_CHECKING:
     from vox_core.data.audit.report import Audit
@@ -214,7 +214,7 @@ def _renderer(settings: TrainSettings, progress: Progress | None) -> Renderer:
     from vox_core.data.render import Renderer
     from vox_core.data.tokenizer import load_tokenizer
 
-    model = models.resolve(
+    model = resolve_model(
         settings.model,
         revision=settings.revision,
         template=settings.template,

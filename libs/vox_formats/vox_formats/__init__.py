@@ -1,0 +1,39 @@
+"""Formats that vox shares with other tools, in numpy.
+
+    quant.py           NF4, INT8 and MLX's quantisations of a weight, bit for bit
+    gguf_model.py      a GGUF file -> the files and tensors of a Hugging Face folder
+    gguf_tokenizer.py  its tokenizer
+    mlx_model.py       where mlx-lm's models differ from Hugging Face's: settings, names
+    mlx_adapter.py     mlx-lm's adapter files <-> low-rank updates
+
+Nothing here imports vox, writes a file or names a command. What a format cannot hold is a
+`FormatError`, in facts; the caller adds where and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FormatError(ValueError):
+    """Input that a format has no place for, or that does not follow it.
+
+    Args:
+        what: the fault in one line.
+        faults: each single fault, when there are several.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        found: str | None = None,
+        expected: str | None = None,
+        faults: Sequence[str] = (),
+    ) -> None:
+        super().__init__("; ".join([what, *faults]))
+        self.what, self.found, self.expected, self.faults = what, found, expected, tuple(faults)
+
+
+class DamagedFile(FormatError):
+    """A file that is cut off or corrupt; another copy of it may be whole."""

@@ -1,0 +1,267 @@
+"""Where mlx-lm's model of a family differs from Hugging Face's: settings and names.
+
+**Settings.** mlx-lm reads `config.json` in the words of the time when a family was added: it takes
+a default where transformers 5 writes the same thing under another name (`rope_parameters`), has
+scaled rotary embeddings in some families only, and leaves the sliding window out of a few. Each
+would be another model, silently. `mlx_config` translates or refuses; `window` says how far a model
+may see that mlx-lm would let see everything. tests/parity/test_mlx_config.py holds both against
+transformers. Whether mlx-lm has a family at all, and reads its other settings, is the MLX backend's
+to say.
+
+**Names.** The rule is "the same path". `FAMILIES` holds the differences, one row per `model_type`:
+beginnings of paths, read from `sanitize` and the module tree of mlx-lm's models. Paths of modules
+and names of parameters begin alike, so both can be translated. What mlx-lm leaves out (a vision
+tower) or stores with other values (the norms of Qwen3.5) has no counterpart; `counterpart_fault`
+says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vox_formats import FormatError
+
+# --- settings -------------------------------------------------------------------------------------
+
+# Families where mlx-lm scales the rotary embedding as transformers does, and the kinds. Keys beyond
+# these change what transformers computes and are not read.
+_SCALED = (
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+)
+_KINDS: dict[str, frozenset[str]] = {
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+    "yarn": frozenset({"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}),
+}
+# `default` is no scaling; `mrope` tells images from text, and for text alone is none either.
+_UNSCALED = ("default", "mrope")
+_ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_MROPE = {"mrope_section", "mrope_interleaved"}
+
+# Families whose sliding window mlx-lm has; vox puts Mistral's in.
+_WITH_WINDOW = ("cohere2", "gemma3_text", "mistral", "olmo3")
+
+
+def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with what mlx-lm calls otherwise added under mlx-lm's names.
+
+    Raises:
+        FormatError: a setting of which mlx-lm would make something else.
+    """
+    adapted = {**config, **_text(config)}
+    if isinstance(nested := config.get("text_config"), dict):
+        adapted["text_config"] = {**nested, **_text(nested)}
+        if "vocab_size" in nested:  # gemma3's wrapper has one of its own
+            adapted.setdefault("vocab_size", nested["vocab_size"])
+    if config.get("model_type") == "qwen3_5_text":
+        adapted["model_type"] = "qwen3_5"
+    return adapted
+
+
+def misread(config: Mapping[str, Any]) -> list[str]:
+    """The settings that mlx-lm alone, without `mlx_config`, would read as something else.
+
+    Raises:
+        FormatError: as `mlx_config`.
+    """
+    text = config.get("text_config") or config
+    words = _text(text)
+    found = [
+        f"{key} = {value!r}" for key, value in words.items() if text.get(key, _ABSENT) != value
+    ]
+    if text.get("model_type") == "mistral" and text.get("sliding_window"):
+        found.append(f"sliding_window = {text['sliding_window']}")
+    return found
+
+
+_ABSENT = object()
+
+
+def window(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a layer may look back, where mlx-lm would let it look back further."""
+    text = config.get("text_config") or config
+    kind, size = text.get("model_type"), text.get("sliding_window")
+    if (
+        kind in _WITH_WINDOW
+        or not isinstance(size, int)
+        or not text.get("use_sliding_window", True)
+    ):
+        return None
+    return size
+
+
+def _text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a language model's configuration that mlx-lm calls otherwise."""
+    kind = str(config.get("model_type"))
+    changed = _rope(kind, config)
+    if kind == "gpt2":
+        changed["n_ctx"] = config.get("n_ctx", config.get("n_positions"))
+    if kind == "gemma3_text" and config.get("layer_types"):
+        changed["sliding_window_pattern"] = _period(config["layer_types"])
+    return changed
+
+
+def _rope(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    written = config.get("rope_parameters")
+    if not isinstance(written, dict):
+        scaling = config.get("rope_scaling")
+        _kind(family, scaling if isinstance(scaling, dict) else {})
+        return {}
+    if "full_attention" in written:
+        whole, local = written["full_attention"], written.get("sliding_attention", {})
+        _kind("the sliding layers", local)
+        changed = _rope(family, {"rope_parameters": whole})
+        if family == "gemma3_text" and "rope_theta" in local:
+            return {**changed, "rope_local_base_freq": local["rope_theta"]}
+        if local.get("rope_theta", whole.get("rope_theta")) != whole.get("rope_theta"):
+            raise _unlike(f"another rope_theta for the sliding layers in {family}")
+        return changed
+    changed = {
+        key: written[key] for key in ("rope_theta", "partial_rotary_factor") if key in written
+    }
+    if (kind := _kind(family, written)) not in _UNSCALED:
+        scaling = {key: value for key, value in written.items() if key != "rope_theta"}
+        changed["rope_scaling"] = {**scaling, "type": kind}
+    return changed
+
+
+def _kind(family: str, scaling: Mapping[str, Any]) -> str:
+    """The kind of rotary embedding, if mlx-lm computes it as transformers does."""
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    read = _KINDS.get(kind, frozenset()) if family in _SCALED else frozenset()
+    if kind in _UNSCALED:
+        read = frozenset(_MROPE)
+    set_keys = {key for key, value in scaling.items() if value is not None}
+    if (kind in _UNSCALED or read) and not (strange := set_keys - read - _ALWAYS):
+        return kind
+    details = f" with {', '.join(sorted(strange))}" if read else ""
+    raise _unlike(f"{kind} in {family}{details}")
+
+
+def _unlike(found: str) -> FormatError:
+    return FormatError(
+        "the model's rotary embedding is not one that mlx-lm computes as transformers does",
+        found=found,
+        expected=f"no scaling; or one of {', '.join(_KINDS)} in {', '.join(_SCALED)}",
+    )
+
+
+def _period(layer_types: list[str]) -> int:
+    """Every how many layers one attends to everything, as mlx-lm wants it."""
+    full = [i for i, kind in enumerate(layer_types, 1) if kind == "full_attention"]
+    period = full[0] if full else 0
+    if not period or full != list(range(period, len(layer_types) + 1, period)):
+        raise FormatError(
+            "mlx-lm cannot build this model: its layers of full attention come at no regular step",
+            found=f"layer_types {', '.join(layer_types)}",
+        )
+    return period
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """How a family's paths differ.
+
+    Args:
+        beginnings: (in the Hugging Face model, in mlx-lm's model); the first that fits counts.
+        absent: paths in the Hugging Face model that mlx-lm's model does not have.
+        changed: parameters that mlx-lm stores with other values or in another layout.
+    """
+
+    beginnings: tuple[tuple[str, str], ...] = ()
+    absent: str | None = None
+    changed: str | None = None
+
+
+_BESIDE = r"(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
+
+# `AutoModelForCausalLM` makes the text model of it; mlx-lm nests that for both types.
+_QWEN3_5 = _Names(
+    beginnings=(("model.", "language_model.model."), ("lm_head", "language_model.lm_head")),
+    absent=_BESIDE,
+    # Weights are 1 + w, but for the gated norm's; the convolution is (channel, width, 1).
+    changed=r".*(layernorm|model\.norm|[qk]_norm)\.weight$|.*\.conv1d\.weight$",
+)
+
+# `sanitize` splits the matrix by heads, for attention on the latents.
+_LATENT = _Names(absent=r".*\.kv_b_proj(\.|$)")
+# mlx-lm stacks the experts of a layer in one tensor, for every family.
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+FAMILIES: dict[str, _Names] = {
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT,
+    "glm4_moe_lite": _LATENT,
+    # mlx-lm always ties the head to the embedding.
+    "gpt2": _Names(beginnings=(("transformer.", "model."),), absent=r"lm_head(\.|$)"),
+    "gpt_neox": _Names(
+        beginnings=(
+            ("lm_head", "model.embed_out"),
+            ("gpt_neox.layers.", "model.h."),
+            ("gpt_neox.", "model."),
+        ),
+    ),
+    "gptj": _Names(beginnings=(("transformer.", "model."),)),
+    # `AutoModelForCausalLM` makes the multimodal model.
+    "gemma3": _Names(
+        beginnings=(
+            ("model.language_model.", "language_model.model."),
+            ("lm_head", "language_model.lm_head"),
+        ),
+        absent=_BESIDE,
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+}
+
+
+def mlx_path(hf_path: str, model_type: str) -> str:
+    """Where mlx-lm's model has the module or parameter `hf_path` of the Hugging Face model."""
+    return _translated(hf_path, _row(model_type).beginnings)
+
+
+def hf_path(mlx_path: str, model_type: str) -> str:
+    """Where the Hugging Face model has the module or parameter `mlx_path` of mlx-lm's model."""
+    beginnings = tuple((mlx, hf) for hf, mlx in _row(model_type).beginnings)
+    return _translated(mlx_path, beginnings)
+
+
+def counterpart_fault(path: str, model_type: str) -> str | None:
+    """Why `path` of the Hugging Face model has no equal in mlx-lm's model; None if it has one."""
+    row = _row(model_type)
+    if _EXPERT.search(path):
+        return "mlx-lm keeps all experts of a layer in one switch layer"
+    if row.absent and re.match(row.absent, path):
+        return "mlx-lm's model has no such module"
+    if row.changed and re.match(row.changed, path):
+        return "mlx-lm stores this parameter with other values"
+    if hf_path(mlx_path(path, model_type), model_type) != path:
+        return f"no path of a {model_type} model begins like this"
+    return None
+
+
+def _row(model_type: str) -> _Names:
+    return FAMILIES.get(model_type, _Names())
+
+
+def _translated(path: str, beginnings: tuple[tuple[str, str], ...]) -> str:
+    for beginning, other in beginnings:
+        if path.startswith(beginning):
+            return other + path.removeprefix(beginning)
+    return path

@@ -1,0 +1,252 @@
+"""`vox convert`: an adapter of one format -> the same adapter in another.
+
+What was written is read back twice before the folder appears: as vox reads it, which must be the
+source bit for bit, and as the format's own tool reads it, whose updates must be the source's as far
+as one rounding to float32 allows. Where backends of both formats are installed, their logits are
+compared as well, where the base is quantised in its files, on a plain copy of it. Weights of the
+base are read for nothing else.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from vox_core.api.commands import ConvertSettings
+from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes
+from vox_core.api.models import (
+    CONFIG,
+    MANIFEST,
+    TOKENIZER_FILES,
+    ModelReference,
+    Observe,
+    Progress,
+    Seen,
+    base_name,
+    ignore,
+    is_mlx_folder,
+    mlx_dropout,
+    plain_copy,
+    read_adapter,
+    read_adapter_folder,
+    read_mlx_adapter,
+    resolve_reference,
+    write_adapter,
+    write_mlx_adapter,
+)
+from vox_core.contract import AdapterState, Notice
+from vox_core.errors import (
+    AdapterError,
+    ConfigError,
+    InputError,
+    PluginError,
+    StorageError,
+    command,
+)
+from vox_export.equivalence import (
+    SameLogits,
+    compare_logits,
+    require_same_state,
+    require_same_update,
+    usable_backend,
+)
+from vox_export.requantise import shorter_window
+from vox_formats import FormatError
+from vox_formats.mlx_model import misread, window
+
+Format: TypeAlias = Literal["peft", "mlx"]
+
+# Backends that compute with the library of a format, the preferred one first.
+BACKENDS: dict[Format, tuple[str, ...]] = {"peft": ("cuda", "cpu"), "mlx": ("mlx",)}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What was written, and how it was checked.
+
+    Args:
+        update_error: the largest error of a module's update; see equivalence.py.
+        logits: None if they were not compared; `why_no_logits` then says why.
+        notes: what the user should know of the result.
+    """
+
+    out: Path
+    source_format: Format
+    format: Format
+    base: str
+    modules: int
+    saved: int
+    update_error: float
+    logits: SameLogits | None
+    why_no_logits: str | None
+    notes: tuple[str, ...]
+
+
+def convert(
+    reference: str,
+    settings: ConvertSettings,
+    *,
+    observe: Observe = ignore,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Write the adapter that `reference` names in another format.
+
+    Raises:
+        InputError: anything wrong that could be found before any work.
+        ProofError: V003, the result is not the source's adapter; nothing is left of it.
+        StorageError: the disk; nothing is left of it either.
+    """
+    if settings.to is None:
+        raise _no_format(reference)
+    to: Format = settings.to
+    out = settings.out or Path(f"{reference.rstrip('/')}-{to}")
+    require_absent(out)
+    source = resolve_reference(reference, base=settings.model, progress=progress)
+    if source.adapter is None:
+        raise _nothing_to_convert(reference)
+    origin = Path(reference)
+    source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
+    with atomic_folder(out) as folder:
+        _WRITE[to](folder, source.adapter, source, _dropout(origin))
+        _copy_companions(origin, folder)
+        require_same_state(source.adapter, read_adapter_folder(folder, source.mlx_base))
+        written = _READ[to](folder, source)
+        update_error = require_same_update(source.adapter, written)
+        logits = _logits(source, source.adapter, written, (source_format, to), folder, observe)
+    return ConvertReport(
+        out=out,
+        source_format=source_format,
+        format=to,
+        base=source.base.id,
+        modules=len(source.adapter.modules),
+        saved=len(source.adapter.saved),
+        update_error=update_error,
+        logits=logits if isinstance(logits, SameLogits) else None,
+        why_no_logits=logits if isinstance(logits, str) else None,
+        notes=tuple(_notes(source, source.adapter)) if to == "mlx" else (),
+    )
+
+
+def _write_peft(
+    folder: Path, adapter: AdapterState, source: ModelReference, dropout: float
+) -> None:
+    name = base_name(source.base)
+    write_adapter(folder, adapter, base=name, modules=source.modules, dropout=dropout)
+
+
+def _write_mlx(folder: Path, adapter: AdapterState, source: ModelReference, dropout: float) -> None:
+    name = base_name(source.base)
+    write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
+
+
+# Format -> its writer, and how its own tool reads what was written.
+_WRITE: dict[Format, Callable[[Path, AdapterState, ModelReference, float], None]] = {
+    "peft": _write_peft,
+    "mlx": _write_mlx,
+}
+_READ: dict[Format, Callable[[Path, ModelReference], AdapterState]] = {
+    "peft": lambda folder, _: read_adapter(folder),
+    "mlx": lambda folder, source: read_mlx_adapter(folder, source.mlx_base, literal=True),
+}
+
+
+def _logits(
+    source: ModelReference,
+    adapter: AdapterState,
+    written: AdapterState,
+    formats: tuple[Format, Format],
+    folder: Path,
+    observe: Observe,
+) -> SameLogits | str:
+    """The comparison, or why there was none.
+
+    A base that is quantised in its files is compared on a plain copy beside `folder`: both backends
+    compute with that, whichever quantisations they have.
+    """
+    if formats[0] == formats[1]:
+        return "both are of one format, and there is one way to compute them"
+    seen = Seen()
+    found = [usable_backend(BACKENDS[one], source.base, adapter.method, seen) for one in formats]
+    missing = [
+        f"no usable backend for {one} ({reason})"
+        for one, reason in zip(formats, found, strict=True)
+        if isinstance(reason, str)
+    ]
+    first, second = found
+    if isinstance(first, str) or isinstance(second, str):
+        return "; ".join(missing)
+    observe(Notice(f"comparing the logits of {first.id} and {second.id}"))
+    sides = (adapter, first), (written, second)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+            plain_copy(source.weights, folder) as plain,
+        ):
+            return compare_logits(replace(source.base, path=plain), *sides, Path(scratch), observe)
+    # One of them cannot load this model, or there is no room for the copy.
+    except (InputError, PluginError, StorageError) as error:
+        return f"{error.what} ({error.where}: {error.found})"
+
+
+def _dropout(folder: Path) -> float:
+    """What the source says; it matters to those who train the adapter further."""
+    if is_mlx_folder(folder):
+        return mlx_dropout(folder)
+    config: dict[str, Any] = read_json(folder / CONFIG)
+    return float(config.get("lora_dropout") or 0.0)
+
+
+def _copy_companions(origin: Path, folder: Path) -> None:
+    """Manifest and tokenizer, where the source has them."""
+    for name in (MANIFEST, *TOKENIZER_FILES):
+        if (file := origin / name).is_file():
+            write_bytes(folder / name, file.read_bytes())
+
+
+def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
+    """What mlx-lm itself, without vox, makes of the adapter and of its base."""
+    if adapter.modules and adapter.saved:
+        yield (
+            f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "
+            "and says so; vox does"
+        )
+    config = read_json(source.base.path / "config.json")
+    try:
+        settings = misread(config)
+    except FormatError as error:
+        yield f"mlx-lm and vox's MLX backend cannot compute this base: {error.what} ({error.found})"
+        return
+    if settings:
+        yield (
+            "mlx-lm by itself computes another base model than this one, because it does not read "
+            f"{', '.join(settings)}; vox's MLX backend corrects that"
+        )
+    if size := shorter_window(window(config), config):
+        yield (
+            "mlx-lm leaves out this base's sliding window, and computes another model beyond "
+            f"{size} tokens; vox's MLX backend refuses documents that are longer"
+        )
+
+
+def _no_format(reference: str) -> ConfigError:
+    return ConfigError(
+        "C004",
+        "the format to write is missing",
+        where="--to",
+        expected="peft or mlx",
+        remedy=command("vox", "convert", reference, "--to", "mlx"),
+    )
+
+
+def _nothing_to_convert(reference: str) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "there is no adapter to convert",
+        where=reference,
+        found="a base model",
+        expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
+        remedy="vox convert RUN --to mlx",
+    )

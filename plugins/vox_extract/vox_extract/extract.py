@@ -1,0 +1,160 @@
+"""`vox data extract`: rows made of Python sources or Markdown, written as one JSONL file.
+
+The same sources give the same bytes: files are read in the order of their names, and what chooses
+among rows or wordings is a hash. The file is whole or not there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vox_core.api import files
+from vox_core.errors import DataError, OutputError
+from vox_extract import locate, markdown
+from vox_extract.library import Faults, python_rows
+from vox_extract.locate import Library, SourceFile
+from vox_extract.rows import Extracted, Sieve, spread
+
+Form: TypeAlias = Literal["python", "markdown"]
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Label, bytes done, bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractReport:
+    """What was written.
+
+    Args:
+        files: that were read.
+        kinds: kind of question -> rows.
+        left_out: reason -> rows, or definitions, that were not taken.
+        licences: licence -> rows.
+        unread: files that were passed over, each with the reason.
+    """
+
+    out: Path
+    rows: int
+    files: int
+    kinds: dict[str, int]
+    left_out: dict[str, int]
+    licences: dict[str, int]
+    unread: tuple[str, ...]
+
+
+def extract(
+    form: Form,
+    sources: Sequence[str],
+    out: Path,
+    *,
+    private: bool = False,
+    limit: int | None = None,
+    max_characters: int,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ExtractReport:
+    """Write the rows of all sources.
+
+    Args:
+        private: private names too.
+        limit: rows at most, taken from all over.
+        max_characters: of an answer.
+
+    Raises:
+        DataError: D060, a source is not there; D061, no row came of all of them.
+        OutputError: O001, there is such a file already, and `overwrite` is not set; O004, it is one
+            of the sources.
+        StorageError: it cannot be written.
+    """
+    if not overwrite:
+        _require_absent(out)
+    libraries = [_LOCATE[form](name) for name in sources]
+    read = [("the source", file.path) for library in libraries for file in library.files]
+    files.require_apart(out, read)
+    sieve, faults = Sieve(max_characters), Faults()
+    told = _Told(libraries, progress)
+    rows: list[Extracted] = []
+    for library in libraries:
+        if form == "python":
+            rows += python_rows(library, sieve, faults, private=private, read=told.read)
+        else:
+            rows += markdown.markdown_rows(library, sieve, faults, told.read)
+    if not rows:
+        raise _nothing(sources, told.files, sieve.left_out, faults.unread)
+    if limit is not None and len(rows) > limit:
+        sieve.left_out["over the limit"] += len(rows) - limit
+        rows = spread(rows, limit)
+    _write(out, rows)
+    return ExtractReport(
+        out,
+        len(rows),
+        told.files,
+        dict(Counter(row.kind for row in rows).most_common()),
+        dict((+sieve.left_out).most_common()),
+        dict(Counter(str(row.provenance["licence"]) for row in rows).most_common()),
+        tuple(faults.unread),
+    )
+
+
+_LOCATE: dict[Form, Callable[[str], Library]] = {
+    "python": locate.locate,
+    "markdown": markdown.locate,
+}
+
+
+class _Told:
+    """Counts files, and passes on how far reading is."""
+
+    def __init__(self, libraries: Sequence[Library], progress: Progress | None) -> None:
+        self.files = 0
+        self._progress = progress
+        self._done = 0
+        self._total = sum(_size(file.path) for each in libraries for file in each.files)
+
+    def read(self, file: SourceFile, size: int) -> None:
+        self.files += 1
+        self._done += size
+        if self._progress:
+            self._progress("reading", min(self._done, self._total), self._total)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it is named when it is read
+        return 0
+
+
+def _write(out: Path, rows: Sequence[Extracted]) -> None:
+    files.make_folder(out.parent)
+    with files.atomic_file(out) as file:
+        for row in rows:
+            file.write(row.line())
+
+
+def _require_absent(out: Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise OutputError(
+            "O001",
+            "the output file exists",
+            where=out,
+            remedy="choose another one with --out, or give --overwrite",
+        )
+
+
+def _nothing(
+    sources: Sequence[str], count: int, left_out: Counter[str], unread: Sequence[str]
+) -> DataError:
+    reasons = ", ".join(f"{number} {reason}" for reason, number in (+left_out).most_common())
+    return DataError(
+        "D061",
+        "nothing was extracted",
+        where=", ".join(sources),
+        found=f"{count} files read" + (f"; left out: {reasons}" if reasons else ""),
+        expected="docstrings, or headings with text",
+        faults=unread,
+        remedy="--private takes private names too; or name other sources",
+    )

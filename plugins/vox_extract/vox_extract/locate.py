@@ -1,0 +1,286 @@
+"""What a word on the command line names, and its files: without importing what it names.
+
+    stdlib          the whole standard library
+    json            a module or package of the standard library
+    numpy           an import package that is installed
+    attrs           a distribution: all of its import packages
+    ./folder, a.py  what has a separator in it, or ends in .py or .pyi
+
+Left out are tests, hidden folders and folders of environments and builds. Files come sorted by
+path. A `.pyi` file is read where there is no `.py` of the same name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from vox_core.errors import DataError
+from vox_extract import licence
+from vox_extract.project import Project, project_of
+
+STANDARD = "stdlib"
+STANDARD_PACKAGE = "python"
+UNKNOWN = licence.UNKNOWN
+
+_SUFFIXES = (".py", ".pyi")
+_TESTS = {"test", "tests", "conftest.py"}
+_NOT_SOURCE = {"__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist"}
+_NOT_SOURCE_MARK = "pyvenv.cfg"
+# Applications that come with the standard library, and jokes.
+_NOT_LIBRARY = {"idlelib", "turtledemo", "antigravity", "this", "__phello__", "lib2to3"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to be read.
+
+    Args:
+        relative: its path from the folder that holds the package, with slashes.
+        module: its dotted name.
+    """
+
+    path: Path
+    relative: str
+    module: str
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.stem == "__init__"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is read together, for its names refer to one another.
+
+    Args:
+        package: as its provenance names it.
+    """
+
+    package: str
+    version: str
+    licence: str
+    files: tuple[SourceFile, ...]
+
+
+def locate(name: str) -> Library:
+    """What `name` means.
+
+    Raises:
+        DataError: D060, nothing of that name is here.
+    """
+    if _is_path(name):
+        return _of_path(Path(name))
+    if name == STANDARD:
+        return _standard(sorted(sys.stdlib_module_names))
+    found = _of_standard(name) or _of_installed(name)
+    if found is None and Path(name).exists():
+        return _of_path(Path(name))
+    if found is None:
+        raise not_found(name, "no module of the standard library, no installed package, no file")
+    if not found.files:
+        raise not_found(name, "no Python source: it is built into Python, or written in C")
+    return found
+
+
+def not_found(name: str, found: str) -> DataError:
+    return DataError(
+        "D060",
+        "there is nothing of that name to extract from",
+        where=name,
+        found=found,
+        expected="stdlib, an installed package or distribution, a folder, or a .py file",
+        remedy="install it into this Python environment, or name the folder of its sources: ./NAME",
+    )
+
+
+def _is_path(name: str) -> bool:
+    return name in (".", "..") or any(sep in name for sep in "/\\") or name.endswith(_SUFFIXES)
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+def _of_standard(name: str) -> Library | None:
+    return _standard([name]) if name in sys.stdlib_module_names else None
+
+
+def _standard(names: Iterable[str]) -> Library:
+    """Modules of the standard library; those of C have no file here."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        file
+        for name in names
+        if name not in _NOT_LIBRARY | _TESTS
+        for file in _top_level(root, name)
+    ]
+    version = platform.python_version()
+    return Library(STANDARD_PACKAGE, version, licence.STANDARD_LIBRARY, tuple(files))
+
+
+def _of_installed(name: str) -> Library | None:
+    """What is both, such as attrs, is the distribution, with all that it brings."""
+    if name in _owners(name):
+        return _of_distribution(name)
+    return _of_import(name) or _of_distribution(name)
+
+
+def _owners(name: str) -> Sequence[str]:
+    """The distributions that bring an import package."""
+    return _packages().get(name, ())
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()  # reads what every distribution has installed
+
+
+def _of_import(name: str) -> Library | None:
+    """An import package, found by what Python itself would look at for a top-level name."""
+    if not name.isidentifier():
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = [*(spec.submodule_search_locations or ())]
+    origin = [spec.origin] if spec.origin and not places else []
+    roots = [Path(each).parent for each in [*places, *origin] if Path(each).exists()]
+    files = [file for root in roots for file in _top_level(root, name)]
+    owner = min(_owners(name), default=None)
+    described = _described(owner) if owner else None
+    if described is None:
+        described = _of_folder(roots[0] / name, name) if roots else Project(name, None, None)
+    return _library(described, files)
+
+
+def _of_distribution(name: str) -> Library | None:
+    """A distribution, and all that it brings."""
+    described = _described(name)
+    if described is None:
+        return None
+    tops = {
+        Path(each.parts[0]).stem if len(each.parts) == 1 else each.parts[0]
+        for each in metadata.files(name) or ()
+        if each.suffix in _SUFFIXES and each.parts[0] not in ("..", "__pycache__")
+    }
+    found = [_of_import(top) for top in sorted(tops)]
+    files = [file for each in found if each for file in each.files]
+    return _library(described, files)
+
+
+def _described(distribution: str) -> Project | None:
+    try:
+        found = metadata.metadata(distribution)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    declared = licence.of_metadata(found)  # type: ignore[arg-type]  # a Message in all but name
+    return Project(found["Name"], found["Version"], declared)
+
+
+# --- by path --------------------------------------------------------------------------------------
+
+
+def _of_path(path: Path) -> Library:
+    if not path.exists():
+        raise not_found(str(path), "nothing there")
+    path = path.resolve()
+    if path.is_file():
+        files = [SourceFile(path, path.name, path.stem)]
+        return described_folder(path.parent, path.stem, files)
+    if not (path / "__init__.py").is_file():
+        files = list(_below(path, path))
+    else:
+        files = list(_below(path, path.parent))
+    if not files:
+        raise not_found(str(path), "a folder without Python sources")
+    return described_folder(path, path.name, files)
+
+
+def _of_folder(folder: Path, name: str) -> Project:
+    """What a pyproject.toml in the folder or above says, and the licence beside it."""
+    found = project_of(folder)
+    declared = found.licence or licence.nearby(folder)
+    return Project(found.name or name, found.version, declared)
+
+
+def described_folder(folder: Path, name: str, files: Iterable[SourceFile]) -> Library:
+    """Files of a folder, with what can be known of it."""
+    return _library(_of_folder(folder, name), files)
+
+
+def _library(described: Project, files: Iterable[SourceFile]) -> Library:
+    unique = {file.path: file for file in files}
+    return Library(
+        described.name or UNKNOWN,
+        described.version or UNKNOWN,
+        described.licence or UNKNOWN,
+        tuple(sorted(unique.values(), key=lambda file: file.relative)),
+    )
+
+
+def _top_level(root: Path, name: str) -> Iterator[SourceFile]:
+    """The files of the package or module `name` in a folder of such."""
+    if (root / name).is_dir():
+        yield from _below(root / name, root, installed=True)
+        return
+    for suffix in _SUFFIXES:
+        if (path := root / f"{name}{suffix}").is_file():
+            yield SourceFile(path, path.name, name)
+            return
+
+
+def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[SourceFile]:
+    """The sources below a folder, which is in `root`.
+
+    Args:
+        installed: a module's name is its whole path, for `root` is on Python's own; else it begins
+            at the topmost package that the module is in.
+    """
+    for where, folders, names in os.walk(folder):
+        here = Path(where)
+        folders[:] = sorted(each for each in folders if is_read(here / each))
+        for name in sorted(names):
+            path = here / name
+            if path.suffix in _SUFFIXES and not _is_test(name) and not _has_source(path, names):
+                module = _dotted(path.relative_to(root)) if installed else _module(path, root)
+                yield SourceFile(path, path.relative_to(root).as_posix(), module)
+
+
+def _has_source(path: Path, names: list[str]) -> bool:
+    return path.suffix == ".pyi" and f"{path.stem}.py" in names
+
+
+def is_read(folder: Path) -> bool:
+    name = folder.name
+    left_out = name in _NOT_SOURCE | _TESTS or name.startswith(".")
+    return not left_out and not (folder / _NOT_SOURCE_MARK).exists()
+
+
+def _is_test(name: str) -> bool:
+    stem = name.partition(".")[0]
+    return name in _TESTS or stem.startswith("test_") or stem.endswith("_test")
+
+
+def _module(path: Path, root: Path) -> str:
+    top = path.parent
+    while top != root and (top / "__init__.py").is_file():
+        top = top.parent
+    if top == path.parent == root and path.stem == "__init__":
+        top = path.parent.parent
+    return _dotted(path.relative_to(top))
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)

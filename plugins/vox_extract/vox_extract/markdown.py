@@ -1,0 +1,267 @@
+"""The rows of Markdown files: what a section says, and the code that a paragraph announces.
+
+Files are parsed by markdown-it. A section is what stands between its heading and the next one; its
+question is made of the headings above it, its answer is the section's own Markdown without HTML,
+images, and links that lead to other files of the same folder (their text stays). Front matter is
+skipped, and so is what stands before the first heading where that is badges alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+
+from vox_extract.library import Faults, Read, content
+from vox_extract.locate import Library, SourceFile, described_folder, is_read, not_found
+from vox_extract.rows import Extracted, Sieve, choose
+
+FAMILY = "markdown-docs"
+MAX_BYTES = 10_000_000
+
+_SUFFIXES = (".md", ".markdown")
+_LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
+_FRONT = re.compile(r"\A(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.S | re.M)
+_ANNOUNCES = re.compile(r"[:.…]+$")
+
+_SECTION = (
+    "What does “{title}” say about {topic}?",
+    "Explain {topic} ({title}).",
+    "What should I know about {topic} in {title}?",
+)
+_TOP = ("Tell me about {title}.", "What is “{title}” about?", "Give an overview of {title}.")
+_CODE = (
+    "Show code for this ({title}): {text}",
+    "Show the code ({title}): {text}",
+    "What does the code look like ({title})? {text}",
+)
+_CODE_OF = ("Show code for {topic} ({title}).", "Give the code for {topic} ({title}).")
+_CODE_OF_TOP = ("Show code for “{title}”.", "Give the code for “{title}”.")
+
+
+@dataclass
+class _Section:
+    """A heading with what stands below it.
+
+    Args:
+        path: its heading, and those above it, the topmost first.
+        line: of the heading, from 1.
+        parts: what it is made of: source lines; for code, the language as well.
+    """
+
+    path: tuple[str, ...]
+    line: int
+    parts: list[_Part] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    text: str
+    line: int
+    code: bool = False
+    paragraph: bool = False
+
+
+def locate(folder: str) -> Library:
+    """The Markdown files below a folder, or one file.
+
+    Raises:
+        DataError: D060, there is none.
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise not_found(folder, "nothing there")
+    path = path.resolve()
+    files = [SourceFile(path, path.name, path.stem)] if path.is_file() else list(_below(path))
+    if not files:
+        raise not_found(folder, f"a folder without {' or '.join(_SUFFIXES)}")
+    root = path.parent if path.is_file() else path
+    return described_folder(root, path.stem if path.is_file() else path.name, files)
+
+
+def _below(root: Path) -> Iterator[SourceFile]:
+    for where, folders, names in os.walk(root):
+        folders[:] = sorted(each for each in folders if is_read(Path(where, each)))
+        for name in names:
+            path = Path(where, name)
+            if path.suffix.lower() in _SUFFIXES and not _LEGAL.match(path.stem):
+                yield SourceFile(path, path.relative_to(root).as_posix(), path.stem)
+
+
+def markdown_rows(
+    library: Library, sieve: Sieve, faults: Faults, read: Read
+) -> Iterator[Extracted]:
+    """The rows that are kept, in the order of files and lines."""
+    parser = MarkdownIt("commonmark").enable("table")
+    for file in library.files:
+        try:
+            text = _text(file.path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            faults.unread.append(f"{file.relative}: {reason}")
+            continue
+        read(file, len(text))
+        for section in _sections(parser, text, file.module):
+            yield from sieve.keep(_rows(section, library, file, sieve.max_characters))
+
+
+def _text(path: Path) -> str:
+    """Front matter becomes blank lines, so that all lines keep their numbers."""
+    source = content(path)
+    if len(source) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        text = source.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"invalid UTF-8 at byte {error.start}") from None
+    return _FRONT.sub(lambda match: "\n" * match[0].count("\n"), text, count=1)
+
+
+# --- sections -------------------------------------------------------------------------------------
+
+
+def _sections(parser: Any, text: str, name: str) -> Iterator[_Section]:
+    """Each section of a document; before the first heading it is called like the file."""
+    lines = text.split("\n")
+    section = _Section((name,), 1)
+    headings: list[tuple[int, str]] = []
+    for token, inline in _blocks(parser.parse(text)):
+        if token.type == "heading_open":
+            yield section
+            level = int(token.tag[1:])
+            headings = [each for each in headings if each[0] < level]
+            headings.append((level, _words(inline)))
+            section = _Section(tuple(each for _, each in headings), token.map[0] + 1)
+        elif part := _part(token, inline, lines):
+            section.parts.append(part)
+    yield section
+
+
+def _blocks(tokens: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """The document's own blocks, each with its inline token, if it has one."""
+    for index, token in enumerate(tokens):
+        if token.level == 0 and token.nesting >= 0:
+            inline = tokens[index + 1] if token.nesting == 1 else None
+            yield token, inline if inline is not None and inline.type == "inline" else None
+
+
+def _part(token: Any, inline: Any, lines: Sequence[str]) -> _Part | None:
+    first, end = token.map or (0, 0)
+    if token.type == "html_block" or first == end:
+        return None
+    if token.type in ("fence", "code_block"):
+        language = token.info.split()[0] if token.info.split() else ""
+        return _Part(_fenced(token.content, language), first + 1, code=True)
+    text = _cleaned("\n".join(lines[first:end]).rstrip())
+    if not text or token.type == "hr":
+        return None
+    return _Part(text, first + 1, paragraph=token.type == "paragraph_open")
+
+
+def _fenced(code: str, language: str) -> str:
+    fence = "```"
+    while fence in code:
+        fence += "`"
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
+
+
+def _words(inline: Any) -> str:
+    """An inline token as text, its code in backticks."""
+    if inline is None:
+        return ""
+    said = [
+        f"`{each.content}`" if each.type == "code_inline" else each.content
+        for each in inline.children or ()
+        if each.type in ("text", "code_inline", "text_special")
+    ]
+    return " ".join("".join(said).split())
+
+
+_IMAGE = re.compile(r"!\[[^\]\n]{0,300}\](?:\([^)\n]{0,500}\)|\[[^\]\n]{0,100}\])")
+_EMPTY_LINK = re.compile(r"\[\s*\]\([^)\n]{0,500}\)")
+_LINK = re.compile(r"\[([^\]\[\n]{1,300})\]\((?!https?://)[^)\s]{0,300}(?: \"[^\"\n]{0,200}\")?\)")
+_BY_REFERENCE = re.compile(r"\[([^\]\[\n]{1,300})\]\[[^\]\n]{0,100}\]")
+_COMMENT = re.compile(r"<!--.*?-->", re.S)
+_TAG = re.compile(r"</?[a-zA-Z][^<>\n]{0,300}>")
+
+
+def _cleaned(text: str) -> str:
+    """Without images, HTML, and links whose target is not there; code is left alone."""
+    pieces = re.split(r"(```.*?```|`[^`\n]+`)", text, flags=re.S)
+    for index in range(0, len(pieces), 2):
+        piece = _COMMENT.sub("", _IMAGE.sub("", pieces[index]))
+        piece = _BY_REFERENCE.sub(r"\1", _EMPTY_LINK.sub("", piece))
+        pieces[index] = _TAG.sub("", piece)
+    # The text of a link may be code.
+    return _LINK.sub(r"\1", "".join(pieces)).strip()
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _rows(
+    section: _Section, library: Library, file: SourceFile, max_characters: int
+) -> Iterator[Extracted]:
+    title, *below = section.path
+    topic = f"“{' > '.join(below)}”"
+    answer = _fitting(section.parts, max_characters)
+    if any(not each.code for each in section.parts) and answer:
+        question = _question(title, below, topic)
+        yield _row("section", question, answer, section, section.line, library, file)
+    for index, part in enumerate(section.parts):
+        if not part.code:
+            continue
+        before = section.parts[index - 1] if index else None
+        if before and before.paragraph:
+            text = _ANNOUNCES.sub("", " ".join(before.text.split()))
+            context = " > ".join(section.path)
+            question = choose(_CODE, *section.path, text).format(title=context, text=text)
+        else:
+            templates = _CODE_OF if below else _CODE_OF_TOP
+            key = (*section.path, str(index))
+            question = choose(templates, *key).format(title=title, topic=topic)
+        yield _row("code", question, part.text, section, part.line, library, file)
+
+
+def _question(title: str, below: Sequence[str], topic: str) -> str:
+    if not below:
+        return choose(_TOP, title).format(title=title)
+    if below[-1].endswith("?"):  # a heading that is a question already
+        return f"{below[-1]} ({title})"
+    return choose(_SECTION, title, *below).format(title=title, topic=topic)
+
+
+def _fitting(parts: Sequence[_Part], max_characters: int) -> str:
+    """As many whole parts as fit; the first one in any case, for the sieve to judge."""
+    fitting = ""
+    for part in parts:
+        longer = f"{fitting}\n\n{part.text}" if fitting else part.text
+        if fitting and len(longer) > max_characters:
+            break
+        fitting = longer
+    return fitting
+
+
+def _row(
+    kind: str,
+    question: str,
+    answer: str,
+    section: _Section,
+    line: int,
+    library: Library,
+    file: SourceFile,
+) -> Extracted:
+    provenance: dict[str, str | int] = {
+        "package": library.package,
+        "version": library.version,
+        "file": file.relative,
+        "line": line,
+        "object": " > ".join(section.path),
+        "licence": library.licence,
+    }
+    return Extracted(kind, FAMILY, question, answer, provenance, answer, short=kind == "code")

@@ -1,0 +1,1 @@
+"""`vox runs`: list, show, watch, compare and plot run folders."""

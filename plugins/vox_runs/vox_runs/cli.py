@@ -1,0 +1,274 @@
+"""`vox runs`: list, show, watch, compare, plot."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.api.commands import (
+    STOPPED,
+    Group,
+    duration,
+    json_option,
+    losses,
+    megabytes,
+    print_columns,
+    print_json,
+    print_table,
+    printable,
+)
+from vox_core.errors import command
+
+if TYPE_CHECKING:
+    from vox_core.api.runs import Curve, Summary
+    from vox_runs.compare import Comparison
+
+MARGIN = 18
+"""Columns that a sparkline leaves to its label and its ends."""
+SHOWN = 8
+"""Held-out losses, checkpoints and warnings that `show` prints; `--json` has them all."""
+LONGEST = 60
+"""Characters of a value of a contract."""
+
+
+def _path(name: str, **given: Any) -> click.Argument:
+    return click.Argument([name], type=click.Path(path_type=Path), **given)
+
+
+@click.group("runs", cls=Group)
+def runs() -> None:
+    """What runs have done and are doing."""
+
+
+@runs.command("list", params=[_path("folder", default="runs", metavar="[FOLDER]"), json_option()])
+def list_runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER, by default runs/; or FOLDER alone, if it is a run."""
+    from vox_core.api.runs import RUNS, runs_in
+
+    if folder == RUNS and not folder.exists():
+        found = []
+    else:
+        found = [_summary_or_fault(run) for run in runs_in(folder)]
+    if as_json:
+        print_json([_without_curves(each) for each in found])
+    elif found:
+        heads = ("run", "status", "steps", "loss", "held-out", "model", "started")
+        print_columns([heads, *map(_row, sorted(found, key=_age))])
+    else:
+        click.echo(f"no runs in {printable(folder)}")
+
+
+@runs.command("show", params=[_path("run"), json_option()])
+def show(run: Path, as_json: bool) -> None:
+    """Show what RUN has done: losses, speed, checkpoints."""
+    from vox_core.api.runs import read_run
+
+    summary = read_run(run)
+    if as_json:
+        print_json(summary)
+    else:
+        print_table(dict(_facts(summary)))
+
+
+@runs.command("watch", params=[_path("run")])
+@click.pass_context
+def watch(ctx: click.Context, run: Path) -> None:
+    """Watch RUN from another terminal, until it ends.
+
+    Ctrl-C ends the watching, and not the run.
+    """
+    from vox_runs.watch import shown_until_the_end
+
+    try:
+        summary = shown_until_the_end(run)
+    except KeyboardInterrupt:
+        click.echo("no longer watched; the run goes on by itself", err=True)
+        ctx.exit(STOPPED)
+    print_table(dict(_facts(summary)))
+
+
+@runs.command("compare", params=[_path("a"), _path("b"), json_option()])
+def compare(a: Path, b: Path, as_json: bool) -> None:
+    """Say what differs between the contracts of runs A and B, and which is better."""
+    from vox_runs.compare import compare as compared
+
+    found = compared(a, b)
+    if as_json:
+        told = asdict(found)
+        print_json({**told, "a": _without_curves(found.a), "b": _without_curves(found.b)})
+    else:
+        _show_comparison(found)
+
+
+@runs.command(
+    "plot",
+    params=[
+        _path("run", nargs=-1, required=True, metavar="RUN..."),
+        click.Option(
+            ["--out"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="The picture, a .png; an earlier one of vox is replaced.  "
+            "[default: NAME-losses.png, of several runs losses.png]",
+        ),
+    ],
+)
+def plot(run: tuple[Path, ...], out: Path | None) -> None:
+    """Draw the loss curves of each RUN.
+
+    It needs matplotlib: pip install 'vox-ml-runs[plot]'.
+    """
+    from vox_runs.plot import default_out
+    from vox_runs.plot import plot as drawn
+
+    out = out or default_out(run)
+    count = len(drawn(run, out))
+    click.echo(f"{printable(out)}: {count} {'curve' if count == 1 else 'curves'}")
+
+
+def _summary_or_fault(run: Path) -> Summary | dict[str, str]:
+    """One run that cannot be read does not hide the others."""
+    from vox_core.api.runs import read_run
+    from vox_core.errors import AdapterError
+
+    try:
+        return read_run(run)
+    except AdapterError as error:
+        return {"run": str(run), "status": "unreadable", "error": f"{error.what}: {error.found}"}
+
+
+def _without_curves(summary: Summary | dict[str, str]) -> dict[str, Any]:
+    if isinstance(summary, dict):
+        return summary
+    return {key: value for key, value in asdict(summary).items() if key != "losses"}
+
+
+def _age(summary: Summary | dict[str, str]) -> float:
+    return 0.0 if isinstance(summary, dict) else summary.started or 0.0
+
+
+def _row(summary: Summary | dict[str, str]) -> Sequence[str]:
+    if isinstance(summary, dict):
+        return summary["run"], summary["status"], "", "", "", "", summary["error"]
+    judged = summary.judged or (summary.held_out[-1] if summary.held_out else None)
+    return (
+        summary.run,
+        summary.status,
+        _steps(summary),
+        _loss(summary.loss),
+        _loss(judged[1] if judged else None),
+        _short(summary.model or ""),
+        _when(summary.started),
+    )
+
+
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Label and text of each thing that is known."""
+    known = {
+        "run": summary.run,
+        "status": summary.status + (", stopped early" if summary.early else ""),
+        "model": _short(summary.model or ""),
+        "backend": _backend(summary),
+        "started": _when(summary.started),
+        "steps": f"{_steps(summary)} in {duration(summary.seconds)}",
+        "loss": _first_and_last(summary.losses),
+        "": _curve(summary.losses),
+        "held-out loss": _first_and_last(summary.held_out),
+        "best": _best(summary),
+        "after steps": _some(f"{step}: {_loss(loss)}" for step, loss in summary.held_out),
+        "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",
+        "memory": megabytes(summary.memory) if summary.memory else "",
+        "checkpoints": _some(map(str, summary.checkpoints)),
+        "resumed": f"{summary.resumes} times" if summary.resumes > 1 else "once" * summary.resumes,
+        "warnings": "\n".join(_short(each, 300) for each in summary.warnings[-SHOWN:]),
+        "passed over": f"{summary.passed_over} lines of telemetry that cannot be read"
+        if summary.passed_over
+        else "",
+        "next": _resume(summary.run) if summary.status in _RESUMABLE else "",
+    }
+    yield from ((label, text) for label, text in known.items() if text)
+
+
+def _resume(run: str) -> str:
+    return command("vox", "train", "--resume", run)
+
+
+_RESUMABLE = ("stopped", "failed", "died")
+
+
+def _show_comparison(found: Comparison) -> None:
+    if found.differences is None:
+        click.echo("the contract of one of them cannot be read")
+    elif found.differences:
+        heads = ("contract", printable(found.a.run), printable(found.b.run))
+        rows = [(each.field, _value(each.a), _value(each.b)) for each in found.differences]
+        print_columns([heads, *rows])
+    else:
+        click.echo("the contracts are the same")
+    click.echo(printable(found.verdict.why))
+
+
+def _backend(summary: Summary) -> str:
+    if not summary.backend:
+        return ""
+    base = f", base in {summary.quant}" if summary.quant not in (None, "none") else ""
+    return f"{_short(summary.backend)} on {_short(summary.device or '?')}, {summary.dtype}{base}"
+
+
+def _steps(summary: Summary) -> str:
+    return f"{summary.step} of {'?' if summary.total_steps is None else summary.total_steps}"
+
+
+def _best(summary: Summary) -> str:
+    """Of a run that has ended, where it was not the last step."""
+    if (best := summary.best) is None or summary.adapter_step is None or best[0] == summary.step:
+        return ""
+    whose = "this adapter" if summary.adapter_step == best[0] else "the adapter is a later step's"
+    return f"{_loss(best[1])} after step {best[0]}; {whose}"
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.1e}"
+
+
+def _first_and_last(curve: Curve) -> str:
+    known = [loss for _, loss in curve if loss is not None]
+    if len(known) < 2 or known[0] == 0:
+        return _loss(known[-1] if known else None)
+    return losses(known[0], known[-1])
+
+
+def _curve(curve: Curve) -> str:
+    from vox_runs.sparkline import sparkline
+
+    width = shutil.get_terminal_size().columns - MARGIN
+    return sparkline([loss for _, loss in curve], width, sys.stdout.encoding)
+
+
+def _some(texts: Iterator[str]) -> str:
+    told = [*texts]
+    return ("… " if len(told) > SHOWN else "") + ", ".join(told[-SHOWN:])
+
+
+def _when(time: float | None) -> str:
+    import datetime
+
+    if time is None:
+        return ""
+    return datetime.datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else _short(str(value))
+
+
+def _short(text: str, longest: int = LONGEST) -> str:
+    """In one line, and not longer than that."""
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

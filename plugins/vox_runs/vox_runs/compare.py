@@ -1,0 +1,160 @@
+"""Two runs: which fields of their contracts differ, and which has the lower validation loss.
+
+Only validation losses on the same data decide (the contracts have one `data.valid_digest`): where a
+run wrote the adapter of its best step (`--load-best-at-end`), those of the adapters written; else
+after the last step at which both were measured, or else the last of each. Without them there is no
+winner: training losses, as means of the last ones up to the same step, are shown with the reason. A
+run that memorises its examples has a lower one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from vox_core.api.runs import PLAN, Curve, RunFolder, Summary, differences, read_run
+from vox_core.errors import AdapterError
+
+LAST = 20
+"""Steps whose mean loss is taken, or a tenth of those both have taken, if that is fewer."""
+
+Basis: TypeAlias = Literal["validation loss", "training loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of the contract, dotted, and its value in each run; None where there is none."""
+
+    field: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which is better: the run's folder; None where both are alike, or nothing decides.
+
+    Args:
+        steps: after which each loss was measured, or the last of those whose mean it is.
+        why: the verdict in one line.
+    """
+
+    better: str | None
+    basis: Basis | None
+    a: float | None
+    b: float | None
+    steps: tuple[int, int] | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of runs `a` and `b`. `differences` is None if the contract of one cannot be read."""
+
+    a: Summary
+    b: Summary
+    differences: list[Difference] | None
+    verdict: Verdict
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    """Hold two run folders against each other.
+
+    Raises:
+        AdapterError: A001, one of them is no run.
+    """
+    one, other = read_run(a), read_run(b)
+    first, second = _contract(a), _contract(b)
+    found = None
+    if first is not None and second is not None:
+        found = [Difference(*each) for each in differences(first, second)]
+    return Comparison(one, other, found, verdict(one, other, _data(first), _data(second)))
+
+
+def verdict(
+    a: Summary, b: Summary, data_a: Mapping[str, Any], data_b: Mapping[str, Any]
+) -> Verdict:
+    """Which run is better, if anything decides.
+
+    Args:
+        data_a, data_b: identity of their data, as the contracts have it: digest, valid_digest.
+    """
+    same_valid, same_train = (
+        data_a.get(key) is not None and data_a.get(key) == data_b.get(key)
+        for key in ("valid_digest", "digest")
+    )
+    if same_valid and (found := _of_adapters(a, b) or _held_out(a.held_out, b.held_out)):
+        return _decided(a.run, b.run, *found)
+    known = "valid_digest" in data_a and "valid_digest" in data_b
+    reason = _undecided(a, b, known)
+    if (means := _means(a.losses, b.losses)) is None:
+        return Verdict(None, None, None, None, None, f"nothing to compare: {reason}")
+    step, loss_a, loss_b = means
+    why = (
+        f"no verdict: {reason}; training losses{'' if same_train else ' of other data'} "
+        f"{loss_a:.4f} and {loss_b:.4f}, means of the last up to step {step}, do not decide"
+    )
+    return Verdict(None, "training loss", loss_a, loss_b, (step, step), why)
+
+
+def _decided(a: str, b: str, of_a: tuple[int, float], of_b: tuple[int, float]) -> Verdict:
+    (step_a, loss_a), (step_b, loss_b) = of_a, of_b
+    better = None if loss_a == loss_b else a if loss_a < loss_b else b
+    steps = f"step {step_a}" if step_a == step_b else f"steps {step_a} and {step_b}"
+    why = f"validation loss {loss_a:.4f} and {loss_b:.4f}, after {steps}"
+    why = f"{better or 'neither'} is better: {why}"
+    return Verdict(better, "validation loss", loss_a, loss_b, (step_a, step_b), why)
+
+
+def _undecided(a: Summary, b: Summary, known: bool) -> str:
+    """Why no validation losses decide."""
+    lacking = {each.run: None for each in (a, b) if each.judged is None}
+    if lacking:
+        return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation loss"
+    told = "of different data" if known else "of data that a contract does not name"
+    return f"their validation losses are {told}"
+
+
+def _of_adapters(a: Summary, b: Summary) -> tuple[tuple[int, float], tuple[int, float]] | None:
+    if not (a.chosen or b.chosen) or a.judged is None or b.judged is None:
+        return None
+    return a.judged, b.judged
+
+
+def _held_out(a: Curve, b: Curve) -> tuple[tuple[int, float], tuple[int, float]] | None:
+    first, second = ({s: loss for s, loss in curve if s and loss is not None} for curve in (a, b))
+    if not first or not second:
+        return None
+    if common := first.keys() & second.keys():
+        step = max(common)
+        return (step, first[step]), (step, second[step])
+    last = max(first), max(second)
+    return (last[0], first[last[0]]), (last[1], second[last[1]])
+
+
+def _means(a: Curve, b: Curve) -> tuple[int, float, float] | None:
+    """The step, and the mean of the losses of each run up to there."""
+    first, second = ({s: loss for s, loss in curve if loss is not None} for curve in (a, b))
+    if not (common := sorted(first.keys() & second.keys())):
+        return None
+    last = common[-min(LAST, max(len(common) // 10, 1)) :]
+    mean_a, mean_b = (sum(run[step] for step in last) / len(last) for run in (first, second))
+    return last[-1], mean_a, mean_b
+
+
+def _contract(folder: Path) -> Mapping[str, Any] | None:
+    if not (folder / PLAN).is_file():  # a pipe in its place would never end
+        return None
+    try:
+        contract = RunFolder(folder).read(PLAN).get("contract")
+    except (AdapterError, RecursionError):
+        return None
+    return contract if isinstance(contract, dict) else None
+
+
+def _data(contract: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The contract's identity of the data; empty where it has none."""
+    data = (contract or {}).get("data")
+    return data if isinstance(data, dict) else {}

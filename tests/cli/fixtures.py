@@ -1,0 +1,64 @@
+"""`vox` in this process, behind its own error boundary, with nothing of the user's around it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.core.plugin_site import MANIFEST, Site
+from vox_core.cli import errors, root
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Vox = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, and no settings from outside."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("VOX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def vox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Vox:
+    """`vox("train", "--rank", 8, stdin="…")` -> exit code, stdout, stderr."""
+
+    def run(*arguments: object, stdin: str = "") -> Done:
+        text = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", text)
+        capsys.readouterr()
+        code = errors.run(root, [str(argument) for argument in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A folder of plugins on the path; `mine` is in it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    made = Site(folder)
+    made.add("mine", manifest=MANIFEST.replace("1000000", "0"))
+    return made
+
+
+@pytest.fixture
+def listed(vox: Vox) -> Callable[[], dict[str, dict[str, str]]]:
+    """`vox plugin list --json`, by id."""
+    return lambda: {each["id"]: each for each in json.loads(vox("plugin", "list", "--json").out)}

@@ -1,0 +1,159 @@
+"""Commands and names that plugins declare: shown without an import, imported when they run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.core.plugin_site import Site
+from vox_core.cli.plugin_commands import installed_commands
+from vox_core.errors import BackendError
+from vox_core.host.provide import provider
+
+PLUGIN = """
+id = "{id}"
+name = "{id}"
+version = "0.1.0"
+api = "{api}"
+licence = "MIT"
+"""
+COMMAND = (
+    PLUGIN
+    + """
+[[commands]]
+name = "{id}"
+help = "Say hello."
+entry = "vox_x_{id}:hello"
+"""
+)
+HELLO = """
+import click
+@click.command()
+def hello():
+    click.echo("hello")
+backend = None
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("VOX_CONFIG", str(tmp_path / "config"))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    return Site(folder)
+
+
+def vox(*words: str) -> tuple[int, str, str]:
+    line = [sys.executable, "-m", "vox_core.cli", *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_shows_a_command_without_importing_its_plugin(site: Site) -> None:
+    site.add("exploding", "raise RuntimeError('imported')", manifest=COMMAND)
+    site.add("greeter", HELLO, manifest=COMMAND)
+    code, out, err = vox("--help")
+    assert (code, err) == (0, "")
+    assert [word for word in ("exploding", "greeter") if f"{word}  " in out] == [
+        "exploding",
+        "greeter",
+    ]
+    assert vox("greeter") == (0, "hello\n", "")
+    code, _, err = vox("exploding")
+    assert code == 2
+    assert "plugin 'exploding' is installed but broken" in err
+    assert "RuntimeError: imported" in err
+
+
+def test_a_command_is_added_to_a_group_of_vox(site: Site) -> None:
+    manifest = COMMAND.replace('name = "{id}"\nhelp', 'name = "data {id}"\nhelp')
+    site.add("census", HELLO, manifest=manifest)
+    assert "census" not in vox("--help")[1]
+    assert "census" in vox("data", "--help")[1]
+    assert vox("data", "census") == (0, "hello\n", "")
+
+
+def test_the_core_wins_and_two_plugins_hide_one_another(site: Site) -> None:
+    taken = COMMAND.replace('name = "{id}"\nhelp', 'name = "train"\nhelp')
+    twin = COMMAND.replace('name = "{id}"\nhelp', 'name = "twin"\nhelp')
+    site.add("greedy", HELLO, manifest=taken)
+    site.add("one", HELLO, manifest=twin)
+    site.add("two", HELLO, manifest=twin)
+    assert "twin" not in vox("--help")[1]
+    assert "--model" in vox("train", "--help")[1]
+    _, out, _ = vox("plugin", "doctor", "greedy")
+    assert "vox train: it is a command of vox itself" in out
+    _, out, _ = vox("plugin", "doctor", "one")
+    assert "vox twin: plugin two declares it, too" in out
+    assert "vox plugin disable two" in out
+
+
+def test_the_doctor_imports_the_entry_of_a_command(site: Site) -> None:
+    site.add("absent", HELLO, manifest=COMMAND.replace(":hello", ":bye"))
+    code, out, _ = vox("plugin", "doctor", "absent")
+    assert code == 1
+    assert "vox_x_absent:bye: AttributeError" in out
+    assert vox("--version")[0] == 0
+
+
+def test_the_command_of_a_plugin_that_is_not_installed(site: Site) -> None:
+    catalog = site.folder / "catalog.toml"
+    catalog.write_text(
+        '[[plugin]]\nid = "oracle"\ndescription = "o"\npayload-kind = "code"\n'
+        'provides = { commands = ["oracle", "data oracle"] }\ndefault-source = "local:p"\n'
+        'distribution = "vox-ml-oracle"\nimport-package = "vox_oracle"\nlicence = "MIT"\n'
+    )
+    (Path.cwd() / "vox.toml").write_text(f'[plugin]\ncatalogs = ["{catalog}"]\n')
+    for words in (("oracle",), ("data", "oracle")):
+        code, _, err = vox(*words)
+        assert code == 2
+        assert f"`vox {' '.join(words)}` comes with plugin 'oracle'" in err
+        assert "vox plugin install oracle" in err
+
+
+def test_a_disabled_plugins_command(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add("greeter", HELLO, manifest=COMMAND)
+    assert vox("plugin", "disable", "greeter")[0] == 0
+    code, _, err = vox("greeter")
+    assert (code, "vox plugin enable greeter" in err) == (2, True)
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "greeter")
+    assert "Say hello" not in vox("--help")[1]
+
+
+def test_a_manifest_that_cannot_be_read_costs_others_nothing(site: Site) -> None:
+    site.add("good", HELLO, manifest=COMMAND)
+    site.add("bad", HELLO, manifest="commands = [")
+    site.add("odd", HELLO, manifest=COMMAND.replace('help = "Say hello."', "help = 5"))
+    assert [each.plugin for each in installed_commands([str(site.folder)])] == ["good"]
+
+
+PROVIDES = PLUGIN + '[provides]\nobjectives = ["dpo"]\n'
+
+
+def test_the_provider_of_a_name(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add("first", HELLO, manifest=PROVIDES)
+    assert provider("objectives", "dpo").id == "first"
+    with pytest.raises(BackendError) as missing:
+        provider("objectives", "grpo")
+    assert missing.value.code == "VOX-B013"
+    site.add("second", HELLO, manifest=PROVIDES)
+    with pytest.raises(BackendError) as two:
+        provider("objectives", "dpo")
+    assert (two.value.code, two.value.found) == ("VOX-B014", "first and second")
+    (Path.cwd() / "vox.toml").write_text('[plugin.provider]\n"objectives.dpo" = "second"\n')
+    assert provider("objectives", "dpo").id == "second"
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "second")
+    assert provider("objectives", "dpo").id == "first"
+
+
+def test_an_unknown_extension_point_is_a_note_of_the_doctor(site: Site) -> None:
+    site.add("other", HELLO, manifest=PLUGIN + '[provides]\nscorers = ["f1"]\n')
+    code, out, _ = vox("plugin", "doctor", "other")
+    assert code == 0
+    assert "scorers: not extension points of vox, which ignores them" in out

@@ -1,0 +1,36 @@
+"""Run folders: find them, read their telemetry and contracts, compare two contracts."""
+
+from vox_core.run.folder import PLAN, TELEMETRY, RunFolder
+from vox_core.run.history import (
+    RUNS,
+    Curve,
+    Summary,
+    Tally,
+    completed,
+    is_run,
+    is_worked_in,
+    read_run,
+    require_run,
+    runs_in,
+)
+from vox_core.run.resume import differences
+from vox_core.run.telemetry import Line, Tail
+
+__all__ = [
+    "PLAN",
+    "RUNS",
+    "TELEMETRY",
+    "Curve",
+    "Line",
+    "RunFolder",
+    "Summary",
+    "Tail",
+    "Tally",
+    "completed",
+    "differences",
+    "is_run",
+    "is_worked_in",
+    "read_run",
+    "require_run",
+    "runs_in",
+]

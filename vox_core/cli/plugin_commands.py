@@ -1,0 +1,101 @@
+"""Commands of installed plugins, out of their manifests, without importing a plugin.
+
+    [[commands]]
+    name = "data stats"
+    help = "Rows, lengths, duplicates, languages."
+    entry = "vox_data.cli:stats"
+
+`vox --help` must cost little more than click, also among 300 distributions, so this module reads
+`entry_points.txt` and `vox_plugin.toml` itself: importlib.metadata and pydantic take longer to
+import. It skips whatever it cannot read; the doctor (doctor.py), with discover.py and the strict
+schema of manifest.py, reports it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE_NAME = "vox_plugin.toml"
+_GROUP = "[vox_core.plugins]"
+
+
+class PluginCommand(NamedTuple):
+    """A command that an installed plugin declares. `path` is its name, split at the spaces."""
+
+    plugin: str
+    path: tuple[str, ...]
+    help: str
+    entry: str
+
+
+def installed_commands(path: Sequence[str] | None = None) -> list[PluginCommand]:
+    """Every declared command, sorted by path and plugin; two plugins may declare the same.
+
+    Args:
+        path: folders to search instead of `sys.path`.
+    """
+    found = {
+        command
+        for folder in dict.fromkeys(sys.path if path is None else path)
+        for plugin, package in _entry_points(folder or ".")
+        for command in _declared(plugin, package, path)
+    }
+    return sorted(found, key=lambda command: (command.path, command.plugin))
+
+
+def _entry_points(folder: str) -> Iterator[tuple[str, str]]:
+    """Id and top-level package of each plugin whose metadata lies in a folder of `sys.path`."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.endswith((".dist-info", ".egg-info")):
+            try:
+                text = Path(entry, "entry_points.txt").read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                continue
+            if _GROUP in text:
+                section = text.partition(_GROUP)[2].partition("\n[")[0]
+                for line in section.splitlines():
+                    plugin, equals, target = line.partition("=")
+                    if equals:
+                        yield plugin.strip(), target.strip().partition(":")[0].partition(".")[0]
+
+
+def _declared(plugin: str, package: str, path: Sequence[str] | None) -> Iterator[PluginCommand]:
+    for folder in _folders(package, path):
+        try:
+            document = tomllib.loads(Path(folder, FILE_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        listed = document.get("commands")
+        for table in listed if isinstance(listed, list) else ():
+            if _is_command(table):
+                words = tuple(table["name"].split())
+                yield PluginCommand(plugin, words, table["help"], table["entry"])
+        return
+
+
+def _folders(package: str, path: Sequence[str] | None) -> list[str]:
+    """Where a package lies; finding a top-level package does not import it."""
+    if path is not None:
+        return [str(Path(folder, package)) for folder in path]
+    for finder in sys.meta_path:  # as importlib.util.find_spec does, which takes 3 ms to import
+        with suppress(ImportError, AttributeError, ValueError):
+            if spec := finder.find_spec(package, None):
+                return [*(spec.submodule_search_locations or ())]
+    return []
+
+
+def _is_command(table: Any) -> bool:
+    keys = ("name", "help", "entry")
+    return isinstance(table, dict) and all(
+        isinstance(table.get(key), str) and table[key].strip() for key in keys
+    )

@@ -1,0 +1,294 @@
+"""Run folders as they are: whether a process works in one, and what its telemetry says.
+
+Everything here only reads and imports no array library. Lines that are wrong are passed over and
+counted. A resumed run has taken some steps twice: lines about a step from before the resume count
+no more. The lock of a folder is requested shared and released at once, so that two readers do not
+disturb one another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vox_core.contract import (
+    CheckpointWritten,
+    Notice,
+    Resumed,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
+from vox_core.errors import AdapterError
+from vox_core.run.folder import (
+    CHECKPOINTS,
+    LOCK,
+    MANIFEST,
+    PLAN,
+    TELEMETRY,
+    RunFolder,
+    numbered,
+    step_of,
+)
+from vox_core.run.telemetry import Line, Tail
+
+RUNS = Path("runs")
+Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died"]
+Curve: TypeAlias = list[tuple[int, float | None]]
+"""Step and loss; None where the loss was not finite."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """A run so far. None where nothing was told.
+
+    Args:
+        run: the folder.
+        status: `died`: it has not ended, and no process works in its folder.
+        started, last: when the first and the last line were written, in seconds since the epoch.
+        step, total_steps: the last step that counts, and the one that the run will end with.
+        seconds: of work, the time between a process that ended and a resume not counted.
+        loss: of the last step.
+        losses: of each step.
+        held_out: validation losses; step 0 is before training.
+        tokens_per_second: over all steps that were taken.
+        memory: bytes, the most that any step told of.
+        checkpoints: the steps whose checkpoints are in the folder.
+        resumes: how often the run was gone on with.
+        warnings: what it was warned of, in order.
+        passed_over: lines that could not be read.
+        adapter_step: the step whose adapter is in the folder; None while there is none.
+        early: it is done before its last step, as its held-out loss got no better.
+    """
+
+    run: str
+    status: Status = "died"
+    model: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    quant: str | None = None
+    contract: str | None = None
+    started: float | None = None
+    last: float | None = None
+    step: int = 0
+    total_steps: int | None = None
+    seconds: float = 0.0
+    loss: float | None = None
+    losses: Curve = field(default_factory=list)
+    held_out: Curve = field(default_factory=list)
+    tokens_per_second: float | None = None
+    memory: int | None = None
+    checkpoints: list[int] = field(default_factory=list)
+    resumes: int = 0
+    warnings: list[str] = field(default_factory=list)
+    passed_over: int = 0
+    adapter_step: int | None = None
+    early: bool = False
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the lowest held-out loss, and that; before training does not count."""
+        known = [(loss, step) for step, loss in self.held_out if step and loss is not None]
+        return min(known)[::-1] if known else None
+
+    @property
+    def chosen(self) -> bool:
+        """The adapter is not that of the last step."""
+        return self.adapter_step is not None and self.adapter_step < self.step
+
+    @property
+    def judged(self) -> tuple[int, float] | None:
+        """The held-out loss of the adapter that is there, or else the last that was measured, with
+        its step."""
+        known = {step: loss for step, loss in self.held_out if step and loss is not None}
+        if not known:
+            return None
+        step = self.adapter_step if self.chosen and self.adapter_step in known else max(known)
+        assert step is not None
+        return step, known[step]
+
+
+class Tally:
+    """Adds up what lines tell."""
+
+    def __init__(self, run: str) -> None:
+        self.summary = Summary(run)
+        self.outcome: Literal["done", "stopped", "failed"] | None = None
+        self._tokens, self._seconds = 0, 0.0
+        self._before: float | None = None
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """The lines that came next."""
+        for told in lines:
+            self._add_time(told)
+            self._add(told)
+
+    def _add_time(self, told: Line) -> None:
+        summary = self.summary
+        if not told.time:
+            return
+        if summary.started is None:
+            summary.started = told.time
+        at_work = self.outcome is None and not isinstance(told.event, Resumed)
+        if self._before is not None and at_work:
+            summary.seconds += max(told.time - self._before, 0.0)  # a clock may have been set back
+        self._before = summary.last = told.time
+
+    def _add(self, told: Line) -> None:
+        summary = self.summary
+        match told.event:
+            case RunStart() as start:
+                self._begin(start)
+            case StepDone() as step:
+                self._step(step)
+            case Validation(number, loss):
+                summary.held_out.append((number, _finite(loss)))
+            case CheckpointWritten():
+                pass  # the folder says which are there
+            case Resumed():
+                self.outcome = None
+                summary.resumes += 1
+            case Notice(message, "warning"):
+                summary.warnings.append(message)
+            case RunEnd() as end:
+                self.outcome, summary.step = end.outcome, end.step
+
+    def _begin(self, start: RunStart) -> None:
+        summary, self.outcome = self.summary, None
+        for name in ("model", "backend", "device", "dtype", "quant", "contract", "total_steps"):
+            setattr(summary, name, getattr(start, name))
+        summary.losses = [point for point in summary.losses if point[0] < start.first_step]
+        summary.held_out = [point for point in summary.held_out if point[0] < start.first_step]
+        summary.step = max(start.first_step - 1, 0)
+        summary.loss = summary.losses[-1][1] if summary.losses else None
+
+    def _step(self, step: StepDone) -> None:
+        summary = self.summary
+        summary.step, summary.loss = step.step, _finite(step.loss)
+        summary.losses.append((step.step, summary.loss))
+        if math.isfinite(step.seconds) and step.seconds > 0:
+            self._tokens += step.tokens
+            self._seconds += step.seconds
+            summary.tokens_per_second = round(self._tokens / self._seconds, 1)
+        if step.memory is not None:
+            summary.memory = max(summary.memory or 0, step.memory)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, or the folder itself if it is one; by name.
+
+    Raises:
+        AdapterError: A001, there is no such folder.
+    """
+    if is_run(folder):
+        return [folder]
+    try:
+        return sorted(each for each in folder.iterdir() if is_run(each))
+    except OSError as error:
+        raise _no_run(folder, error.strerror or error) from error
+
+
+def is_run(folder: Path) -> bool:
+    """Whether vox has begun a run there."""
+    try:
+        return (folder / TELEMETRY).is_file() or (folder / PLAN).is_file()
+    except OSError:
+        return False
+
+
+def require_run(folder: Path) -> Path:
+    """The folder, if it is that of a run.
+
+    Raises:
+        AdapterError: A001, it is none.
+    """
+    if is_run(folder):
+        return folder
+    raise _no_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
+
+
+def read_run(folder: Path) -> Summary:
+    """What the folder tells of its run.
+
+    Raises:
+        AdapterError: A001, it is no run, or its telemetry cannot be read.
+    """
+    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
+    # In this order: a process that ends in between has told of its end.
+    worked_in = is_worked_in(folder)
+    tally.add(lines.new())
+    return completed(tally, lines, folder, worked_in)
+
+
+def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:
+    """The summary of a tally with what only the folder knows."""
+    summary = tally.summary
+    running: Status = "running" if worked_in else "died"
+    summary.status = tally.outcome or running
+    summary.checkpoints = sorted(_checkpoints(folder))
+    summary.passed_over = lines.skipped
+    if summary.status in ("done", "stopped"):  # of a run at work it is what an earlier stop left
+        summary.adapter_step = _adapter_step(folder)
+    total = summary.total_steps
+    summary.early = summary.status == "done" and total is not None and summary.step < total
+    return summary
+
+
+def _adapter_step(folder: Path) -> int | None:
+    if not (folder / MANIFEST).is_file():  # a pipe in its place would never end
+        return None
+    try:
+        step = RunFolder(folder).read(MANIFEST).get("step")
+    except (AdapterError, RecursionError):
+        return None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
+def is_worked_in(folder: Path) -> bool:
+    """Whether a process holds the folder's lock."""
+    import fcntl
+
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def _checkpoints(folder: Path) -> list[int]:
+    try:
+        return [step_of(each) for each in numbered(folder / CHECKPOINTS) if each.is_dir()]
+    except OSError:
+        return []
+
+
+def _no_run(folder: Path, found: object) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "this is not a run folder of vox",
+        where=folder,
+        found=found,
+        expected="a folder that `vox train` made",
+        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
+    )

@@ -1,0 +1,326 @@
+"""Settings, model, data and backend -> contract and plan, or every reason why not.
+
+Pure: what is read (headers, configuration, data) comes in, what will be done goes out. Nothing is
+loaded, nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vox_core.adapter.targets import (
+    HasShape,
+    format_of,
+    leaf_names,
+    linear_modules,
+    parameter_names,
+    quantised_modules,
+    select_targets,
+)
+from vox_core.contract import (
+    AdapterSpec,
+    DataIdentity,
+    DType,
+    ExecutionPlan,
+    FineTuneContract,
+    ModelIdentity,
+    ModuleShape,
+    OptimizerSpec,
+    OrderSpec,
+    Packing,
+    Quant,
+)
+from vox_core.data.order import steps_for
+from vox_core.errors import PlanError
+from vox_formats.quant import CODECS
+
+if TYPE_CHECKING:
+    from vox_core.config import TrainSettings
+    from vox_core.data.dataset import Dataset
+    from vox_core.host import Selection
+    from vox_core.host.probe import Hardware
+
+_TIED = ("lm_head", "embed_tokens", "wte")
+
+# `num_experts`, `num_local_experts`, `n_routed_experts`; not `num_experts_per_tok`.
+_HOW_MANY_EXPERTS = re.compile(r"experts$")
+_OF_AN_EXPERT = re.compile(r"(^|[._])experts\.")
+
+
+def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
+    """`--seq-len`; its default gives way to a model with fewer positions."""
+    longest = positions(config)
+    if "seq_len" in settings.model_fields_set or longest is None:
+        return settings.seq_len
+    return min(settings.seq_len, longest)
+
+
+def settled_quant(asked: Quant, stored: Quant) -> Quant:
+    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are.
+
+    Raises:
+        PlanError: P001, they would have to be quantised once more.
+    """
+    if asked in ("none", stored):
+        return stored
+    if stored == "none":
+        return asked
+    raise PlanError(
+        "P001",
+        "the model's weights are quantised already",
+        where=f"--quant {asked}",
+        found=stored,
+        remedy="leave out --quant, or name the full-precision model",
+    )
+
+
+def require_no_experts(
+    quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
+) -> None:
+    """Refuse to quantise a mixture of experts: the libraries reach linear layers and leave the
+    experts, which are most of such a model, as they are.
+
+    Args:
+        config: the base's `config.json`.
+        tensors: of the base's files, by name.
+
+    Raises:
+        PlanError: P001.
+    """
+    if quant == "none" or (found := _experts(config, tensors)) is None:
+        return
+    raise PlanError(
+        "P001",
+        "a mixture of experts cannot be quantised: its experts would stay as they are",
+        where=f"quantisation {quant}",
+        found=found,
+        expected="a dense model",
+        remedy="name the full-precision model, and leave out --quant",
+    )
+
+
+def possible_quants(
+    has: Collection[Quant],
+    stored: Quant,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, HasShape],
+    saved: Collection[str] = (),
+) -> tuple[Quant, ...]:
+    """Those of a backend's quantisations that a run on the model may have.
+
+    Args:
+        stored: what the model's files are quantised to.
+        saved: names of the tensors that are trained whole.
+    """
+    if stored != "none":
+        return (stored,)
+    experts, model_type = _experts(config, tensors), str(config.get("model_type"))
+
+    def possible(quant: Quant) -> bool:
+        modules = quantised_modules(tensors, model_type, quant)
+        whole = experts or any(module.tensor in saved for module in modules.values())
+        return not (whole or any(_width_faults(quant, modules)))
+
+    return tuple(quant for quant in has if quant == "none" or possible(quant))
+
+
+def make_contract(
+    settings: TrainSettings,
+    model: ModelIdentity,
+    train: Dataset,
+    valid: Dataset | None,
+    seq_len: int,
+    quant: Quant,
+) -> FineTuneContract:
+    """What was asked for, free of paths, clock and machine; `quant` as `settled_quant` gives it."""
+    documents = len(train.documents)
+    return FineTuneContract(
+        model=model,
+        data=DataIdentity(
+            digest=train.digest,
+            rows=documents,
+            tokens=train.tokens,
+            trained_tokens=train.trained_tokens,
+            valid_digest=valid.digest if valid else None,
+        ),
+        adapter=AdapterSpec(
+            method=settings.method,
+            rank=settings.rank,
+            alpha=settings.alpha,
+            dropout=settings.dropout,
+            targets=settings.targets,
+            modules_to_save=settings.modules_to_save,
+        ),
+        quant=quant,
+        optimizer=OptimizerSpec(
+            lr=settings.lr,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            weight_decay=settings.weight_decay,
+            clip=settings.clip,
+            name=settings.optimizer,
+        ),
+        batch_size=settings.batch_size,
+        seq_len=seq_len,
+        total_steps=settings.max_steps
+        or steps_for(documents, settings.batch_size, settings.epochs),
+        seed=settings.seed,
+        policy=settings.policy(),
+        order=train.ordering.spec() if train.ordering else OrderSpec(),
+    )
+
+
+def make_plan(
+    contract: FineTuneContract,
+    settings: TrainSettings,
+    selection: Selection,
+    tensors: Mapping[str, HasShape],
+    config: Mapping[str, Any],
+    stored: Collection[str] = (),
+    longest: int = 0,
+    packing: Packing = "rows",
+) -> ExecutionPlan:
+    """How the chosen backend will carry out the contract.
+
+    Args:
+        tensors: of the base's files, by name.
+        config: the base's `config.json`.
+        stored: names of the tensors that the files hold quantised.
+        longest: tokens of the longest document, training and validation.
+        packing: what of a micro-batch is bounded.
+
+    Raises:
+        PlanError: P002 for unknown target modules; P001 with every other reason why not.
+    """
+    linear = linear_modules(tensors, contract.model.model_type)
+    modules = select_targets(linear, contract.adapter.targets)
+    saved = {
+        name: tensor
+        for name, tensor in parameter_names(tensors, contract.model.model_type).items()
+        if _owner_in(name, contract.adapter.modules_to_save)
+    }
+    reached = quantised_modules(tensors, contract.model.model_type, contract.quant)
+    quantised = {} if stored else reached
+    trained = {path: shape for path, shape in modules.items() if f"{path}.weight" not in saved}
+    faults = [
+        *_rank_faults(contract.adapter.rank, trained),
+        *_reasons_why_not(contract, saved, config),
+        *_width_faults(contract.quant, quantised),
+        *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
+    ]
+    if faults:
+        raise PlanError(
+            "P001",
+            "the contract cannot be carried out",
+            faults=faults,
+            remedy="change these settings and run again",
+        )
+    chosen = next(v for v in selection.verdicts if v.id == selection.chosen)
+    return ExecutionPlan(
+        contract=contract,
+        backend=selection.chosen,
+        backend_version=chosen.version,
+        device=selection.hardware.devices[0].name if selection.hardware.devices else "unknown",
+        dtype=resolve_dtype(settings.dtype, selection.hardware),
+        micro_batch_tokens=settings.micro_batch_tokens,
+        modules=trained,
+        eval_every=settings.eval_every,
+        save_every=settings.save_every,
+        saved=saved,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        longest=longest,
+        packing=packing,
+    )
+
+
+def resolve_dtype(choice: str, hardware: Hardware) -> DType:
+    """`auto` is what the probe calls best for the device; float32 where it says nothing."""
+    best = hardware.devices[0].best_dtype if hardware.devices else None
+    asked: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+    return asked.get(choice) or best or "fp32"
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a `config.json`; multimodal ones nest it."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _reasons_why_not(
+    contract: FineTuneContract, saved: Mapping[str, str], config: Mapping[str, Any]
+) -> Iterator[str]:
+    longest = positions(config)
+    if longest is not None and contract.seq_len > longest:
+        yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
+    for module in contract.adapter.modules_to_save:
+        if not any(_owner_in(name, (module,)) for name in saved):
+            tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
+            why = (
+                "its weights are the embedding's (tied)" if tied else "the model has no such module"
+            )
+            yield f"--modules-to-save {module}: {why}"
+        elif config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED:
+            yield (
+                f"--modules-to-save {module}: the model ties its embedding and its output head, "
+                "and training one whole would untie them"
+            )
+
+
+def _rank_faults(rank: int, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+    """B @ A has at most the rank of the module's smaller side; beyond it, parameters are wasted."""
+    side = {path: min(each.out_features, each.in_features) for path, each in modules.items()}
+    narrow = [path for path in modules if side[path] < rank]
+    if not narrow:
+        return
+    path = min(narrow, key=lambda each: side[each])
+    shape = f"{modules[path].out_features} x {modules[path].in_features}"
+    fault = f"--rank {rank}: {path} is {shape}; the largest rank that fits is {side[path]}"
+    rest = {*leaf_names(modules)} - {*leaf_names(narrow)}
+    others = " ".join(f"--targets {name}" for name in sorted(rest))
+    yield fault + (f", or train other modules alone: {others}" if others else "")
+
+
+def _width_faults(quant: Quant, modules: Mapping[str, ModuleShape]) -> Iterator[str]:
+    for path, module in modules.items():
+        codec = CODECS.get(format_of(path, quant))
+        if codec and (fault := codec.fault(module.in_features)):
+            yield f"--quant {quant}: {path}: {fault}"
+
+
+def _whole_faults(
+    quant: Quant, saved: Mapping[str, str], quantised: Collection[str]
+) -> Iterator[str]:
+    for name, tensor in saved.items():
+        if tensor in quantised:
+            module = name.rpartition(".")[0]
+            yield f"--modules-to-save {module}: quantised weights ({quant}) cannot be trained"
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the model has positions for; None where its configuration names no limit."""
+    text = text_config(config)
+    longest = text.get("max_position_embeddings") or text.get("n_positions")
+    return longest if isinstance(longest, int) else None
+
+
+def _experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> str | None:
+    """What shows that the model is a mixture of experts; None if nothing does."""
+    for key, value in {**config, **text_config(config)}.items():
+        if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
+            return f"{key} = {value} in config.json"
+    for name, tensor in tensors.items():
+        if _OF_AN_EXPERT.search(name) or _is_stack(name, tensor.shape):
+            return f"{name} {list(tensor.shape)}"
+    return None
+
+
+def _is_stack(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is several matrices; a convolution's, and positions (1, T, C), are not."""
+    return len(shape) == 3 and min(shape) > 1 and "conv" not in name
+
+
+def _owner_in(parameter: str, modules: tuple[str, ...]) -> bool:
+    owner = parameter.rpartition(".")[0]
+    return any(owner == module or owner.endswith(f".{module}") for module in modules)
