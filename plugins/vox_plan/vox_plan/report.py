@@ -13,7 +13,7 @@ from vox_plan.memory_forecast import Option
 
 @dataclass(frozen=True, slots=True)
 class BackendPlan:
-    """Who would train, on what, and why."""
+    """The selected backend, its device, and why it was selected."""
 
     id: str
     version: str
@@ -23,7 +23,7 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What would be trained; `fetched`: it was not on this machine, and now is."""
+    """The base model; `fetched`: downloaded just now."""
 
     id: str
     path: Path
@@ -35,10 +35,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the whole run would go through, every epoch counted; as its telemetry will add it up.
+    """Totals over all steps of the run, every epoch counted, as its telemetry will add them up.
 
     Args:
-        documents: as often as each of them is seen.
+        documents: each as often as it is seen.
         trained_tokens: those whose loss is computed.
     """
 
@@ -50,14 +50,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How the data would be gone through.
+    """Steps and micro-batches.
 
     Args:
-        total: optimizer steps; None while there is no data that says it.
+        total: optimizer steps; None without data.
         tokens: of an average step.
         largest: the micro-batch that needs most memory.
-        work: of all steps; None while there is no data.
-        validations: how often the held-out rows are gone through, before the first step included.
+        work: of all steps; None without data.
+        validations: passes over the validation data, the one before the first step included.
     """
 
     total: int | None
@@ -73,7 +73,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """What would be learnt."""
+    """The adapter to train."""
 
     method: Method
     rank: int
@@ -83,10 +83,10 @@ class AdapterPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on the device; None where nobody knows.
+    """Bytes on the device; None if unknown.
 
     Args:
-        measured: the most that there was during measured steps, the planning itself included.
+        measured: the peak during measured steps, the planning itself included.
     """
 
     peak: int
@@ -99,10 +99,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What `vox merge` of the run would need: memory of the machine, and room on the disk.
+    """What `vox merge` of the run needs: the machine's memory, and room on the disk.
 
     Args:
-        disk: bytes of the merged model, and of what lies beside it for a while.
+        disk: bytes of the merged model, and of temporary files beside it.
     """
 
     memory: MemoryPlan
@@ -111,10 +111,10 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What to begin with in so many bytes; `option` is None if nothing fits.
+    """Settings to begin with in so many bytes; `option` is None if nothing fits.
 
     Args:
-        measured: its tokens at once were measured to be the fastest here.
+        measured: by `--tune refresh`, to be the fastest here.
     """
 
     memory: int
@@ -124,32 +124,32 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """What steps like these took on this machine.
+    """Speed of such steps on this machine.
 
     Args:
         how: `measured`: steps of this very run, now; `tuned`: what `--tune refresh` has kept;
             `earlier`: the steps of `run`.
-        seconds: of all steps, without validation and checkpoints; None while there is no data.
-        loading: seconds before the first step; None where that was not measured.
-        validating: seconds of all validations; None where that was not measured.
-        chosen: what was found to be fastest, in words; empty where nothing was tuned.
-        gain: how many times as fast as the defaults.
+        seconds: of all steps, without validation and checkpoints; None without data.
+        loading: seconds before the first step; None if not measured.
+        validating: seconds of all validations; None if not measured.
+        chosen: the tuned settings, in words; empty where nothing was tuned.
+        gain: speed-up over the defaults.
         refused: candidates that were thrown out, each with the reason.
-        fast: modules in the backend's own functions, by kind, if the backend tells.
-        own: modules that keep their library's way, by the reason.
+        fast: modules in the backend's own functions, by kind, if the backend reports them.
+        own: modules that keep their library's forward, by the reason.
         measured: when, in seconds since the epoch.
         steps: how many were measured; 0 where `tuned`.
         run: the newest of the same model, backend, device and precision, where `earlier`.
     """
 
     tokens_per_second: float
-    seconds: float | None
-    chosen: str
-    gain: float
-    refused: dict[str, str]
-    fast: dict[str, int]
-    own: dict[str, int]
-    measured: float
+    seconds: float | None = None
+    chosen: str = ""
+    gain: float = 1.0
+    refused: dict[str, str] = field(default_factory=dict)
+    fast: dict[str, int] = field(default_factory=dict)
+    own: dict[str, int] = field(default_factory=dict)
+    measured: float = 0.0
     how: Literal["measured", "tuned", "earlier"] = "tuned"
     steps: int = 0
     run: str | None = None
@@ -183,10 +183,10 @@ class PlanReport:
         found: what else `preflight.json` would say of the data.
         chosen: which rows are left out and why, in words; nothing where every row is used.
         audit: the audit of the masks, as in `preflight.json`.
-        assumed: the documents that were planned with where there is no data.
+        assumed: the documents assumed in place of data.
         options: the same run under other settings, each with its peak.
-        speed: None where nothing was measured and no earlier run tells.
-        suggested: for the memory that is here, or for each that was asked about.
+        speed: None without a measurement or an earlier run.
+        suggested: for this machine's memory, or for each `--memory`.
         writes: names in the run folder.
         warnings: what train would warn of, the audit of the masks included; the audit's errors
             refuse a plan as they refuse a run.

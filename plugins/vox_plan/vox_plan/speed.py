@@ -111,9 +111,9 @@ def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
     """The tokens/s of the newest run of the same model, backend, device and precision."""
     plan = run.execution
     wanted = (run.inputs.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
-    for run in _newest(runs):
+    for folder in _newest(runs):
         try:
-            found = read_run(run)
+            found = read_run(folder)
         except AdapterError:
             continue
         rate = found.tokens_per_second
