@@ -1,4 +1,4 @@
-"""Float64 all the way through a model.
+"""Float64 all the way through a model of transformers: the oracle of float32.
 
 Models of transformers in float64 still go through float32: norms, rotary embeddings, softmax and
 recurrent state ask for it by name, to be safe in half precision. Here whoever asks for float32 gets
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def compute_in_float64(model: nn.Module) -> None:
-    """Make the forward of `model`, whose weights are float64, float64 throughout."""
+    """Widen the weights of `model`, and make its forward float64 throughout."""
+    model.double()
     forward, float64_for_float32 = model.forward, _float64_for_float32()
 
     @functools.wraps(forward)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vox_core.contract import LoadJob, TrainJob
 from vox_core.run.context import Context
+from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.engine import Engine
@@ -19,7 +20,7 @@ from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
 from vox_torch.profile import DeviceProfile
 
-WIDE = Engine(DeviceProfile("cpu", compute_dtype="fp64"))
+WIDE = Engine(DeviceProfile("cpu", prepare=compute_in_float64))
 TOKENS = np.arange(40, 72, dtype=np.int64)
 
 
@@ -40,7 +41,8 @@ class Narrowed(TorchDispatchMode):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_of_a_forward_is_float32(tiny, family):
-    model = load_base(tiny(family), "fp64", "cpu")
+    model = load_base(tiny(family), "fp32", "cpu")
+    compute_in_float64(model)
     batch = rows(jobs.batch(jobs.documents(3)), "cpu")
     with Narrowed() as narrowed:
         loss = weighted_nll(model, model.get_output_embeddings(), batch)
