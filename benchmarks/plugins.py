@@ -36,6 +36,10 @@ methods = ["lora"]
 families = "*"
 [probe]
 file = "probe.py"
+[[commands]]
+name = "{id}"
+help = "What {id} does."
+entry = "vox_{id}.cli:command"
 """
 
 
@@ -83,6 +87,7 @@ def measure(rounds: int, folder: Path) -> dict[str, float]:
         "help_without": ([VOX, "--help"], [theirs]),
         "list_with": ([VOX, "plugin", "list"], [ours, theirs]),
         "list_without": ([VOX, "plugin", "list"], [theirs]),
+        "click": ([sys.executable, "-c", "import click"], [theirs]),
         "python": ([sys.executable, "-c", "pass"], []),
     }
     table = [
@@ -94,6 +99,7 @@ def measure(rounds: int, folder: Path) -> dict[str, float]:
         **{f"{name}_ms": round(1e3 * median(row[name] for row in table), 1) for name in runs},
         "help_with_to_without": ratio(table, "help_with", "help_without"),
         "help_with_to_python": ratio(table, "help_with", "python"),
+        "help_with_to_click": ratio(table, "help_with", "click"),
         "list_with_to_without": ratio(table, "list_with", "list_without"),
     }
 
@@ -109,7 +115,8 @@ def main() -> None:
     print(
         f"{PLUGINS} plugins among {PLUGINS + OTHERS} distributions: vox --help "
         f"{result['help_with_ms']} ms ({result['help_with_to_without']} of that without plugins, "
-        f"{result['help_with_to_python']} of python -c pass), vox plugin list "
+        f"{result['help_with_to_python']} of python -c pass, {result['help_with_to_click']} of "
+        f"import click), vox plugin list "
         f"{result['list_with_ms']} ms ({result['list_with_to_without']} of that without plugins)"
     )
     print(json.dumps(result))

@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "extract"}),
+    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter"}),
     frozenset({"digests", "known"}),
     frozenset({"host", "models"}),
     frozenset({"plan"}),
@@ -68,6 +68,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
     "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
+    "vox_extract": {"vox_extract", *FEATURE_CORE},
 }
 PACKAGES = {
     "vox_core": ROOT / "vox_core",
@@ -79,6 +80,7 @@ PACKAGES = {
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
+    "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
 }
 
 TENSOR_LIBRARIES = {"torch", "mlx", "mlx_lm", "bitsandbytes", "peft", "accelerate", "jax"}
@@ -92,6 +94,7 @@ BANNED: dict[str, set[str]] = {
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
     "vox_export": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
+    "vox_extract": TENSOR_LIBRARIES,
 }
 # Reference models and oracles for backend authors; still nothing when imported (see the probe).
 MAY_USE_TENSOR_LIBRARIES = "vox_core.testing"

@@ -42,7 +42,10 @@ PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 @pytest.fixture(autouse=True)
 def _the_cpu_alone(monkeypatch):
     """Another backend that is installed here may have the quantisations."""
-    others = {entry.name for entry in metadata.entry_points(group="vox_core.plugins")} - {"cpu", "export"}
+    others = {entry.name for entry in metadata.entry_points(group="vox_core.plugins")} - {
+        "cpu",
+        "export",
+    }
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", ",".join(sorted(others)))
 
 

@@ -4,7 +4,9 @@ from vox_core.bounded_json import read as read_json
 from vox_core.files import (
     atomic_file,
     atomic_folder,
+    make_folder,
     require_absent,
+    require_apart,
     storage_errors,
     write_bytes,
     write_json,
@@ -13,8 +15,10 @@ from vox_core.files import (
 __all__ = [
     "atomic_file",
     "atomic_folder",
+    "make_folder",
     "read_json",
     "require_absent",
+    "require_apart",
     "storage_errors",
     "write_bytes",
     "write_json",

@@ -9,9 +9,6 @@ COMMANDS: dict[str, Entry] = {
     "stats": Entry("vox_core.cli.data_stats:stats", "Rows, lengths, duplicates, languages."),
     "preview": Entry("vox_core.cli.data_preview:preview", "Rows as they will be trained."),
     "mix": Entry("vox_core.cli.data_mix:mix", "Mix rows of several files into one."),
-    "extract": Entry(
-        "vox_core.cli.data_extract:extract", "Make rows of Python packages or of Markdown."
-    ),
 }
 
 data = LazyGroup(

@@ -13,11 +13,11 @@ schema of manifest.py, reports it.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,11 +87,11 @@ def _folders(package: str, path: Sequence[str] | None) -> list[str]:
     """Where a package lies; finding a top-level package does not import it."""
     if path is not None:
         return [str(Path(folder, package)) for folder in path]
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError, AttributeError):
-        return []
-    return [*(spec.submodule_search_locations or ())] if spec else []
+    for finder in sys.meta_path:  # as importlib.util.find_spec does, which takes 3 ms to import
+        with suppress(ImportError, AttributeError, ValueError):
+            if spec := finder.find_spec(package, None):
+                return [*(spec.submodule_search_locations or ())]
+    return []
 
 
 def _is_command(table: Any) -> bool:

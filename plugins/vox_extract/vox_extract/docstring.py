@@ -8,15 +8,15 @@ What is given back is the docstring's own markup; `plain.py` makes text of it.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from textwrap import indent
 from typing import Any, Literal, TypeAlias
 
-from vox_core.errors import ConfigError
-from vox_core.extract.signature import split_signature
+import griffe
+
+from vox_extract.signature import split_signature
 
 Style: TypeAlias = Literal["numpy", "sphinx", "google", "words"]
 
@@ -68,14 +68,7 @@ class Documented:
 
 
 class Docstrings:
-    """Reads docstrings.
-
-    Raises:
-        ConfigError: C009, griffe is not installed.
-    """
-
-    def __init__(self) -> None:
-        self._griffe = _griffe()
+    """Reads docstrings."""
 
     def read(self, name: str, doc: str) -> Documented:
         """A docstring without its indentation; `name` is the last part of its owner's."""
@@ -96,17 +89,16 @@ class Docstrings:
         return found
 
     def _sections(self, style: Style, doc: str) -> Iterable[Any]:
-        parse = self._griffe
         if style == "numpy":
-            return parse.parse_numpy(parse.Docstring(doc), warnings=False) or ()
+            return griffe.parse_numpy(griffe.Docstring(doc), warnings=False) or ()
         if style == "google":
             options = {"returns_multiple_items": False, "returns_named_value": False}
-            return parse.parse_google(parse.Docstring(doc), warnings=False, **options) or ()
+            return griffe.parse_google(griffe.Docstring(doc), warnings=False, **options) or ()
         if style == "sphinx":
             words, fields = _fields_apart(doc)
-            sections = parse.parse_sphinx(parse.Docstring(fields), warnings=False)
-            return [parse.DocstringSectionText(words), *sections]
-        return [parse.DocstringSectionText(doc)]
+            sections = griffe.parse_sphinx(griffe.Docstring(fields), warnings=False)
+            return [griffe.DocstringSectionText(words), *sections]
+        return [griffe.DocstringSectionText(doc)]
 
     def _take(self, section: Any, found: Documented) -> str | None:
         """Put a section where it belongs; words are given back."""
@@ -190,24 +182,6 @@ def _before_headings(text: str) -> str:
 
 def _and(first: str, second: str) -> str:
     return f"{first}\n\n{second}" if first else second
-
-
-def _griffe() -> Any:
-    try:
-        return importlib.import_module("griffe")
-    except ImportError:
-        raise missing("griffelib", "griffe, which reads docstrings") from None
-
-
-def missing(distribution: str, what: str) -> ConfigError:
-    """What it means that something of the extra `data` is not installed."""
-    return ConfigError(
-        "C009",
-        f"extracting needs {what}",
-        where="vox data extract",
-        found=f"no {distribution} in this Python environment",
-        remedy="pip install 'vox-ml[data]'",
-    )
 
 
 def items_text(items: Sequence[Item], render: Callable[[str], str]) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from vox_core.extract.newdocs import NewDoc, newdocs_of
-from vox_core.extract.signature import signature_of
+from vox_extract.newdocs import NewDoc, newdocs_of
+from vox_extract.signature import signature_of
 
 Kind: TypeAlias = Literal["module", "class", "function", "method", "attribute", "object"]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vox_core.extract.rows import choose
+from vox_extract.rows import choose
 
 _DESCRIBE = {
     "module": (

@@ -8,7 +8,6 @@ skipped, and so is what stands before the first heading where that is badges alo
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vox_core.extract.docstring import missing
-from vox_core.extract.library import Faults, Read, content
-from vox_core.extract.locate import Library, SourceFile, described_folder, is_read, not_found
-from vox_core.extract.rows import Extracted, Sieve, choose
+from markdown_it import MarkdownIt
+
+from vox_extract.library import Faults, Read, content
+from vox_extract.locate import Library, SourceFile, described_folder, is_read, not_found
+from vox_extract.rows import Extracted, Sieve, choose
 
 FAMILY = "markdown-docs"
 MAX_BYTES = 10_000_000
@@ -96,12 +96,8 @@ def _below(root: Path) -> Iterator[SourceFile]:
 def markdown_rows(
     library: Library, sieve: Sieve, faults: Faults, read: Read
 ) -> Iterator[Extracted]:
-    """The rows that are kept, in the order of files and lines.
-
-    Raises:
-        ConfigError: C009, markdown-it is not installed.
-    """
-    parser = _parser()
+    """The rows that are kept, in the order of files and lines."""
+    parser = MarkdownIt("commonmark").enable("table")
     for file in library.files:
         try:
             text = _text(file.path)
@@ -124,14 +120,6 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"invalid UTF-8 at byte {error.start}") from None
     return _FRONT.sub(lambda match: "\n" * match[0].count("\n"), text, count=1)
-
-
-def _parser() -> Any:
-    try:
-        library = importlib.import_module("markdown_it")
-    except ImportError:
-        raise missing("markdown-it-py", "markdown-it, which reads Markdown") from None
-    return library.MarkdownIt("commonmark").enable("table")
 
 
 # --- sections -------------------------------------------------------------------------------------

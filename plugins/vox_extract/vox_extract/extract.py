@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from vox_core import files
+from vox_core.api import files
 from vox_core.errors import DataError, OutputError
-from vox_core.extract import locate, markdown
-from vox_core.extract.library import Faults, python_rows
-from vox_core.extract.locate import Library, SourceFile
-from vox_core.extract.rows import Extracted, Sieve, spread
+from vox_extract import locate, markdown
+from vox_extract.library import Faults, python_rows
+from vox_extract.locate import Library, SourceFile
+from vox_extract.rows import Extracted, Sieve, spread
 
 Form: TypeAlias = Literal["python", "markdown"]
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -64,7 +64,6 @@ def extract(
         max_characters: of an answer.
 
     Raises:
-        ConfigError: C009, the extra `data` is not installed.
         DataError: D060, a source is not there; D061, no row came of all of them.
         OutputError: O001, there is such a file already, and `overwrite` is not set; O004, it is one
             of the sources.

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from vox_core.extract.docstring import Docstrings
-from vox_core.extract.exports import PublicNames, is_private
-from vox_core.extract.locate import Library, SourceFile
-from vox_core.extract.python import Source, rows_of
-from vox_core.extract.rows import Extracted, Sieve
-from vox_core.extract.source import Definition, Module, Unparsable, parse
+from vox_extract.docstring import Docstrings
+from vox_extract.exports import PublicNames, is_private
+from vox_extract.locate import Library, SourceFile
+from vox_extract.python import Source, rows_of
+from vox_extract.rows import Extracted, Sieve
+from vox_extract.source import Definition, Module, Unparsable, parse
 
 Read: TypeAlias = Callable[[SourceFile, int], None]
 """Is told of each file that was read, with its bytes."""
@@ -32,11 +32,7 @@ class Faults:
 def python_rows(
     library: Library, sieve: Sieve, faults: Faults, *, private: bool, read: Read
 ) -> Iterator[Extracted]:
-    """The rows that are kept, in the order of files and lines.
-
-    Raises:
-        ConfigError: C009, griffe is not installed.
-    """
+    """The rows that are kept, in the order of files and lines."""
     docstrings = Docstrings()
     modules = _modules(library, faults, read)
     names = PublicNames({each.name: each for each, _ in modules})

@@ -6,11 +6,11 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from plugins.vox_extract.tests.samples import made
 
-from tests.extract.samples import made
 from vox_core.errors import DataError
-from vox_core.extract import licence
-from vox_core.extract.locate import locate
+from vox_extract import licence
+from vox_extract.locate import locate
 
 MIT = "Permission is hereby granted, free of charge, to any person … without\nrestriction …"
 BSD = "Redistribution and use in source and binary forms, with or without modification, …"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.lazy import Group, json_option
-from vox_core.cli.output import print_json, print_table, printable
-from vox_core.cli.progress import display
+from vox_core.api.commands import Group, json_option, print_json, print_table, printable
+from vox_core.api.progress import display
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.data.extract import ExtractReport, Form
+    from vox_extract.extract import ExtractReport, Form
 
 SHOWN = 5
 """Files that could not be read; `--json` has them all."""
@@ -66,7 +65,7 @@ def python(package: tuple[str, ...], **given: Any) -> ExtractReport:
 
     PACKAGE is `stdlib`, a module of it, an installed package or distribution; a FOLDER or a file
     has a separator in its name: ./src. Sources are read and never imported. Each row says where
-    it is from, and under which licence that is. Needs vox-ml[data].
+    it is from, and under which licence that is.
     """
     return _extract("python", package, **given)
 
@@ -82,7 +81,7 @@ def python(package: tuple[str, ...], **given: Any) -> ExtractReport:
 def markdown(folder: tuple[str, ...], **given: Any) -> ExtractReport:
     """Rows of sections and of blocks of code.
 
-    Of each FOLDER, or file, with what is below it. Needs vox-ml[data].
+    Of each FOLDER, or file, with what is below it.
     """
     return _extract("markdown", folder, **given)
 
@@ -90,7 +89,7 @@ def markdown(folder: tuple[str, ...], **given: Any) -> ExtractReport:
 def _extract(
     form: Form, sources: tuple[str, ...], *, max_chars: int, as_json: bool, **given: Any
 ) -> ExtractReport:
-    from vox_core.run.data.extract import extract as run_extract
+    from vox_extract.extract import extract as run_extract
 
     with display() as shown:
         report = run_extract(

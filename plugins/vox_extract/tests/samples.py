@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vox_core.extract.library import Faults, python_rows
-from vox_core.extract.locate import locate
-from vox_core.extract.rows import Extracted, Sieve
+from vox_extract.library import Faults, python_rows
+from vox_extract.locate import locate
+from vox_extract.rows import Extracted, Sieve
 
 NUMPY = '''
 def scale(values, factor=2.0, *, out=None):

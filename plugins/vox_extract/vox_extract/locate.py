@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 
 from vox_core.errors import DataError
-from vox_core.extract import licence
-from vox_core.extract.project import Project, project_of
+from vox_extract import licence
+from vox_extract.project import Project, project_of
 
 STANDARD = "stdlib"
 STANDARD_PACKAGE = "python"

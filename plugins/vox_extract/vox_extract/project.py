@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.extract.licence import FOLDERS_ABOVE, of_project
+from vox_extract.licence import FOLDERS_ABOVE, of_project
 
 _NAME = "pyproject.toml"
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from plugins.vox_extract.tests.samples import made, read, rows_in
 
-from tests.extract.samples import made, read, rows_in
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
-from vox_core.extract.signature import split_signature
-from vox_core.extract.source import Unparsable, parse
+from vox_extract.signature import split_signature
+from vox_extract.source import Unparsable, parse
 
 DOC = '"""Does the thing that it does."""'
 

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vox_core.extract.docstring import Docstrings, Documented, Item, items_text
-from vox_core.extract.plain import Block, blocks, deprecations, join, one_line, plain
-from vox_core.extract.questions import question
-from vox_core.extract.rows import Extracted
-from vox_core.extract.source import Definition, Kind
+from vox_extract.docstring import Docstrings, Documented, Item, items_text
+from vox_extract.plain import Block, blocks, deprecations, join, one_line, plain
+from vox_extract.questions import question
+from vox_extract.rows import Extracted
+from vox_extract.source import Definition, Kind
 
 FAMILY = "python-docs"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from plugins.vox_extract.tests.samples import GOOGLE, NUMPY, SPHINX, made, rows_in, said
 
-from tests.extract.samples import GOOGLE, NUMPY, SPHINX, made, rows_in, said
-from vox_core.extract.docstring import style_of
+from vox_extract.docstring import style_of
 
 SCALED = [
     (

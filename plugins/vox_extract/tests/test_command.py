@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from plugins.vox_extract.tests.samples import GOOGLE, NUMPY, SPHINX, made
 
-from tests.extract.samples import GOOGLE, NUMPY, SPHINX, made
 from vox_core.cli import errors, root
 from vox_core.data.records import load_records
 
@@ -142,18 +141,6 @@ def test_a_file_that_may_not_be_read_is_named(extract, tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused_before_anything_is_written(extract, form: str) -> None:
     done = extract(form, "./nothing", "--out", "rows.jsonl")
     assert (done.code, "VOX-D060" in done.err, Path("rows.jsonl").exists()) == (2, True, False)
-
-
-@pytest.mark.parametrize(("form", "library"), [("python", "griffe"), ("markdown", "markdown_it")])
-def test_a_library_that_is_missing_is_named(
-    extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, library: str
-) -> None:
-    package = made(tmp_path, {"a.py": "'Some words of it.'", "a.md": "# A\n\nSome words of it."})
-    monkeypatch.setitem(sys.modules, library, None)
-    done = extract(form, package, "--out", "rows.jsonl")
-    assert done.code == 2
-    assert "VOX-C009" in done.err
-    assert "pip install 'vox-ml[data]'" in done.err
 
 
 def test_markdown(extract, tmp_path: Path) -> None:
