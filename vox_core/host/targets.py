@@ -15,8 +15,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from vox_core.catalog import PluginEntry, Source
-from vox_core.catalog.entries import objections
+from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
 from vox_core.host.contents import project_table
 from vox_core.host.discover import installed_versions

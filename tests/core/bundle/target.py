@@ -25,7 +25,6 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 if "pip" in sys.orig_argv: open({mark!r}, "w").close()
 """
 BUNDLE = """
-bundled-in = ["small"]
 libraries = {{ {libraries} }}
 [[bundle]]
 id = "small"

@@ -98,12 +98,11 @@ def _require_allowed(bundle: Bundle, changes: Sequence[Change], environment: Env
 
 
 def _targets(bundle: Bundle, catalog: Catalog) -> tuple[Target, ...]:
-    """The plugins that are to be there afterwards; a skill is none that a host could find."""
+    """The plugins of the bundle, in its versions."""
     versions = {wheel.name: wheel.version for wheel in bundle.wheels}
     names = {
         plugin.id: canonicalize_name(plugin.distribution)
         for plugin in catalog.resolve(bundle.about.id)
-        if plugin.payload_kind != "skill"
     }
     return tuple(Target(id, name, f"{name}=={versions[name]}") for id, name in names.items())
 

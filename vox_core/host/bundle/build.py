@@ -12,8 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, objections
 from vox_core.errors import BackendError, PluginError
 from vox_core.host.bundle.archive import ANY, About, Bundle, Wheel, write
 from vox_core.host.bundle.interpreter import ask

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, objections
 from vox_core.errors import BackendError
 from vox_core.host.bundle.archive import ANY, Bundle
 from vox_core.host.bundle.interpreter import Interpreter

@@ -69,8 +69,6 @@ def _catalog_faults(
 
 def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry) -> list[str]:
     """What the manifest in a plugin's wheel says otherwise than the catalog."""
-    if plugin.payload_kind == "skill":
-        return []
     member = f"{plugin.import_package}/{FILE_NAME}"
     try:
         with archive_in(archive, wheel.member) as unpacked:
