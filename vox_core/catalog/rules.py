@@ -20,7 +20,7 @@ _NO_PLUGINS = ("vox-ml", "torch")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong in which file."""
+    """A fault of one file."""
 
     path: Path
     text: str
@@ -129,7 +129,7 @@ def _other_sources(owners: Iterable[Table]) -> Iterator[Fault]:
 
 
 def _misnamed(source: object, distribution: object, specifier: object = "") -> Iterator[str]:
-    """What is wrong with a source; nothing where a key is of the wrong type, which is told."""
+    """Faults of a source; none where a key has the wrong type, which is a fault of its own."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
@@ -149,7 +149,7 @@ def _misnamed(source: object, distribution: object, specifier: object = "") -> I
 
 
 def _named_by(source: str) -> tuple[str, str] | None:
-    """Distribution and version that a source tells; None where only the archive does."""
+    """Distribution and version in a source; None where only the archive has them."""
     from urllib.parse import unquote, urlsplit
 
     kind, _, value = source.partition(":")
@@ -174,12 +174,12 @@ def _dangling(
 
 
 def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
-    """Each cycle once, told from its first bundle in the order of the files."""
+    """Each cycle once, from its first bundle in the order of the files."""
     extends = {bundle.id: bundle.names("extends") for bundle in bundles}
-    told: set[str] = set()
+    seen: set[str] = set()
     for bundle in bundles:
-        if bundle.id not in told and (way := _way_back(bundle.id, extends)):
-            told.update(way)
+        if bundle.id not in seen and (way := _way_back(bundle.id, extends)):
+            seen.update(way)
             yield bundle.fault(f"extends: a cycle: {' -> '.join(way)}")
 
 
