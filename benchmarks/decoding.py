@@ -20,7 +20,7 @@ import numpy as np
 
 from vox_core import models
 from vox_core.contract import LoadJob, Sampling
-from vox_core.testing import jobs
+from vox_testing import jobs
 
 PROMPT_T = np.arange(5, 37)
 STEPS, WARM_UP = 96, 4

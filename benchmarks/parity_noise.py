@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from tests.parity import held
 from vox_core.contract import LoadJob
-from vox_core.testing import jobs
-from vox_core.testing.tiny import FAMILIES
+from vox_testing import jobs
+from vox_testing.tiny import FAMILIES
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
 

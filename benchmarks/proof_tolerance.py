@@ -19,8 +19,8 @@ from vox_core.adapter.targets import linear_modules
 from vox_core.config import MergeSettings
 from vox_core.run.merge import merge
 from vox_core.run.proof import TOLERANCE, Proof
-from vox_core.testing.tiny import FAMILIES, make_model
 from vox_core.weights import WeightFolder
+from vox_testing.tiny import FAMILIES, make_model
 
 ROUNDOFF = {"BF16": 2.0**-8, "F16": 2.0**-11, "F32": 2.0**-24}
 TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

@@ -25,7 +25,7 @@ from vox_core.catalog import BundleEntry, Catalog, PluginEntry, entries, load_ca
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 from vox_core.contract import StepDone
-from vox_core.run import wire
+from vox_core.run import telemetry
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -219,7 +219,7 @@ def in_words(value: object) -> str:
 
 def telemetry_schema() -> dict[str, Any]:
     """A line of telemetry.jsonl: one of the known events, or a backend's own."""
-    known = {name: line_schema(name) for name in sorted(wire.slots())}
+    known = {name: line_schema(name) for name in sorted(telemetry.models())}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of telemetry.jsonl",
@@ -247,13 +247,16 @@ _ABOUT_LINES = (
 
 def line_schema(name: str) -> dict[str, Any]:
     """What the lines of one event are."""
-    slots = wire.slots()[name]
-    properties = {key: slot.schema() for key, slot in slots.items()}
-    always = [key for key, slot in slots.items() if not slot.optional]
-    if wire.kinds()[name] is StepDone:
-        properties[wire.TOKENS_PER_SECOND] = {"type": "number"}
-        always.append(wire.TOKENS_PER_SECOND)
-    words = inspect.cleandoc(wire.kinds()[name].__doc__ or "")
+    schema = telemetry.models()[name].model_json_schema()
+    properties = {
+        key: {k: v for k, v in each.items() if k != "title"}
+        for key, each in schema["properties"].items()
+    }
+    always, kind = schema["required"], telemetry.kinds()[name]
+    if kind is StepDone:
+        properties[telemetry.TOKENS_PER_SECOND] = {"type": "number"}
+        always = [*always, telemetry.TOKENS_PER_SECOND]
+    words = inspect.cleandoc(kind.__doc__ or "")
     return {
         "description": " ".join(words.split()),
         "properties": {"event": {"const": name}, "time": {"type": "number"}, **properties},

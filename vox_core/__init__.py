@@ -1,0 +1,29 @@
+"""vox: fine-tune Hugging Face causal language models on the hardware you have.
+
+    import vox_core as vox
+
+    run = vox.train(model="smollm2-135m", data="train.jsonl")
+
+The names below are the public Python API (library.py), imported when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vox_core.library import Model, Run, load, merge, plan, runs, train
+
+__all__ = ["Model", "Run", "load", "merge", "plan", "runs", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vox_core import library
+
+    return getattr(library, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

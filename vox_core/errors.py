@@ -101,15 +101,16 @@ CODES: dict[str, str] = {
     "I001": "vox does not install into this Python environment",
     "I002": "the catalog has no such plugin",
     "I003": "the source of a plugin cannot be used",
-    "I004": "the installer finds no way to install this",
+    "I004": "uv finds no way to install this",
     "I005": "the core or torch would change, or what an installed plugin needs",
     "I006": "the vox command or the vox_core package belongs to another distribution",
-    "I007": "a plugin's archive does not have the SHA-256 of the catalog",
+    "I007": "a plugin's file does not have the SHA-256 of the catalog",
     "I008": "the installation failed, and the environment is as it was",
     "I009": "the environment could not be restored entirely",
     "I010": "the plugin is not installed, or not in this environment",
     "I011": "another vox is changing this Python environment, or has changed it since the plan",
     "I012": "a change of the environment was not agreed to",
+    "I013": "an earlier change of the environment was cut off",
     "S001": "the disk is full",
     "S002": "a file could not be read or written",
     "T001": "the loss or the gradient is not finite, several times in a row",
@@ -119,7 +120,7 @@ CODES: dict[str, str] = {
     "V003": "the converted adapter does not do what its source does",
     "X001": "a plugin failed",
     "X002": "a bug in vox",
-    "X003": "pip could not make a wheel of a bundle",
+    "X003": "a wheel of a bundle could not be built or fetched",
 }
 
 

@@ -27,8 +27,8 @@ from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import AdapterSpec
-from vox_core.testing.tiny import write_tokenizer
 from vox_core.weights import WeightFolder
+from vox_testing.tiny import write_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`, written from the JSONs in `benchmarks/results` that are of this benchmark.
+"""Generate `docs/benchmarks.md` from the training results in `benchmarks/results`.
 
 python -m benchmarks.training.report
 """
@@ -19,33 +19,46 @@ RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/benchmarks.md"
 
 METHOD = f"""# Benchmarks
 
-LoRA training (rank 16 on all linear modules of the body, AdamW, clipping at 1) in vox and in its
-peers, side by side. Written by `python -m benchmarks.training.report`; do not edit.
+LoRA training in vox and in its peers, side by side: rank 16 on all linear modules of the body,
+AdamW, gradient clipping at 1. `python -m benchmarks.training.report` generates this page; do not
+edit it.
 
-- In each cell every trainer gets the same token ids in the same optimizer steps, the same adapter
-  to start from, the same rates and the same number of threads. Rounds are interleaved, and each run
-  is a new process.
-- A trainer, vox too, is void unless each loss of each step is that of transformers and PEFT in
-  float32 on the same device, each document computed by itself: to 1e-4 in float32, to 1 % in
-  bfloat16 (whose own rounding is 0.2 %). *loss off by* is the largest relative distance. The norm
-  of what was learnt is held against it as well.
-- *tokens/s* counts real tokens, never padding, over all steps but the first; the median of rounds.
-  *vox is faster by* is the median of the rounds' ratios, with the smallest and the largest;
-  for `mlx-lm` it is `vox-mlx` that is faster.
-- *to adapter* is from the start of the process, imports and loading included, to the adapter on the
-  disk. All are driven by one script from token ids: no text gives `vox train` exactly these.
-- *peak memory* is resident memory, or on a GPU what torch allocated and what it reserved.
-- *of roof* is {FORMULA} FLOP for each document of L tokens, S of them trained, over what the same
-  machine reaches, in the same round, multiplying matrices of the model's own shapes in that dtype.
-- `trl` is `SFTTrainer` with its defaults (float32 weights, gradient checkpointing, padding);
-  `trl-best` has weights in the cell's dtype, no gradient checkpointing, and padding-free rows on
-  the CPU and with flash attention; on a GPU without it, rows are padded and grouped by length, as
-  padding-free ones would go through a mask of all tokens by all tokens;
-  `loop` is transformers and PEFT in a plain loop, sorted by length; `mlx-lm` is its own training
-  function with loss and optimizer set right, and the BLAS that `vox-mlx` has.
-- Below each table is the attention that each trainer used, and how documents lay in its rows.
-- Models ending in `-real` are the catalog's, trained on text; others have random weights of the
-  real shapes, and random tokens.
+**Same work.** In each cell, every trainer gets the same token ids in the same optimizer steps,
+the same initial adapter, learning rates and number of threads. Rounds are interleaved, and each
+run is a new process. One script drives all trainers from token ids, so vox runs without its
+command line here.
+
+**Same results.** A trainer, vox included, is *void* unless the loss of every step matches
+transformers and PEFT in float32 on the same device with one example at a time: to 1e-4 in
+float32, and to 1 % in bfloat16 (whose own rounding is 0.2 %). The norm of the trained adapter is
+checked too.
+
+| column | meaning |
+| --- | --- |
+| tokens/s | real tokens, without padding, over all steps but the first; median of the rounds |
+| vox speedup | median of the rounds' ratios, with minimum and maximum; for `mlx-lm`, of `vox-mlx` |
+| wall time | from process start to the adapter on disk, with imports and loading |
+| peak memory | resident memory; on a GPU, torch's allocated and reserved memory |
+| of peak | FLOP/s, relative to this machine's matrix products in the same round (see below) |
+| loss error | largest relative difference of a step's loss from the float32 reference |
+
+An example of L tokens, S of them trained, counts as {FORMULA} FLOP. *of peak* divides the
+trainer's FLOP/s by what the machine reaches when it multiplies matrices of the model's shapes in
+the same dtype.
+
+| trainer | settings |
+| --- | --- |
+| `trl` | `SFTTrainer` with its defaults: float32 weights, gradient checkpointing, padding |
+| `trl-best` | weights in the cell's dtype, no gradient checkpointing, padding-free batches |
+| `loop` | transformers and PEFT in a plain loop, examples sorted by length |
+| `mlx-lm` | its own training function, loss and optimizer corrected, the BLAS of `vox-mlx` |
+
+On a GPU without flash attention, `trl-best` pads and groups examples by length, because
+padding-free batches would need a mask of all tokens by all tokens.
+
+Below each table are each trainer's attention implementation and batch layout. Models ending in
+`-real` are the catalog's, trained on text. Others have random weights in the real shapes, and
+random tokens.
 """
 
 
@@ -74,8 +87,8 @@ def _cell(cell: Json) -> list[str]:
     mean = sum(cell["tokens"]) / len(cell["tokens"])
     settings = cell["cell"]
     work = (
-        f"{len(cell['rounds'])} rounds of {settings['steps']} steps, {settings['per_step']} "
-        f"documents and {mean:,.0f} tokens a step."
+        f"Rounds: {len(cell['rounds'])}, of {settings['steps']} steps with {settings['per_step']} "
+        f"examples and {mean:,.0f} tokens each."
     )
     return [f"### {cell['id']}", "", work, "", markdown(cell["rows"]), "", notes(cell["rows"]), ""]
 

@@ -17,7 +17,7 @@ from benchmarks.training.flops import step_flop
 from benchmarks.training.result import Measured, Round
 from benchmarks.training.task import Answer, Device, Task
 from vox_core.contract import AdapterSpec, OptimizerSpec
-from vox_core.run.schedule import learning_rate
+from vox_core.run.loop import learning_rate
 
 SEED = 42
 ADAPTER = AdapterSpec("lora", 16, 32.0, 0.0, ("all-linear",))

@@ -9,11 +9,11 @@ HEADINGS = (
     "trainer",
     "tokens/s",
     "ms/step",
-    "vox is faster by",
-    "to adapter",
+    "vox speedup",
+    "wall time",
     "peak memory",
-    "of roof",
-    "loss off by",
+    "of peak",
+    "loss error",
 )
 
 Json = Mapping[str, Any]

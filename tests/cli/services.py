@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
+from vox_core.run.artifacts import TrainReport
+from vox_core.run.context import StoppedAtOnce
 from vox_core.run.load import Answer
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
-from vox_core.run.report import TrainReport
-from vox_core.run.stop import StoppedAtOnce
 
 STEP = StepDone(1, loss=2.5, lr=1e-4, grad_norm=1, tokens=100, trained_tokens=40, seconds=0.5)
 WHY = "cpu 0.1.0: the only usable backend"
@@ -97,8 +97,11 @@ class Voice:
         observe(Notice(WHY))
         yield self
 
-    def reply(self, messages: list[dict[str, str]], row: int = 0) -> Answer:
+    def reply(self, messages: list[dict[str, str]], row: int = 0, settings: Any = None) -> Answer:
         return Answer(7, lambda answer: self._pieces(messages, row, answer))
+
+    def stream(self, messages: list[dict[str, str]]) -> Answer:
+        return self.reply(messages)
 
     def _pieces(self, messages: list[dict[str, str]], row: int, answer: Answer) -> Iterator[str]:
         yield f"{len(messages)}:"

@@ -21,9 +21,9 @@ from vox_core.config import MergeSettings
 from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
-from vox_core.run.locate import locate
+from vox_core.run.context import StoppedAtOnce
 from vox_core.run.merge import MergeReport, Requantised
-from vox_core.run.stop import StoppedAtOnce
+from vox_core.run.reference import resolve_reference
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
 
 @pytest.fixture
 def _told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vox_core.cli.progress.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("vox_core.display.WORTH_SECONDS", 0.0)
 
 
 # --- train ----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path)
     assert said(vox("runs", "show", run).out, "next") == resume
     (tmp_path / run / "checkpoints" / "step-1").mkdir(parents=True)
     with pytest.raises(AdapterError) as caught:
-        locate(run)
+        resolve_reference(run)
     assert said(caught.value.remedy, "finish it: ") == resume
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from tests.core.install_samples import plugin, wheel
 from tests.core.plugin_site import MANIFEST, Site
-from vox_core.host.environment import Environment
-from vox_core.host.install import InstallPlan
-from vox_core.host.resolve import Change
-from vox_core.host.targets import Target
+from vox_core.install.environment import Environment
+from vox_core.install.plan import Change, InstallPlan
+from vox_core.install.targets import Target
 
 before, _, after = MANIFEST.partition("[capabilities]")
 BARE = f"{before}[probe]{after.partition('[probe]')[2]}"
@@ -116,8 +115,8 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> InstallPlan:
     """To remove `mine`; nothing is really removed."""
     environment = Environment.here()
     made = InstallPlan("remove", environment, (Change("vox-x-mine", "0.1.0", None),))
-    monkeypatch.setattr("vox_core.host.install.plan_remove", lambda ids: made)
-    monkeypatch.setattr("vox_core.host.install.apply", lambda plan, report: None)
+    monkeypatch.setattr("vox_core.install.plan.plan_remove", lambda ids: made)
+    monkeypatch.setattr("vox_core.install.apply.apply", lambda plan, report: None)
     return made
 
 
@@ -162,7 +161,7 @@ def test_installing_one_that_is_disabled_says_so(
     target = Target("mine", "vox-x-mine", "vox-x-mine==0.1.0")
     new = Change("vox-x-mine", None, "0.1.0")
     made = InstallPlan("install", plan.environment, (new,), (target,))
-    monkeypatch.setattr("vox_core.host.install.plan_install", lambda ids, **sources: made)
+    monkeypatch.setattr("vox_core.install.plan.plan_install", lambda ids, **sources: made)
     vox("plugin", "disable", "mine")
     assert f"note: mine is {DISABLED}" in vox("plugin", "install", "mine", "--yes").err
     vox("plugin", "enable", "mine")
@@ -182,7 +181,7 @@ def test_it_says_so_without_an_id_as_well(
     ):
         made = InstallPlan("install", plan.environment, (), (Target(None, name, text),))
         monkeypatch.setattr(
-            "vox_core.host.install.plan_install", lambda ids, made=made, **sources: made
+            "vox_core.install.plan.plan_install", lambda ids, made=made, **sources: made
         )
         done = vox("plugin", "install", "--from-wheel", file)
         assert "nothing to install" in done.out

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from vox_core.cli.plugin_install import _line, _next
-from vox_core.host.environment import Environment
-from vox_core.host.install import InstallPlan
-from vox_core.host.resolve import Change
+from vox_core.install.environment import Environment
+from vox_core.install.plan import Change, InstallPlan
 
 HERE = Environment(
-    Path("python"), Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), True, None
+    Path("python"), "3.11.7", Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), ()
 )
 OBSERVER = """
 id = "{id}"
@@ -40,8 +39,8 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
         plans.append(plan)
 
     for name in ("plan_install", "plan_upgrade", "plan_remove"):
-        monkeypatch.setattr(f"vox_core.host.install.{name}", planned)
-    monkeypatch.setattr("vox_core.host.install.apply", apply)
+        monkeypatch.setattr(f"vox_core.install.plan.{name}", planned)
+    monkeypatch.setattr("vox_core.install.apply.apply", apply)
     return plans
 
 
@@ -109,7 +108,7 @@ def test_sources_are_allowed_by_a_flag(vox, monkeypatch) -> None:
         return InstallPlan("install", HERE, ())
 
     for name in ("plan_install", "plan_upgrade"):
-        monkeypatch.setattr(f"vox_core.host.install.{name}", planned)
+        monkeypatch.setattr(f"vox_core.install.plan.{name}", planned)
     for command in ("install", "upgrade"):
         vox("plugin", command, "cpu", "--allow-source")
         vox("plugin", command, "cpu")

@@ -15,10 +15,9 @@ import pytest
 from rich.console import Console
 
 from tests.cli.services import STEP, events, start
-from vox_core.cli import progress
-from vox_core.cli.live import LiveDisplay
-from vox_core.cli.progress import LineDisplay, Pace, display
+from vox_core import display as progress
 from vox_core.contract import CheckpointWritten, Event, Notice, StepDone
+from vox_core.display import LineDisplay, LiveDisplay, Pace, display
 
 WORDS_OF_A_RUN = [
     "cpu 0.1.0: the only usable backend",
@@ -169,7 +168,7 @@ def test_a_live_display_is_closed_when_its_block_fails() -> None:
 
 
 SCRIPT = """
-from vox_core.cli.progress import display
+from vox_core.display import display
 with display() as shown:
     print(type(shown.shown.shown).__name__)
 """

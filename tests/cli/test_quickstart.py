@@ -50,7 +50,7 @@ def test_it_runs_four_commands_in_order(vox, training: Training) -> None:
 
 
 def test_its_training_is_timed_by_itself(vox, training: Training, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.run.startup.process_began", lambda: 1.0)
+    monkeypatch.setattr("vox_core.run.metrics.process_began", lambda: 1.0)
     vox("quickstart")
     vox("train")
     assert [call["began"] for call in training.calls] == [None, 1.0]

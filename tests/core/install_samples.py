@@ -16,19 +16,13 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from vox_core.install.uv import find_uv
+
 ROOT = Path(__file__).resolve().parents[2]
 BORROWED = Path(sysconfig.get_path("purelib"))
-UV = shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
-# test_install_plugins.py has the whole way by both; pip takes twice as long as uv for the rest.
-BY_PIP = pytest.param("pip", marks=pytest.mark.long)
-
 MANIFEST = """
 id = "{id}"
 name = "{id}"
@@ -149,19 +143,19 @@ def sdist(folder: Path, arguments: Mapping[str, Any], mark: Path) -> Path:
 
 
 class World:
-    """A virtual environment with vox in it, a folder of wheels instead of an index, a catalog."""
+    """A virtual environment with vox and without pip, a folder of wheels, a catalog."""
 
-    def __init__(self, folder: Path, installer: str) -> None:
-        self.folder, self.installer = folder, installer
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.wheels, self.venv = folder / "wheels", folder / "venv"
         self.python = self.venv / "bin/python"
         self.wheels.mkdir(parents=True)
         self.catalog = folder / "catalog.toml"
         self.catalog.write_text("")
-        self.uv_settings = folder / "uv.toml"
-        self.uv_settings.write_text("no-index = true\n")  # uv has no variable for it
-        _make_venv(self.venv, with_uv=installer == "uv")
-        (self.site / "borrowed.pth").write_text(f"{ROOT}\n{_borrow(folder, installer)}\n")
+        make = [find_uv(), "venv", "--quiet", "--python", sys.executable, str(self.venv)]
+        subprocess.run(make, check=True)
+        (self.venv / "bin/uv").symlink_to(find_uv())
+        (self.site / "borrowed.pth").write_text(f"{ROOT}\n{_borrow(folder)}\n")
         core = self.site / f"vox_ml-{version('vox-ml')}.dist-info"
         core.mkdir()
         head = f"Metadata-Version: 2.1\nName: vox-ml\nVersion: {version('vox-ml')}\n"
@@ -173,18 +167,15 @@ class World:
         return next(self.venv.glob("lib/python*/site-packages"))
 
     def environ(self, **more: str) -> dict[str, str]:
-        """No network, no settings from outside; uv on the PATH only where it is to be used."""
+        """No network, and no settings from outside."""
         ours = ("VOX_", "PIP_", "UV_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-        path = [str(Path(UV).parent)] if UV and self.installer == "uv" else []
-        links = {"PIP_FIND_LINKS": str(self.wheels), "UV_FIND_LINKS": str(self.wheels)}
         return {
             **kept,
-            **links,
-            "PATH": os.pathsep.join([*path, "/usr/bin", "/bin"]),
             "PIP_CONFIG_FILE": os.devnull,
+            "PIP_FIND_LINKS": str(self.wheels),
             "PIP_NO_INDEX": "1",
-            "UV_CONFIG_FILE": str(self.uv_settings),
+            "UV_NO_CONFIG": "1",
             "UV_CACHE_DIR": str(self.folder / "uv-cache"),
             "VOX_CATALOG": str(self.catalog),
             "VOX_CACHE": str(self.folder / "cache"),
@@ -252,20 +243,12 @@ class World:
         self.catalog.write_text("")
 
 
-def _make_venv(folder: Path, with_uv: bool) -> None:
-    plain = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
-    by_uv = [str(UV), "venv", "--quiet", "--python", sys.executable, str(folder)]
-    subprocess.run(by_uv if with_uv else plain, check=True)
-
-
-def _borrow(folder: Path, installer: str) -> Path:
+def _borrow(folder: Path) -> Path:
     """Links to what vox needs from the environment that the tests run in, and to nothing else: each
     process of vox's looks at every distribution that it sees."""
     borrowed = folder / "borrowed"
     borrowed.mkdir()
-    # A project that names no build backend is built by setuptools.
-    roots = ["vox-ml", "setuptools", *(["pip"] if installer == "pip" else [])]
-    for name in _needed(roots):
+    for name in _needed(["vox-ml", "uv"]):
         for top in {file.parts[0] for file in distribution(name).files or ()} - {
             "..",
             "__pycache__",

@@ -103,7 +103,7 @@ def test_the_catalog_that_ships() -> None:
     assert bundles["vox-default"] == {"cpu", *features}
     assert bundles["vox-nvidia"] == {"cuda", *features}
     assert bundles["vox-apple"] == {"mlx", *features}
-    assert bundles["vox-dev"] == {"cpu", "mlx", *features}
+    assert bundles["vox-dev"] == {"cpu", "mlx", "testing", *features}
 
 
 def test_each_model_of_the_hub_has_the_name_of_its_repository() -> None:

@@ -14,7 +14,7 @@ from vox_core.data.render import Renderer
 from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
-from vox_core.testing.tiny import CHATML, write_tokenizer
+from vox_testing.tiny import CHATML, write_tokenizer
 
 CHAT = [{"role": "user", "content": "Hi\tyou"}, {"role": "assistant", "content": "there, 'x'"}]
 

@@ -18,7 +18,7 @@ from vox_core.contract import Event, Notice, RunEnd, StepDone
 from vox_core.host import observers as host_observers
 from vox_core.host.observers import Observers
 from vox_core.run.train import train
-from vox_core.testing.tiny import make_model
+from vox_testing.tiny import make_model
 
 OBSERVER = MANIFEST.partition("[capabilities]")[0] + 'provides.hooks = ["vox_event"]\n'
 NOTES = """

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from vox_core.errors import InputError
-from vox_core.host.environment import Environment
+from vox_core.install.environment import Environment
+from vox_core.install.uv import Uv
 
 RECEIPT = """
 [tool]
@@ -33,12 +34,12 @@ def made_up(prefix: Path, *files: str, base: Path | None = None) -> Environment:
         (prefix / file).write_text(RECEIPT if file == "uv-receipt.toml" else "")
     return Environment(
         python=prefix / "bin/python",
+        version="3.11.7",
         prefix=prefix,
         base_prefix=base or prefix,
         folders=(library / "site-packages", prefix / "bin"),
         standard_library=(base or prefix) / "lib/python3.11",
-        has_pip=True,
-        uv="/usr/bin/uv",
+        path=(),
     )
 
 
@@ -66,23 +67,6 @@ def test_kinds(tmp_path: Path, kind: str, files: list[str], virtual: bool) -> No
 def test_a_venv_of_a_managed_python_is_a_venv(tmp_path: Path) -> None:
     base = made_up(tmp_path / "usr", MARKER).prefix
     made_up(tmp_path / "venv", base=base).require_changeable(add=["x"])
-
-
-@pytest.mark.parametrize("files", [[], ["conda-meta/history"]])
-def test_pip_if_it_is_there_else_uv_else_words(tmp_path: Path, files: list[str]) -> None:
-    environment = made_up(tmp_path / "here", *files)
-    environment.require_changeable(add=["x"])
-    assert environment.installer("install")[:5] == [
-        str(environment.python), "-P", "-m", "pip", "install",
-    ]  # fmt: skip
-    assert "--yes" in environment.installer("uninstall")
-    by_uv = replace(environment, has_pip=False)
-    assert by_uv.installer("install") == [
-        "/usr/bin/uv", "pip", "install", "--python", str(environment.python),
-    ]  # fmt: skip
-    with pytest.raises(InputError, match="no installer") as raised:
-        replace(by_uv, uv=None).installer("install")
-    assert "-m ensurepip" in raised.value.remedy
 
 
 def refusal(environment: Environment, **change: list[str]) -> str:
@@ -134,3 +118,75 @@ def test_this_one() -> None:
     environment = Environment.here()
     assert environment.site_packages.is_dir() and environment.python.exists()
     assert environment.prefix == Path(sys.prefix)
+
+
+def test_another_interpreter_says_the_same() -> None:
+    assert replace(Environment.of(sys.executable), path=()) == replace(Environment.here(), path=())
+
+
+def test_what_lies_in_the_current_folder_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert Environment.of(sys.executable).prefix == Path(sys.prefix)
+
+
+# --- uv, set up as pip is -------------------------------------------------------------------------
+
+
+PIP_CONF = """
+[global]
+index-url = https://one/simple
+extra-index-url =
+    https://two/simple
+    https://three/simple
+timeout = 7
+[install]
+timeout = 9
+no_index = yes
+[download]
+timeout = 11
+"""
+
+
+def settings(tmp_path: Path, text: str, **environ: str) -> Uv:
+    (tmp_path / "pip.conf").write_text(text)
+    given = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "HOME": str(tmp_path), **environ}
+    given |= {"XDG_CONFIG_DIRS": str(tmp_path)}
+    return Uv(replace(Environment.here(), prefix=tmp_path), environ=given)
+
+
+def test_settings_of_pip_become_settings_of_uv(tmp_path: Path) -> None:
+    uv = settings(tmp_path, PIP_CONF, PIP_FIND_LINKS="/wheels https://links", PIP_CERT="/ca.pem")
+    assert uv.options == ["--no-index"]
+    assert {key: uv.environ[key] for key in uv.environ if key[:3] in ("UV_", "SSL")} == {
+        "UV_DEFAULT_INDEX": "https://one/simple",
+        "UV_INDEX": "https://two/simple https://three/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_HTTP_TIMEOUT": "9",
+        "UV_FIND_LINKS": "/wheels,https://links",
+        "SSL_CERT_FILE": "/ca.pem",
+    }
+
+
+def test_a_setting_of_uv_wins_and_what_uv_lacks_is_named(tmp_path: Path) -> None:
+    text = "[global]\nindex-url = https://one\nprefer-binary = true\nquiet = 1\n"
+    uv = settings(tmp_path, text, UV_DEFAULT_INDEX="https://mine", PIP_REQUIRE_HASHES="1")
+    assert uv.environ["UV_DEFAULT_INDEX"] == "https://mine"
+    assert uv.ignored == ("prefer-binary", "require-hashes")
+
+
+def test_a_damaged_file_of_pip_is_left_out(tmp_path: Path) -> None:
+    assert settings(tmp_path, "no section = 1\n", PIP_TIMEOUT="3").environ["UV_HTTP_TIMEOUT"] == "3"
+
+
+def test_a_bundle_sees_its_own_folder_alone(tmp_path: Path) -> None:
+    given = {
+        "UV_INDEX_URL": "https://one",
+        "UV_CACHE_DIR": "/cache",
+        "PIP_INDEX_URL": "https://two",
+    }
+    uv = Uv(Environment.here(), only=tmp_path, environ=given)
+    assert "--no-index" in uv.options and "--offline" in uv.options
+    assert {key for key in uv.environ if key[:3] == "UV_"} == {"UV_CACHE_DIR"}

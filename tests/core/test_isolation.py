@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
-from vox_core.testing.tiny import make_model
+from vox_testing.tiny import make_model
 
 LIMIT_S = 20
 TRAINING_LIMIT_S = 60

@@ -1,6 +1,6 @@
 """One backend's numbers for a tiny model, so that two backends' can be held against each other.
 
-Work is that of `vox_core.testing.jobs`: the same documents, seeds and adapters for each backend.
+Work is that of `vox_testing.jobs`: the same documents, seeds and adapters for each backend.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vox_core.contract import (
     TrainJob,
     TrainState,
 )
-from vox_core.testing import jobs
-from vox_core.testing.subject import Recorder
-from vox_core.testing.tiny import make_model
 from vox_core.weights import WeightFolder
 from vox_cpu import backend as cpu
 from vox_mlx import backend as mlx
+from vox_testing import jobs
+from vox_testing.subject import Recorder
+from vox_testing.tiny import make_model
 
 BACKENDS = {"cpu": cpu, "mlx": mlx}
 STEPS = 20

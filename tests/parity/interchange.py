@@ -29,9 +29,9 @@ from transformers import (
 
 from vox_core.adapter.targets import linear_modules, parameter_names, select_targets
 from vox_core.contract import AdapterState, LowRank
-from vox_core.testing import tiny
 from vox_core.weights import WeightFolder
 from vox_formats.mlx_adapter import MlxBase
+from vox_testing import tiny
 
 TEXT = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3", "gpt2")
 FAMILIES = (*TEXT, "qwen3_5", "gemma3-nested", "gpt_neox")

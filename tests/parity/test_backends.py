@@ -14,7 +14,7 @@ import pytest
 
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 
 METHODS = ("lora", "rslora", "dora")
 families = pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -16,9 +16,9 @@ import pytest
 from tests.core.author_env import Environment
 from vox_core.contract import LoadJob, StepDone, TrainJob, TrainState
 from vox_core.run.context import Context
-from vox_core.testing import jobs
-from vox_core.testing.tiny import make_model
 from vox_cpu import backend as cpu
+from vox_testing import jobs
+from vox_testing.tiny import make_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
 FAMILIES = ("llama", "gemma3", "qwen3_5")  # plain; scaled embeddings, windows; recurrent state

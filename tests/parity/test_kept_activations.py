@@ -20,9 +20,9 @@ from vox_core.contract import Batch, DType
 from vox_core.data.largest import Largest
 from vox_core.host.manifest import MemoryProfile, parse_manifest
 from vox_core.memory import Demand, predict, read_architecture
-from vox_core.testing import jobs
-from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import open_weights
+from vox_testing import jobs
+from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_torch.base import load_base
 from vox_torch.fused_modules import fuse_modules
 from vox_torch.inject import attach

@@ -14,12 +14,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import quantised_modules
-from vox_core.run.plain import plain_copy
-from vox_core.testing.llama import write_llama
+from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder, open_weights
 from vox_core.weights.quantised import SAME_IN_MLX
 from vox_export.requantise import requantise
 from vox_formats.quant import MLX_FORMATS
+from vox_testing.llama import write_llama
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")

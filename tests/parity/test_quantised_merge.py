@@ -11,7 +11,7 @@ from tests.parity import tolerances
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.run.merge import merge
 from vox_core.run.train import train
-from vox_core.testing import tiny
+from vox_testing import tiny
 
 
 @pytest.fixture(scope="module")

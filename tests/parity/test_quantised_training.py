@@ -16,12 +16,12 @@ import pytest
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
 from vox_core.contract import LoadJob, Quant
-from vox_core.run.plain import plain_copy
-from vox_core.run.trained import as_trained
-from vox_core.testing import jobs
-from vox_core.testing.llama import write_llama
+from vox_core.run.dequantised_base import as_trained
+from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder
 from vox_mlx import backend as mlx
+from vox_testing import jobs
+from vox_testing.llama import write_llama
 
 STEPS = 10
 quants = pytest.mark.parametrize("quant", ["affine4", "affine8", "mxfp4", "nvfp4"])

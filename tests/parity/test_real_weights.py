@@ -26,11 +26,11 @@ from vox_core import models
 from vox_core.adapter.peft import write_adapter
 from vox_core.contract import LoadJob, Notice, Sampling, Step, StepDone, TrainJob, Validation
 from vox_core.errors import ModelError
-from vox_core.run.plain import plain_copy
-from vox_core.run.trained import as_trained
-from vox_core.testing import jobs
-from vox_core.testing.subject import Recorder
+from vox_core.run.dequantised_base import as_trained
+from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder
+from vox_testing import jobs
+from vox_testing.subject import Recorder
 from vox_torch import elementwise, forward, fused_modules, layout
 from vox_torch.fused_modules import FusedNorm
 

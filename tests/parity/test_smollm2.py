@@ -36,8 +36,8 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import telemetry
 from vox_core.run.load import open_model
 from vox_core.run.train import train
-from vox_core.testing.jobs import batch
 from vox_core.weights import WeightFolder
+from vox_testing.jobs import batch
 from vox_torch.base import load_base
 from vox_torch.forward import Padded
 from vox_torch.fused_modules import fuse_modules

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.config import TrainSettings, validate
-from vox_core.testing.tiny import make_model
+from vox_testing.tiny import make_model
 
 TALK = [
     ("How do I merge?", "Run vox merge RUN."),

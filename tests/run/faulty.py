@@ -19,7 +19,7 @@ import numpy as np
 from vox_core.contract import AdapterState, LowRank, TrainState
 from vox_core.disk import Calls
 
-RUN = {"contract": "c" * 64, "backend": "made-up", "seed": 7}
+RUN = {"contract": "c" * 64, "seed": 7}
 # What asks a disk for room; taking things away works on a full one.
 GROWING = ("create", "append", "write", "fsync", "mkdir", "rename")
 

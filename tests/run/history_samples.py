@@ -10,7 +10,7 @@ from typing import Any
 
 from vox_core.contract import Event, RunEnd, RunStart, StepDone, Validation
 from vox_core.run.folder import RunFolder, locked
-from vox_core.run.wire import line_of
+from vox_core.run.telemetry import line_of
 
 
 def start(total: int = 4, first: int = 1, model: str = "m") -> RunStart:

@@ -14,7 +14,7 @@ from pathlib import Path
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, StepDone, Validation
 from vox_core.run import telemetry
-from vox_core.run.report import TrainReport
+from vox_core.run.artifacts import TrainReport
 from vox_core.run.train import train
 
 ADAPTER = "adapter_model.safetensors"

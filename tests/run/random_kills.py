@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from vox_core.run import checkpoint, telemetry
-from vox_core.testing.tiny import make_model
+from vox_testing.tiny import make_model
 
 STEPS = 30
 TALK = [(f"What is {n} and {n}?", f"It is {2 * n}, I think.") for n in range(7)]

@@ -12,15 +12,15 @@ from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, StepSkipped, TrainState
 from vox_core.errors import TrainingError
-from vox_core.run import checkpoint, job
-from vox_core.run.bad import require_finite
+from vox_core.run import checkpoint, loop
+from vox_core.run.nonfinite import require_finite
 from vox_core.run.train import train
 
 
 @pytest.fixture
 def broken(monkeypatch):
     """`broken(2, 3)`: these steps have an infinite loss."""
-    batches = job.make_step_batches
+    batches = loop.make_step_batches
 
     def make(*numbers: int) -> None:
         def made(dataset, number, **rest):
@@ -29,7 +29,7 @@ def broken(monkeypatch):
                 each.weights_T[each.weights_T > 0] = np.inf
             return some, weight
 
-        monkeypatch.setattr(job, "make_step_batches", made)
+        monkeypatch.setattr(loop, "make_step_batches", made)
 
     return make
 

@@ -17,7 +17,7 @@ from tests.run.faulty import RUN, made_up, same
 from vox_core.contract import TrainState
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Best, Origin, record
+from vox_core.run.checkpoint import BackendUse, Origin, record
 
 FILES = (*record.FILES, record.MANIFEST)
 PAGE = 4096
@@ -214,16 +214,21 @@ def test_what_stands_in_the_way_of_a_step_is_verified_or_set_aside(parent):
 
 
 def test_a_checkpoint_says_where_it_is_from(tmp_path):
-    best = Best(step=3, loss=1.5)
     origin = Origin(
-        **RUN, epoch=0.5, elapsed=12.5, versions={"python": "3"}, best=best, since_best=2
+        **RUN,
+        epoch=0.5,
+        elapsed=12.5,
+        versions={"python": "3"},
+        backends=(BackendUse(first_step=1, backend="made-up", device="a CPU", dtype="fp32"),),
+        losses=(2.5, None, 0.1),
+        validations=((0, 2.0), (3, 1.5), (4, None)),
     )
     folder = checkpoint.save(tmp_path / "checkpoints", made_up(4), origin)
     assert checkpoint.origin(tmp_path / "checkpoints", 4) == origin
     assert checkpoint.origin(tmp_path / "checkpoints", 5) == Origin()
     state = json.loads((folder / record.STATE).read_text())
     assert re.fullmatch("c{64}", state["contract"])
-    assert {"seed", "backend", "versions", "elapsed", "epoch", "best"} <= state.keys()
+    assert {"seed", "backends", "versions", "elapsed", "epoch", "validations"} <= state.keys()
     assert same(checkpoint.load(folder), made_up(4))
 
 

@@ -12,12 +12,12 @@ import pytest
 from vox_core import host
 from vox_core.config import GenerateSettings
 from vox_core.errors import PlanError
-from vox_core.plan import require_no_experts
 from vox_core.run import prepare
 from vox_core.run.load import open_model
+from vox_core.run.plan import require_no_experts
 from vox_core.run.train import train
-from vox_core.testing.llama import write_llama
 from vox_export.requantise import requantise, require_quantisable
+from vox_testing.llama import write_llama
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from vox_core.contract import LoadJob
 from vox_core.host import Request, choose
 from vox_core.run.context import Context
 from vox_core.run.load import open_model
-from vox_core.run.locate import locate
 from vox_core.run.merge import merge
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 
 # Two float32 forwards of one formula, summed in another order: the largest relative difference seen
 # over families and methods is 4e-6, but for DoRA on Qwen3.5, whose recurrent layers carry it on:
@@ -32,7 +32,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def vox_logits(reference: str, scratch) -> np.ndarray:
-    source = locate(reference)
+    source = resolve_reference(reference)
     backend, _ = choose(Request("load"))
     job = LoadJob(source.base.path, "fp32", source.adapter)
     return backend.load(job, Context(0, scratch)).logits(TOKENS)

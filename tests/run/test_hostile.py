@@ -24,9 +24,9 @@ from vox_core.adapter.peft import write_adapter
 from vox_core.contract import AdapterState, LowRank
 from vox_core.data import worker
 from vox_core.errors import VoxError
-from vox_core.run.locate import locate
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_core.testing.tiny import CHATML
+from vox_testing.tiny import CHATML
 
 Attack = Callable[[Path, Path], None]
 
@@ -308,7 +308,7 @@ def test_a_hostile_adapter_is_refused(name, world, tiny):
     attack, code = ADAPTERS[name]
     model = world / "model"
     shutil.copytree(tiny("llama"), model)
-    source = locate(str(model))
+    source = resolve_reference(str(model))
     path = next(path for path in source.modules if path.endswith("q_proj"))
     shape = source.modules[path]
     pair = LowRank(
@@ -318,11 +318,11 @@ def test_a_hostile_adapter_is_refused(name, world, tiny):
     adapter.mkdir()
     state = AdapterState("lora", {path: pair}, {})
     write_adapter(adapter, state, base=str(model), modules=source.modules)
-    assert locate(str(adapter)).adapter is not None
+    assert resolve_reference(str(adapter)).adapter is not None
     attack(adapter, world / "outside")
     before = snapshot(world, world / "cache")
     with pytest.raises(VoxError) as caught:
-        locate(str(adapter))
+        resolve_reference(str(adapter))
     assert caught.value.code == f"VOX-{code}", caught.value
     assert caught.value.remedy and caught.value.where
     assert snapshot(world, world / "cache") == before

@@ -15,8 +15,8 @@ from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import AdapterSpec
-from vox_core.testing.tiny import write_tokenizer
 from vox_core.weights import INDEX, WeightFolder, write_safetensors
+from vox_testing.tiny import write_tokenizer
 
 HIDDEN, INNER, LAYERS, VOCABULARY = 1024, 4096, 16, 100_000
 LARGEST = VOCABULARY * HIDDEN * 2

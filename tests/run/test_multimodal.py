@@ -20,8 +20,8 @@ from transformers import (
 from vox_core.config import MergeSettings
 from vox_core.run.merge import merge
 from vox_core.run.train import train
-from vox_core.testing.tiny import FAMILIES, write_tokenizer
 from vox_core.weights import WeightFolder
+from vox_testing.tiny import FAMILIES, write_tokenizer
 
 TOKENS = torch.arange(40, 72)[None]
 GEMMA_VISION = {

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vox_core import plan as core_plan
 from vox_core.cli.output import print_json
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
@@ -17,11 +16,12 @@ from vox_core.host.probe import Device
 from vox_core.memory import Option
 from vox_core.run import foresight
 from vox_core.run import merge as merging
+from vox_core.run import plan as core_plan
+from vox_core.run.controller import RunController
 from vox_core.run.history import read_run
 from vox_core.run.merge import merge
 from vox_core.run.planned import read_plan
 from vox_core.run.planning import plan
-from vox_core.run.policy import Policy
 from vox_core.run.prepare import prepare
 from vox_core.run.train import train
 from vox_core.run.tuning import answers
@@ -191,7 +191,7 @@ def test_more_than_the_device_has_is_refused_before_any_work(tiny, settings, fre
 def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkeypatch):
     asked = settings(tiny("llama"), max_steps=2, batch_size=4, micro_batch_tokens=4096)
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "stop_requested", lambda self: True)
+        patch.setattr(RunController, "stop_requested", lambda self: True)
         assert train(asked).stopped
     peak = foresight.foresee(prepare(asked, None, None, None)).prediction.peak
     again = {"resume": asked.out}

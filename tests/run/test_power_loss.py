@@ -14,7 +14,7 @@ from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
 from vox_core.run.checkpoint import Origin, Retention, keep, write
-from vox_core.run.writer import CheckpointWriter
+from vox_core.run.checkpoint.writer import CheckpointWriter
 
 
 def run(root: Path, model: Recorded, kept: int) -> None:

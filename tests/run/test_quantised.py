@@ -22,16 +22,16 @@ from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, vali
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError, StorageError
 from vox_core.run import backend as run_backend
 from vox_core.run import load, prepare, telemetry
+from vox_core.run.dequantised_base import trained_weights
 from vox_core.run.load import open_model
-from vox_core.run.locate import locate
 from vox_core.run.merge import merge
 from vox_core.run.merger import Merger
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_core.run.trained import trained_weights
-from vox_core.testing.llama import write_llama
 from vox_core.weights import WeightFolder, open_weights
 from vox_export import requantise
 from vox_formats.quant import CODECS, MLX_FORMATS, MlxFormat
+from vox_testing.llama import write_llama
 from vox_torch import base as engine
 from vox_torch import train as trainer
 
@@ -105,7 +105,7 @@ def test_a_run_says_what_its_base_is_quantised_to(base, settings, lenient):
     card = (report.run / "README.md").read_text()
     assert "| quantisation of the base | affine4 |" in card
     assert "vox merge . --onto trained-base" in card
-    assert locate(str(report.run)).quant == "affine4"
+    assert resolve_reference(str(report.run)).quant == "affine4"
 
 
 def test_a_resumed_run_keeps_its_quantisation(base, settings, lenient):
@@ -116,7 +116,7 @@ def test_a_resumed_run_keeps_its_quantisation(base, settings, lenient):
         train(validate(TrainSettings, {"resume": report.run, "quant": "affine4"}))
     assert caught.value.faults == ("--quant: 'affine8' when it began, 'affine4' now",)
     train(validate(TrainSettings, {"resume": report.run}))
-    assert locate(str(report.run)).quant == "affine8"
+    assert resolve_reference(str(report.run)).quant == "affine8"
 
 
 def test_a_backend_without_the_quantisation_is_refused_by_name(base, settings):
@@ -150,7 +150,7 @@ def test_a_quantised_module_cannot_be_trained_whole_but_the_head_can(base, setti
 
 def test_doras_magnitudes_are_the_norms_of_the_quantised_weights(base, settings, lenient):
     report = train(settings(base, quant="affine4", method="dora", max_steps=1, lr=1e-30))
-    found = locate(str(report.run)).adapter.modules[PROJECTION.removesuffix(".weight")]
+    found = resolve_reference(str(report.run)).adapter.modules[PROJECTION.removesuffix(".weight")]
     W_OI = WeightFolder(base).read(PROJECTION)
     left_OI = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
     assert np.allclose(found.magnitude_O, np.linalg.norm(left_OI, axis=1), rtol=1e-6)
@@ -203,7 +203,7 @@ class TestMerging:
         out = tmp_path / "merged"
         proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
         assert proof.from_trained == proof.relative <= proof.tolerance
-        update = locate(run).adapter.modules[PROJECTION.removesuffix(".weight")]
+        update = resolve_reference(run).adapter.modules[PROJECTION.removesuffix(".weight")]
         W_OI = MLX_FORMATS["affine4"].round_trip(WeightFolder(base).read(PROJECTION))
         expected = W_OI.astype(np.float32) + 2 * update.B_OR @ update.A_RI
         merged = WeightFolder(out).read(PROJECTION).astype(np.float32)
@@ -223,7 +223,7 @@ class TestMerging:
         assert {info.dtype for info in WeightFolder(out).tensors.values()} == {"BF16"}
         assert 0 < proof.from_trained <= proof.tolerance
         assert proof.from_trained != proof.relative
-        seen = trained_weights(locate(run)).read(PROJECTION)
+        seen = trained_weights(resolve_reference(run)).read(PROJECTION)
         W_OI = WeightFolder(base).read(PROJECTION)
         assert seen.dtype == np.float32
         expected = MLX_FORMATS["affine4"].round_trip(W_OI, np.dtype(np.float32))
@@ -239,7 +239,7 @@ class TestMerging:
         out = tmp_path / "merged"
         proof = merge(run, MergeSettings(out=out, onto="trained-base")).proof
         assert proof.from_trained == proof.relative <= proof.tolerance
-        update = locate(run).adapter.modules[PROJECTION.removesuffix(".weight")]
+        update = resolve_reference(run).adapter.modules[PROJECTION.removesuffix(".weight")]
         packed_in = format_of(PROJECTION.removesuffix(".weight"), quant)
         seen = CODECS[packed_in].round_trip(WeightFolder(base).read(PROJECTION))
         expected = seen.astype(np.float32) + 2 * update.B_OR @ update.A_RI
@@ -341,8 +341,8 @@ class TestMerging:
         self, base, run, tmp_path, monkeypatch, said, fault
     ):
         config = json.loads((base / "config.json").read_text())
-        source = retold(locate(run), tmp_path, {**config, **said})
-        monkeypatch.setattr("vox_core.run.merge.locate", lambda *_, **__: source)
+        source = retold(resolve_reference(run), tmp_path, {**config, **said})
+        monkeypatch.setattr("vox_core.run.merge.resolve_reference", lambda *_, **__: source)
         with pytest.raises(ModelError) as caught:
             merge(run, MergeSettings(out=tmp_path / "merged", quant="affine4"))
         assert caught.value.code == "VOX-M002"
@@ -360,7 +360,7 @@ class TestMerging:
     )
     def test_a_window_that_leaves_nothing_out_may_be_written(self, base, run, tmp_path, said):
         config = {**json.loads((base / "config.json").read_text()), **said}
-        source = retold(locate(run), tmp_path, config)
+        source = retold(resolve_reference(run), tmp_path, config)
         requantise.require_quantisable(source.base.path, "affine4")
 
     @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ class TestQuantisedFolders:
         def as_if(backend, job, context):
             plain = tmp_path / "dequantised"
             if not plain.exists():
-                from vox_core.run.plain import plain_copy
+                from vox_core.run.hf_checkpoint import plain_copy
 
                 with plain_copy(open_weights(job.model), plain) as copy:
                     return real(backend, replace(job, model=copy), context)
@@ -421,7 +421,7 @@ class TestQuantisedFolders:
         report = train(settings(quantised, method="dora"))
         assert {request.quant for request in lenient} == {"none", "affine4"}
         run, out = str(report.run), tmp_path / "merged"
-        assert locate(run).quant == "affine4"
+        assert resolve_reference(run).quant == "affine4"
         proof = merge(run, MergeSettings(out=out)).proof
         assert proof.from_trained == proof.relative <= proof.tolerance
         config = json.loads((out / "config.json").read_text())

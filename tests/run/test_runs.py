@@ -35,12 +35,12 @@ from vox_core.contract import (
 from vox_core.data.split import keep_stdin
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.run import checkpoint, startup, telemetry
+from vox_core.run import checkpoint, metrics, telemetry
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
-from vox_core.run.locate import locate
 from vox_core.run.merge import merge
 from vox_core.run.prepare import prepare
 from vox_core.run.proof import prove
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
 
 
@@ -106,9 +106,9 @@ def test_garbage_is_looked_for_as_before_when_the_first_step_is_done(tiny, setti
 
 
 def test_when_the_process_began():
-    if startup.process_began() is None:
+    if metrics.process_began() is None:
         pytest.skip("this system does not say")
-    script = "from vox_core.run.startup import process_began as b; import time; "
+    script = "from vox_core.run.metrics import process_began as b; import time; "
     script += "time.sleep(0.3); print(time.perf_counter() - b())"
     called = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -337,7 +337,7 @@ def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
     assert (manifest["id"], manifest["hub"], manifest["path"]) == ("small", "org/Small", str(base))
     card = (run / "README.md").read_text()
     assert "base_model: org/Small\n" in card and "`small` in vox's catalog (SHA-256 fff" in card
-    assert locate(str(run)).base.hub == "org/Small"
+    assert resolve_reference(str(run)).base.hub == "org/Small"
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(manifest["path"]), run)
     merge(str(run), MergeSettings(out=tmp_path / "m"))
     assert "base_model: org/Small\n" in (tmp_path / "m" / "README.md").read_text()
@@ -345,7 +345,7 @@ def test_an_adapter_names_its_base_by_the_hub_id_and_says_whose_weights_it_saw(
 
 def rewritten(run, change) -> None:
     """The run's adapter with other values."""
-    state, source = read_adapter(run), locate(str(run))
+    state, source = read_adapter(run), resolve_reference(str(run))
     changed = state.with_tensors({n: change(n, v) for n, v in state.tensors().items()})
     write_adapter(run, changed, base=str(source.base.path), modules=source.modules)
 

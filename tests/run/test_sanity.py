@@ -11,11 +11,12 @@ import pytest
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Notice, StepDone, Validation
 from vox_core.run import sanity
-from vox_core.run.policy import Policy
+from vox_core.run.controller import RunController
+from vox_core.run.progress import Progress
 from vox_core.run.sanity import LossWatch, rate_warning
 from vox_core.run.telemetry import read
 from vox_core.run.train import train
-from vox_core.testing.tiny import VOCABULARY
+from vox_testing.tiny import VOCABULARY
 
 UNIFORM = math.log(VOCABULARY)
 
@@ -26,11 +27,9 @@ def step(number: int, loss: float) -> StepDone:
 
 def at_end(*losses: float, ordered: bool = False) -> str | None:
     """What is said at the end of a run with these losses."""
-    watch = LossWatch(VOCABULARY, ordered=ordered)
-    watch.begin(losses)
-    found = watch.at_end()
-    assert found is None or found.level == "warning"
-    return found and found.message
+    found = [*LossWatch(VOCABULARY, Progress(losses=losses), ordered=ordered).at_end()]
+    assert [each.level for each in found] in ([], ["warning"])
+    return found[0].message if found else None
 
 
 @pytest.mark.parametrize(
@@ -48,18 +47,17 @@ def test_rates_that_nobody_uses_are_warned_of(lr: float, said: str | None) -> No
 
 @pytest.mark.parametrize("first", [Validation(0, UNIFORM + 0.1), step(1, UNIFORM + 0.1)])
 def test_a_first_loss_above_a_uniform_guess_is_told_once(first: StepDone | Validation) -> None:
-    watch = LossWatch(VOCABULARY)
-    (said,) = watch.hear(first)
+    watch = LossWatch(VOCABULARY, Progress())
+    (said,) = watch(first)
     assert f"{UNIFORM + 0.1:.2f}, is above ln(vocabulary) = {UNIFORM:.2f}" in said.message
-    assert [*watch.hear(step(2, UNIFORM + 1))] == []
+    assert [*watch(step(2, UNIFORM + 1))] == []
 
 
 def test_a_later_loss_above_a_uniform_guess_is_no_first_loss() -> None:
-    watch = LossWatch(VOCABULARY)
-    assert [*watch.hear(step(1, UNIFORM - 0.1)), *watch.hear(step(2, UNIFORM + 1))] == []
-    resumed = LossWatch(VOCABULARY)
-    resumed.begin([2.0])
-    assert [*resumed.hear(step(2, UNIFORM + 1))] == []
+    watch = LossWatch(VOCABULARY, Progress())
+    assert [*watch(step(1, UNIFORM - 0.1)), *watch(step(2, UNIFORM + 1))] == []
+    resumed = LossWatch(VOCABULARY, Progress(losses=(2.0,)))
+    assert [*resumed(step(2, UNIFORM + 1))] == []
 
 
 def test_a_run_that_ends_at_a_uniform_guess_is_warned_of() -> None:
@@ -113,7 +111,9 @@ def test_warnings_are_in_the_terminal_the_telemetry_and_the_report(tiny, setting
 
 def test_a_resumed_run_is_judged_by_all_of_its_losses(tiny, settings, monkeypatch):
     seen = []
-    monkeypatch.setattr(LossWatch, "at_end", lambda self: seen.append([*self._losses]))
+    monkeypatch.setattr(
+        LossWatch, "at_end", lambda self: seen.append([*self._progress.losses]) or ()
+    )
     halfway = []
 
     def stop(self) -> bool:
@@ -121,8 +121,9 @@ def test_a_resumed_run_is_judged_by_all_of_its_losses(tiny, settings, monkeypatc
         return len(halfway) == 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "stop_requested", stop)
+        patch.setattr(RunController, "stop_requested", stop)
         report = train(settings(tiny("llama"), max_steps=4))
     assert report.stopped and len(seen[0]) == 2
+    (report.run / "telemetry.jsonl").unlink()
     train(validate(TrainSettings, {"resume": report.run}))
     assert len(seen[1]) == 4 and seen[1][:2] == seen[0]

@@ -28,10 +28,9 @@ from vox_core.contract.loop import NotFinite
 from vox_core.errors import BackendError, ConfigError, TrainingError
 from vox_core.host.load import Backend
 from vox_core.host.manifest import parse_manifest
-from vox_core.run.context import Context
+from vox_core.run.context import Context, StoppedAtOnce, StopSignal
 from vox_core.run.planning import plan
 from vox_core.run.prepare import Prepared, prepare
-from vox_core.run.stop import StoppedAtOnce, StopSignal
 from vox_core.run.train import train
 from vox_core.run.tuning import answers, measure, search
 from vox_core.run.tuning.answers import Answer

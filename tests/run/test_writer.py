@@ -14,13 +14,14 @@ import pytest
 from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
 from vox_core import disk
 from vox_core.config import TrainSettings, validate
-from vox_core.contract import CheckpointWritten, Notice, StepDone
+from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
 from vox_core.data.order import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
-from vox_core.run.checkpoint import Best, Origin, Retention
+from vox_core.run.checkpoint import Origin, Retention
+from vox_core.run.checkpoint.writer import CheckpointWriter, Due
+from vox_core.run.progress import Progress
 from vox_core.run.train import train
-from vox_core.run.writer import CheckpointWriter, Due
 
 
 @pytest.fixture
@@ -132,40 +133,39 @@ def test_the_last_one_is_not_written_or_announced_twice(parent):
     ],
 )
 def test_which_are_kept(retention, best, kept, parent):
-    found: list[Best] = []
+    progress = Progress()
     writer = CheckpointWriter(
         parent,
         lambda _event: None,
         origin=Origin(**RUN),
         retention=retention,
-        validated=lambda: (found[0] if found else None, 2),
+        progress=progress,
     )
     for step in range(1, 10):
         if step == best:
-            found.append(Best(step=step, loss=1.0))
+            progress(Validation(step, 1.0))
         writer.submit(made_up(step))
     writer.close()
     assert steps_of(parent) == kept
     assert not leftovers(parent)
     if best:
-        told = checkpoint.origin(parent, 9)
-        assert (told.best, told.since_best) == (Best(step=best, loss=1.0), 2)
+        assert checkpoint.origin(parent, 9).validations == ((best, 1.0),)
 
 
 def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent, monkeypatch):
-    best = [Best(step=1, loss=2.0)]
+    progress = Progress(validations=[(1, 2.0)])
     retention, origin = Retention(last=1), Origin(**RUN)
     writer = CheckpointWriter(
         parent,
         lambda _event: None,
         origin=origin,
         retention=retention,
-        validated=lambda: (best[-1], 0),
+        progress=progress,
     )
     monkeypatch.setattr(disk, "calls", filling(3))
     for step in range(1, 6):
         if step == 3:
-            best.append(Best(step=3, loss=1.0))
+            progress(Validation(3, 1.0))
         writer.submit(made_up(step))
     writer.close()
     assert steps_of(parent) == [5, 1]
@@ -203,7 +203,7 @@ def test_when_one_is_due():
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("vox_core.run.writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vox_core.run.checkpoint.writer.time.monotonic", lambda: now[0])
     writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
     found = []
     for step in range(1, 9):
@@ -221,7 +221,10 @@ def test_a_run_keeps_what_it_was_told_to(tiny, settings):
     assert steps_of(run / "checkpoints") == [5, 4, 2]
     state = json.loads((run / "checkpoints/step-4/state.json").read_text())
     plan = json.loads((run / "plan.json").read_text())
-    assert (state["contract"], state["backend"]) == (plan["digest"], "cpu")
+    assert state["contract"] == plan["digest"]
+    (used,) = state["backends"]
+    assert (used["backend"], used["first_step"]) == ("cpu", 1)
+    assert len(state["losses"]) == 4
     assert state["epoch"] == pytest.approx(4 * 2 / 6)
     assert state["seed"] == 42
     assert 0 < state["elapsed"] < 600

@@ -1,9 +1,11 @@
 """The public names for plugins beside errors, contract and hookspecs: re-exports, nothing else.
 
     commands.py   click commands, options, output of the command line
-    runs.py       run folders and telemetry
     files.py      atomic files, bounded JSON
+    host.py       plugins: discover, probe, select, load
     models.py     models, adapters and backends
+    progress.py   the display of vox train
+    runs.py       run folders and telemetry
 
 tests/architecture/test_imports.py keeps plugins to these modules.
 """

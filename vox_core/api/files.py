@@ -1,4 +1,4 @@
-"""Atomic files: whole or not there, with StorageError for a full or failing disk; bounded JSON."""
+"""Atomic files and folders: whole or not there, StorageError on a failing disk; bounded JSON."""
 
 from vox_core.bounded_json import read as read_json
 from vox_core.files import (

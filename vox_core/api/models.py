@@ -14,12 +14,11 @@ from vox_core.host import Request, choose
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
 from vox_core.models import LocalModel, Progress
-from vox_core.plan import positions, require_no_experts
+from vox_core.run.artifacts import base_name
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import MANIFEST
-from vox_core.run.locate import Source, locate, read_any
-from vox_core.run.outputs import base_name
-from vox_core.run.plain import Tensors, copy_companions, plain_copy, spec_of, write_shards
+from vox_core.run.hf_checkpoint import Tensors, copy_companions, plain_copy, spec_of, write_shards
+from vox_core.run.plan import positions, require_no_experts
 from vox_core.run.proof import (
     MAX_CARRIED,
     MIN_CARRIED,
@@ -28,6 +27,7 @@ from vox_core.run.proof import (
     probe_logits,
     probe_tokens,
 )
+from vox_core.run.reference import ModelReference, read_adapter_folder, resolve_reference
 from vox_core.weights import INDEX, Spec, WeightFolder, open_weights
 from vox_core.weights.quantised import require_same_in_mlx
 
@@ -41,11 +41,11 @@ __all__ = [
     "Backend",
     "Context",
     "LocalModel",
+    "ModelReference",
     "Observe",
     "Progress",
     "Request",
     "Seen",
-    "Source",
     "Spec",
     "Tensors",
     "WeightFolder",
@@ -57,7 +57,6 @@ __all__ = [
     "ignore",
     "is_mlx_folder",
     "load_tokenizer",
-    "locate",
     "mlx_dropout",
     "open_weights",
     "plain_copy",
@@ -66,10 +65,11 @@ __all__ = [
     "probe_tokens",
     "quantised_modules",
     "read_adapter",
-    "read_any",
+    "read_adapter_folder",
     "read_mlx_adapter",
     "require_no_experts",
     "require_same_in_mlx",
+    "resolve_reference",
     "spec_of",
     "write_adapter",
     "write_mlx_adapter",

@@ -1,6 +1,5 @@
 """Run folders: find them, read their telemetry and contracts, compare two contracts."""
 
-from vox_core.run.differences import contract_differences
 from vox_core.run.folder import PLAN, TELEMETRY, RunFolder
 from vox_core.run.history import (
     RUNS,
@@ -14,18 +13,19 @@ from vox_core.run.history import (
     require_run,
     runs_in,
 )
-from vox_core.run.lines import Lines, Told
+from vox_core.run.resume import contract_differences
+from vox_core.run.telemetry import Line, Tail
 
 __all__ = [
     "PLAN",
     "RUNS",
     "TELEMETRY",
     "Curve",
-    "Lines",
+    "Line",
     "RunFolder",
     "Summary",
+    "Tail",
     "Tally",
-    "Told",
     "completed",
     "contract_differences",
     "is_run",

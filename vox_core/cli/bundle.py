@@ -17,7 +17,7 @@ from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.catalog import BundleEntry, Catalog
-    from vox_core.host.bundle.archive import Bundle
+    from vox_core.install.bundle.archive import Bundle
 
 FILE = click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))
 
@@ -59,7 +59,7 @@ def list_bundles(as_json: bool) -> None:
         click.Option(
             ["--with-dependencies"],
             is_flag=True,
-            help="Add all that the plugins need; pip asks its package index for it.",
+            help="Add all that the plugins need, as uv resolves it.",
         ),
         click.Option(
             ["--no-build-isolation"],
@@ -82,7 +82,7 @@ def build(
 
     It holds the wheels of the bundle's own distributions, a lock with hashes, and BUNDLE.toml.
     """
-    from vox_core.host.bundle.build import build as make
+    from vox_core.install.bundle.build import build as make
 
     catalog = _catalog()
     made = make(
@@ -100,8 +100,8 @@ def build(
 
 @bundle.command("verify", params=[FILE, config_option(exposed=False), json_option()])
 def verify(file: Path, as_json: bool) -> None:
-    """Hold every file in bundle FILE against its lock and the catalog."""
-    from vox_core.host.bundle.verify import verify as check
+    """Check every file in bundle FILE against its lock and the catalog."""
+    from vox_core.install.bundle.verify import verify as check
 
     catalog = _catalog()
     _show(check(file, catalog), catalog, "sound", as_json)
@@ -125,7 +125,7 @@ def apply(file: Path, target_python: str | None, **how: bool) -> None:
 
     As for `vox plugin install`, the plan is shown first, and what fails is undone.
     """
-    from vox_core.host.bundle.apply import plan_apply
+    from vox_core.install.bundle.apply import plan_apply
 
     _carry_out(plan_apply(file, _catalog(), target_python or sys.executable), **how)
 
@@ -151,7 +151,7 @@ def _facts(catalog: Catalog, entry: BundleEntry) -> dict[str, Any]:
 
 def _show(bundle: Bundle, catalog: Catalog, state: str, as_json: bool) -> None:
     """The bundle, and which of its wheels the catalog says nothing about."""
-    from vox_core.host.bundle.needs import beyond_parts
+    from vox_core.install.bundle.archive import beyond_parts
 
     others = [f"{each.name} {each.version}" for each in beyond_parts(bundle, catalog)]
     if as_json:

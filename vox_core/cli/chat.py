@@ -12,17 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from vox_core import library
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import backend_origin, options_of, settings_from
-from vox_core.cli.progress import display
+from vox_core.cli.options import options_of
 from vox_core.config import ChatSettings
-
-if TYPE_CHECKING:
-    from vox_core.run.load import OpenModel
 
 PROMPT = "> "
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
@@ -39,28 +36,16 @@ def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
     RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model.
     /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
     """
-    settings = settings_from(ChatSettings, config_file, flags)
-    origin = backend_origin(ChatSettings, config_file, flags)
-    from vox_core.run.load import open_model
-
-    with (
-        display() as shown,
-        open_model(
-            reference,
-            settings,
-            observe=shown.observe,
-            backend_origin=origin,
-            progress=shown.transfer,
-        ) as model,
-    ):
-        shown.close()
+    with library.load(
+        reference, section="chat", config=config_file, progress=True, **flags
+    ) as model:
         Conversation(model).hold(interactive=sys.stdin.isatty() and sys.stdout.isatty())
 
 
 class Conversation:
     """A conversation with an open model."""
 
-    def __init__(self, model: OpenModel) -> None:
+    def __init__(self, model: library.Model) -> None:
         self._model = model
         self.messages: list[dict[str, str]] = []
 
@@ -84,7 +69,7 @@ class Conversation:
         said: list[str] = []
         messages = [*self.messages, {"role": "user", "content": line}]
         try:
-            for piece in self._model.reply(messages):
+            for piece in self._model.stream(messages):
                 said.append(piece)
                 click.echo(piece, nl=False)
         except KeyboardInterrupt:

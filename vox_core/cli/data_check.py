@@ -13,8 +13,8 @@ from vox_core.cli.errors import describe, end_with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from
 from vox_core.cli.output import print_json, printable
-from vox_core.cli.progress import display
 from vox_core.config import TrainSettings
+from vox_core.display import display
 
 if TYPE_CHECKING:
     from vox_core.run.data.check import CheckReport, FileReport

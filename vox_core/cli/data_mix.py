@@ -11,7 +11,7 @@ import click
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import json_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable
-from vox_core.cli.progress import display
+from vox_core.display import display
 
 if TYPE_CHECKING:
     from vox_core.run.data.mix_report import MixReport, SourceReport

@@ -12,8 +12,8 @@ from vox_core.cli.data_flags import SECTIONS, data_options, files_argument, with
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import given, json_option, settings_from, source_of
 from vox_core.cli.output import print_columns, print_json, print_table
-from vox_core.cli.progress import display
 from vox_core.config import TrainSettings
+from vox_core.display import display
 
 if TYPE_CHECKING:
     from vox_core.data.stats.lengths import Lengths

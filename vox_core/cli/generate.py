@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from vox_core import library
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
+from vox_core.cli.options import json_option, options_of, settings_from
 from vox_core.cli.output import print_json
-from vox_core.cli.progress import display
 from vox_core.config import GenerateSettings
 from vox_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vox_core.run.load import OpenModel
 
 
 @click.command(
@@ -43,21 +40,9 @@ def generate(
     that is - comes from stdin. --json prints one object per answer, each on a line.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
-    origin = backend_origin(GenerateSettings, config_file, flags)
     _require_variety(settings)
     text = _read(prompt)
-    from vox_core.run.load import open_model
-
-    with (
-        display() as shown,
-        open_model(
-            reference,
-            settings,
-            observe=shown.observe,
-            backend_origin=origin,
-            progress=shown.transfer,
-        ) as model,
-    ):
+    with library.load(reference, config=config_file, progress=True, **flags) as model:
         answers = [_answered(model, text, row, as_json=as_json) for row in range(settings.n)]
     if as_json:
         for each in answers:
@@ -65,10 +50,10 @@ def generate(
     return str(answers[0]["answer"])
 
 
-def _answered(model: OpenModel, text: str, row: int, *, as_json: bool) -> dict[str, object]:
+def _answered(model: library.Model, text: str, row: int, *, as_json: bool) -> dict[str, object]:
     """What `--json` says of an answer, which is printed as it comes otherwise."""
     started, said = time.perf_counter(), ""
-    answer = model.reply([{"role": "user", "content": text}], row)
+    answer = model.stream(text, row=row)
     for piece in answer:
         said += piece
         if not as_json:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vox_core import library
 from vox_core.cli.lazy import Command
-from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
+from vox_core.cli.options import json_option, options_of
 from vox_core.cli.output import print_json, print_table, printable
-from vox_core.cli.progress import display
 from vox_core.config import MergeSettings
 from vox_core.errors import command
 
@@ -30,14 +30,7 @@ def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> Me
     Writes a plain Hugging Face checkpoint and verifies it: its logits must be those of base +
     adapter, up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT.
     """
-    settings = settings_from(MergeSettings, config_file, flags)
-    origin = backend_origin(MergeSettings, config_file, flags)
-    from vox_core.run.merge import merge as run_merge
-
-    with display() as shown:
-        report = run_merge(
-            run, settings, observe=shown.observe, backend_origin=origin, progress=shown.transfer
-        )
+    report = library.merge(run, config=config_file, progress=True, **flags)
     if as_json:
         print_json(report)
     else:

@@ -9,7 +9,7 @@ import click
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
-from vox_core.cli.progress import display
+from vox_core.display import display
 
 if TYPE_CHECKING:
     from vox_core.catalog import ModelEntry

@@ -7,7 +7,6 @@ command line counts as a flag; defaults are pydantic's. A data file `-` is stdin
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from collections.abc import Mapping
@@ -23,11 +22,12 @@ from vox_core.config import (
     Section,
     is_table,
     load_settings,
-    read_toml,
     reading,
 )
+from vox_core.config import given as given
+from vox_core.config import source_of as source_of
 from vox_core.config.values import is_duration
-from vox_core.host import Origin
+from vox_core.library import backend_origin as backend_origin
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -92,39 +92,6 @@ def _read_throughout(
 def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:
     """The settings of a section; `flags` as click gives them, with None or () where not given."""
     return load_settings(kind, given(flags), file=config_file)
-
-
-def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that stand on the command line."""
-    return {name: value for name, value in flags.items() if value not in (None, ())}
-
-
-def source_of(
-    kind: type[Section],
-    name: str,
-    config_file: Path | None,
-    environ: Mapping[str, str] = os.environ,
-) -> str:
-    """Where a setting that is no flag comes from: a variable's name, `vox.toml` or `default`."""
-    variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
-    if name == "backend":
-        variables.append("VOX_BACKEND")
-    if variable := next((each for each in variables if environ.get(each)), None):
-        return variable
-    written = read_toml(config_file).get(kind.section, {})
-    return CONFIG_FILE if name.replace("_", "-") in written else "default"
-
-
-def backend_origin(
-    kind: type[Section], config_file: Path | None, flags: Mapping[str, Any]
-) -> Origin | None:
-    """Where the backend was asked for; None if it was not."""
-    if "backend" in given(flags):
-        return "--backend"
-    source = source_of(kind, "backend", config_file)
-    if source == "default":
-        return None
-    return "vox.toml" if source == CONFIG_FILE else "VOX_BACKEND"
 
 
 def value_type(field: FieldInfo) -> Any:

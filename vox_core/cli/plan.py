@@ -12,9 +12,9 @@ from vox_core.cli.data_flags import files_argument, with_files
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import backend_origin, json_option, options_of, settings_from
 from vox_core.cli.output import print_json
-from vox_core.cli.progress import display
 from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
 from vox_core.config import TrainSettings
+from vox_core.display import display
 
 if TYPE_CHECKING:
     from vox_core.run.planning import PlanReport

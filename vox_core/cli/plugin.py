@@ -20,9 +20,7 @@ from vox_core.errors import command
 if TYPE_CHECKING:
     from vox_core.host.doctor import Examined
 
-_HERE, _INSTALL, _AUTHOR = (
-    f"vox_core.cli.{name}" for name in ("plugin", "plugin_install", "plugin_author")
-)
+_HERE, _INSTALL = (f"vox_core.cli.{name}" for name in ("plugin", "plugin_install"))
 
 COMMANDS = {
     "list": Entry(f"{_HERE}:list_plugins", "Plugins installed here or in the catalog."),
@@ -34,8 +32,6 @@ COMMANDS = {
     "enable": Entry(f"{_HERE}:enable", "Use a plugin again."),
     "disable": Entry(f"{_HERE}:disable", "Leave a plugin installed, and do not use it."),
     "lock": Entry(f"{_INSTALL}:lock", "Write what is installed as pylock.toml."),
-    "new": Entry(f"{_AUTHOR}:new", "Write a new plugin, ready to be tested."),
-    "check": Entry(f"{_AUTHOR}:check", "Run the conformance suite on a plugin."),
 }
 
 plugin = LazyGroup(
@@ -110,8 +106,14 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     from vox_core.cli import root
     from vox_core.cli.lazy import objection
     from vox_core.host.doctor import LIMIT_S, examine
+    from vox_core.install.plan import cut_off
 
-    examined = examine(id, timeout or LIMIT_S, objection=lambda path: objection(root, path))
+    examined = examine(
+        id,
+        timeout or LIMIT_S,
+        objection=lambda path: objection(root, path),
+        further=cut_off(),
+    )
     warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]
     if as_json:

@@ -20,8 +20,7 @@ from vox_core.cli.output import megabytes, print_json, printable
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vox_core.host.install import InstallPlan
-    from vox_core.host.resolve import Change
+    from vox_core.install.plan import Change, InstallPlan
 
 
 def _plan_options() -> list[click.Parameter]:
@@ -79,7 +78,7 @@ def install(
     ID is an id of `vox plugin list`; only the catalog turns it into a package. With one of the
     --from options it may be left out.
     """
-    from vox_core.host.install import plan_install
+    from vox_core.install.plan import plan_install
 
     sources = [source for source in (from_path, from_wheel, from_pypi) if source is not None]
     if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
@@ -114,7 +113,7 @@ def install(
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Bring installed plugins, or all of them, to what their sources now hold."""
-    from vox_core.host.install import plan_upgrade
+    from vox_core.install.plan import plan_upgrade
 
     _carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
 
@@ -127,8 +126,8 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
     not disabled any more if it is installed again.
     """
     from vox_core.host.blocked import disabled, set_disabled
-    from vox_core.host.install import plan_remove
     from vox_core.host.inventory import leaving
+    from vox_core.install.plan import plan_remove
 
     plan = plan_remove(ids)
     forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
@@ -155,8 +154,8 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 )
 def lock(out: Path, as_json: bool) -> None:
     """Write what is installed, plugins and all that they need, as pylock.toml (PEP 751)."""
-    from vox_core.host.environment import Environment
-    from vox_core.host.lock import write_lock
+    from vox_core.install.environment import Environment
+    from vox_core.install.lock import write_lock
 
     unhashed = write_lock(out, Environment.here())
     if as_json:
@@ -176,7 +175,7 @@ def _tell(line: str) -> None:
 
 def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Whether anything was changed."""
-    from vox_core.host.install import apply
+    from vox_core.install.apply import apply
 
     for line in _told(plan, verbose):
         click.echo(printable(line), err=as_json)
@@ -219,9 +218,10 @@ def _next(plan: InstallPlan) -> str:
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
     """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
-    from vox_core.host.blocked import COMMAND, blocking, disabled_among
+    from vox_core.host.blocked import COMMAND, blocking
+    from vox_core.install.plan import disabled_in
 
-    for id in disabled_among(plan.targets):
+    for id in disabled_in(plan):
         click.echo(f"note: {id} is {blocking(id, COMMAND)}", err=True)
 
 

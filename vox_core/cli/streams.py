@@ -1,14 +1,9 @@
-"""Standard streams that are closed, or go away while a command works."""
+"""Standard streams that are closed when a command begins."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import sys
-
-_GONE = {errno.EPIPE, errno.EIO}
-"""The reader of a pipe has ended; the terminal has been closed."""
 
 
 def complete() -> None:
@@ -23,14 +18,3 @@ def complete() -> None:
                 os.dup2(nothing, descriptor)
                 os.close(nothing)
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
-
-
-def abandon_stderr(error: OSError) -> bool:
-    """Whether stderr is gone; if so, what is still to be written there goes nowhere."""
-    if error.errno not in _GONE:
-        return False
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):  # a stream that is not the process's own
-        os.dup2(nothing, sys.stderr.fileno())
-    os.close(nothing)
-    return True

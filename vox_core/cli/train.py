@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vox_core import library
 from vox_core.cli.data_flags import files_argument, with_files
 from vox_core.cli.errors import STOPPED
 from vox_core.cli.lazy import WITHIN, Command
-from vox_core.cli.options import (
-    backend_origin,
-    given,
-    json_option,
-    options_of,
-    settings_from,
-)
+from vox_core.cli.options import json_option, options_of
 from vox_core.cli.output import duration, losses, print_json, print_table, printable
-from vox_core.cli.progress import SHORT_RUN, display
 from vox_core.config import TrainSettings
+from vox_core.display import SHORT_RUN
 from vox_core.errors import command
 
 if TYPE_CHECKING:
-    from vox_core.run.report import TrainReport
-    from vox_core.run.stop import StoppedAtOnce
+    from vox_core.run.artifacts import TrainReport
+    from vox_core.run.context import StoppedAtOnce
 
 MORE = 3
 """Times as many steps, in the hint after a short run."""
@@ -109,29 +104,17 @@ def train(
     FILES are data files, as --data names them. An installed backend is picked, and one line says
     why. Ctrl-C stops after the step with everything saved; --resume goes on.
     """
-    flags = with_files(files, flags)
-    if plan_file is None:
-        settings, planned = settings_from(TrainSettings, config_file, flags), None
-        origin = backend_origin(TrainSettings, config_file, flags)
-    else:
-        from vox_core.run.planned import read_plan
-
-        planned = read_plan(plan_file, given(flags))
-        settings, origin = planned.settings, "--plan"
-    from vox_core.run.startup import process_began
-    from vox_core.run.stop import StoppedAtOnce
-    from vox_core.run.train import train as run_training
+    from vox_core.run.context import StoppedAtOnce
+    from vox_core.run.metrics import process_began
 
     try:
-        with display() as shown:
-            report = run_training(
-                settings,
-                observe=shown.observe,
-                backend_origin=origin,
-                progress=shown.transfer,
-                began=process_began() if ctx.obj is not WITHIN else None,
-                planned=planned,
-            )
+        report = library.train(
+            config=config_file,
+            plan=plan_file,
+            progress=True,
+            began=process_began() if ctx.obj is not WITHIN else None,
+            **with_files(files, flags),
+        ).report
     except StoppedAtOnce as stop:
         click.echo(_stopped_at_once(stop), err=True)
         ctx.exit(STOPPED)

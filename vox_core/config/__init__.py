@@ -12,10 +12,13 @@ puts them together. Nothing here decides anything about models, data or backends
 from vox_core.config.data import DataSettings
 from vox_core.config.read import (
     CONFIG_FILE,
+    given,
     load_settings,
     read_toml,
     reading,
     settings_file,
+    source_of,
+    unknown_settings,
     validate,
 )
 from vox_core.config.sections import (
@@ -51,12 +54,15 @@ __all__ = [
     "Section",
     "TrainSettings",
     "VoxToml",
+    "given",
     "homes",
     "is_table",
     "load_settings",
     "read_toml",
     "reading",
     "settings_file",
+    "source_of",
     "toml_schema",
+    "unknown_settings",
     "validate",
 ]

@@ -62,7 +62,7 @@ def load_settings(
 
     Args:
         kind: the section's model.
-        flags: what was given on the command line, by field name; nothing that was not given.
+        flags: what the command line or a call gives, by field name; nothing that was not given.
         file: the `vox.toml` to read; without it the one of the command (`reading`), or else the
             one in the current folder, if there is one.
 
@@ -79,7 +79,6 @@ def load_settings(
     origins = {
         **dict.fromkeys(written, str(file or settings_file())),
         **{name: variable.name for name, variable in variables.items()},
-        **dict.fromkeys(flags, "the command line"),
     }
     return validate(kind, _over(written, values, flags), origins)
 
@@ -93,6 +92,37 @@ def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
                 merged.pop(other, None)
         merged |= layer
     return merged
+
+
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that stand on the command line, or the keywords of a call."""
+    return {name: value for name, value in flags.items() if value not in (None, ())}
+
+
+def source_of(
+    kind: type[Section],
+    name: str,
+    config_file: Path | None,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Where a setting that is no flag comes from: a variable's name, `vox.toml` or `default`."""
+    variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
+    if name == "backend":
+        variables.append("VOX_BACKEND")
+    if variable := next((each for each in variables if environ.get(each)), None):
+        return variable
+    written = read_toml(config_file).get(kind.section, {})
+    return CONFIG_FILE if kebab(name) in written else "default"
+
+
+def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
+    """For each name that is no field of the section, that it is unknown, and the nearest field."""
+    known = [*map(kebab, kind.model_fields)]
+    return [
+        _unknown(name, name, known, lambda setting: setting.replace("-", "_"))
+        for name in names
+        if name not in kind.model_fields
+    ]
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:

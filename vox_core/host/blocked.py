@@ -23,14 +23,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vox_core import files
 from vox_core.errors import ConfigError, OutputError, StorageError
 from vox_core.host.known import known_plugins
-
-if TYPE_CHECKING:
-    from vox_core.host.targets import Target
 
 VARIABLE = "VOX_DISABLE_PLUGINS"
 COMMAND = "`vox plugin disable`"
@@ -126,15 +122,6 @@ def set_disabled(ids: Iterable[str], environ: Mapping[str, str] = os.environ) ->
     return folder / STATE_FILE
 
 
-def disabled_among(targets: Iterable[Target]) -> tuple[str, ...]:
-    """Of the plugins that are to be installed those that the user has disabled, sorted.
-
-    Where no id was given, the package that is named tells, or the one that is installed.
-    """
-    off = {*disabled()}
-    return tuple(sorted(off & {id for target in targets for id in _ids(target)})) if off else ()
-
-
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the user's own settings are; it need not exist yet."""
     if named := environ.get("VOX_CONFIG"):
@@ -150,20 +137,6 @@ def _project(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
 
     blocked = load_settings(PluginSettings, {}, environ=environ).blocked
     return blocked, str(settings_file())
-
-
-def _ids(target: Target) -> set[str]:
-    from packaging.utils import canonicalize_name
-
-    from vox_core.host.contents import plugin_ids
-    from vox_core.host.discover import discover
-
-    if target.id is not None:
-        return {target.id}
-    if (path := Path(target.requirement)).exists():
-        return plugin_ids(path) or set()
-    found = ((each.id, canonicalize_name(each.distribution)) for each in discover())
-    return {id for id, name in found if name == target.distribution}
 
 
 def _require_known(names: set[str], known: Sequence[str]) -> None:

@@ -26,7 +26,6 @@ from vox_core.errors import ConfigError
 from vox_core.host import remedies
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, version_mismatch
-from vox_core.host.environment import Environment
 from vox_core.host.inventory import unknown_plugin
 from vox_core.host.judge import ABSENT, on_one_line
 from vox_core.host.known import known_plugins
@@ -35,7 +34,6 @@ from vox_core.host.manifest import CommandEntry
 from vox_core.host.probe import Hardware, ProbeFault, accelerators, probe_all
 from vox_core.host.process import Failed, output_of
 from vox_core.host.provide import POINTS
-from vox_core.host.rollback import leftovers
 
 LIMIT_S = 30.0
 """For a child; importing a tensor library from a cold disk may take half of it."""
@@ -66,12 +64,14 @@ def examine(
     limit_s: float = LIMIT_S,
     environ: Mapping[str, str] = os.environ,
     objection: Callable[[tuple[str, ...]], str] = lambda path: "",
+    further: Sequence[Check] = (),
 ) -> tuple[Examined, ...]:
     """Examine one plugin, or the environment and every plugin, sorted by id.
 
     Args:
         limit_s: seconds for each plugin's own code.
         objection: why a command of that path cannot be a plugin's; empty if it can.
+        further: checks of the environment beside those made here.
 
     Raises:
         BackendError: B003; no such plugin is installed.
@@ -106,13 +106,15 @@ def examine(
         )
         for plugin, checks in zip(plugins, static, strict=True)
     ]
-    return (*([] if plugin_id else [_environment(machine, environ)]), *examined)
+    return (*([] if plugin_id else [_environment(machine, environ, further)]), *examined)
 
 
 # --- by the core ----------------------------------------------------------------------------------
 
 
-def _environment(machine: Machine, environ: Mapping[str, str]) -> Examined:
+def _environment(
+    machine: Machine, environ: Mapping[str, str], further: Sequence[Check]
+) -> Examined:
     seen = [accelerator.name for accelerator in accelerators(environ)]
     facts = {
         "python": f"{machine.python} ({sys.executable})",
@@ -121,7 +123,7 @@ def _environment(machine: Machine, environ: Mapping[str, str]) -> Examined:
     }
     told = {name: environ[name] for name in sorted(environ) if name.startswith("VOX_")}
     checks = [Check(name, True, detail) for name, detail in {**facts, **told}.items()]
-    return Examined("environment", "", (*checks, _catalog(environ), *_leftovers()))
+    return Examined("environment", "", (*checks, _catalog(environ), *further))
 
 
 def _catalog(environ: Mapping[str, str]) -> Check:
@@ -131,13 +133,6 @@ def _catalog(environ: Mapping[str, str]) -> Check:
     except ConfigError as error:
         return Check("catalog", False, f"{on_one_line(error)} ({error.where})", error.remedy)
     return Check("catalog", True, f"{len(known)} plugins: {', '.join(known)}")
-
-
-def _leftovers() -> tuple[Check, ...]:
-    found = leftovers(Environment.here())
-    return tuple(
-        Check("cut-off", False, f"{left.told}: {left.folder}", left.remedy) for left in found
-    )
 
 
 def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Check, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from vox_core.adapter.targets import HasShape, parameter_names, quantised_modules
 from vox_core.contract import ModuleShape, Quant
-from vox_core.plan import text_config
+from vox_core.run.plan import text_config
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers|h|blocks)\.\d+)\.")
 _NORM = re.compile(r"(norm|^ln)")

@@ -11,14 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, models, plan
+from vox_core import bounded_json, models
 from vox_core.config import TrainSettings
 from vox_core.data.audit.report import Audit, audit, vocabulary_of
 from vox_core.data.checked import CheckedFile
 from vox_core.data.dataset import Dataset
 from vox_core.data.kept import Load, open_dataset
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.run.locate import resolve_model
+from vox_core.run import plan
+from vox_core.run.sources import resolve_model
 
 
 @dataclass(frozen=True, slots=True)

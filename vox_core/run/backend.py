@@ -9,7 +9,7 @@ from vox_core.errors import BackendError
 from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
-from vox_core.plan import require_no_experts
+from vox_core.run.plan import require_no_experts
 from vox_core.weights import Weights
 from vox_core.weights.quantised import FULL_PRECISION
 

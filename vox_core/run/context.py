@@ -1,14 +1,25 @@
-"""What the core offers a backend while it works: events, checkpoints, the wish to stop."""
+"""What the core offers a backend while it works: events, checkpoints, the wish to stop.
+
+A run stops after the step in which a signal came or its time was over; a second signal does not
+wait for the end of the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias
 
 from vox_core.contract import Event, TrainState, World
-from vox_core.run.writer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from vox_core.run.checkpoint.writer import CheckpointWriter
 
 Observe: TypeAlias = Callable[[Event], None]
 
@@ -41,3 +52,67 @@ class Context:
     def checkpoint(self, state: TrainState) -> None:
         if self.checkpoints is not None:  # an interrupt does not ask
             self.checkpoints.submit(state)
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """A second signal ended the run in the middle of a step.
+
+    Args:
+        run: its folder.
+        step: the last step whose state was kept; None if there is none.
+    """
+
+    def __init__(self, run: Path, step: int | None) -> None:
+        super().__init__()
+        self.run, self.step = run, step
+
+
+class StopSignal:
+    """Set by the first SIGINT or SIGTERM; the second one interrupts at once.
+
+    Args:
+        acknowledge: called at the first one.
+    """
+
+    def __init__(self, acknowledge: Callable[[], None] = lambda: None) -> None:
+        self._event, self._acknowledge = threading.Event(), acknowledge
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Catch the signals meanwhile. Only a main thread can; elsewhere nothing is caught."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        caught = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in caught}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+        with suppress(Exception):  # it may come in the middle of other output; words are not vital
+            self._acknowledge()
+
+
+class TimeLimit:
+    """True once so many seconds have gone by since `began`; never if there is no limit.
+
+    Args:
+        began: as `now` counts. The clock is one that nobody can set.
+    """
+
+    def __init__(
+        self, seconds: float, began: float, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._end, self._now = began + seconds if seconds else None, now
+
+    def __call__(self) -> bool:
+        return self._end is not None and self._now() >= self._end

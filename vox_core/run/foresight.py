@@ -22,7 +22,7 @@ from vox_core.memory import (
 )
 from vox_core.memory.merging import MergePrediction, predict_merge
 from vox_core.memory.predict import trained_tensors
-from vox_core.plan import possible_quants
+from vox_core.run.plan import possible_quants
 from vox_core.run.prepare import Prepared
 
 OVERESTIMATE = 1.2

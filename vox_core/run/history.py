@@ -35,7 +35,7 @@ from vox_core.run.folder import (
     numbered,
     step_of,
 )
-from vox_core.run.lines import Lines, Told
+from vox_core.run.telemetry import Line, Tail
 
 RUNS = Path("runs")
 Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died"]
@@ -123,13 +123,13 @@ class Tally:
         self._tokens, self._seconds = 0, 0.0
         self._before: float | None = None
 
-    def add(self, lines: Iterable[Told]) -> None:
+    def add(self, lines: Iterable[Line]) -> None:
         """The lines that came next."""
         for told in lines:
             self._add_time(told)
             self._add(told)
 
-    def _add_time(self, told: Told) -> None:
+    def _add_time(self, told: Line) -> None:
         summary = self.summary
         if not told.time:
             return
@@ -140,7 +140,7 @@ class Tally:
             summary.seconds += max(told.time - self._before, 0.0)  # a clock may have been set back
         self._before = summary.last = told.time
 
-    def _add(self, told: Told) -> None:
+    def _add(self, told: Line) -> None:
         summary = self.summary
         match told.event:
             case RunStart() as start:
@@ -226,20 +226,20 @@ def read_run(folder: Path) -> Summary:
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
-    lines, tally = Lines(require_run(folder) / TELEMETRY), Tally(str(folder))
+    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
     # In this order: a process that ends in between has told of its end.
     worked_in = is_worked_in(folder)
     tally.add(lines.new())
     return completed(tally, lines, folder, worked_in)
 
 
-def completed(tally: Tally, lines: Lines, folder: Path, worked_in: bool) -> Summary:
+def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:
     """The summary of a tally with what only the folder knows."""
     summary = tally.summary
     running: Status = "running" if worked_in else "died"
     summary.status = tally.outcome or running
     summary.checkpoints = sorted(_checkpoints(folder))
-    summary.passed_over = lines.passed_over
+    summary.passed_over = lines.skipped
     if summary.status in ("done", "stopped"):  # of a run at work it is what an earlier stop left
         summary.adapter_step = _adapter_step(folder)
     total = summary.total_steps

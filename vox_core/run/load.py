@@ -16,15 +16,13 @@ from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request
-from vox_core.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.locate import Source, locate
+from vox_core.run.plan import positions, resolve_dtype, settled_quant
+from vox_core.run.reference import ModelReference, resolve_reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from vox_core.contract import Ints
 
 
 class Answer:
@@ -61,30 +59,33 @@ class OpenModel:
         positions: int | None = None,
     ) -> None:
         self.title, self._positions = title, positions
-        self._model, self._tokenizer, self._system = model, tokenizer, settings.system
-        self._stop_tokens, self._stops = end_of_turn_ids(tokenizer), settings.stop
-        self._sampling = Sampling(
-            max_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            repetition_penalty=settings.repetition_penalty,
-            seed=settings.seed,
-        )
+        self._model, self._tokenizer = model, tokenizer
+        self._stop_tokens, self._settings = end_of_turn_ids(tokenizer), settings
 
-    def reply(self, messages: Sequence[Mapping[str, str]], row: int = 0) -> Answer:
+    def reply(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        row: int = 0,
+        settings: SamplingSettings | None = None,
+    ) -> Answer:
         """The answer; another one for another row, unless it is greedy.
 
+        Args:
+            settings: of sampling, where they differ from those that the model was loaded with.
+
         Raises:
-            DataError: D005, the chat template refuses the conversation.
+            DataError: D005, the chat template refuses the conversation; D007, it is too long.
         """
-        prompt_T = self._prompt(messages)
-        sampling = replace(self._within_positions(len(prompt_T)), row=row)
+        import numpy as np
+
+        chosen = settings or self._settings
+        prompt = prompt_tokens(self._tokenizer, messages, chosen.system)
+        prompt_T = np.asarray(prompt, np.int64)
+        sampling = replace(self._sampling(chosen, len(prompt_T)), row=row)
         tokens = self._model.generate(prompt_T, sampling)
 
         def pieces(answer: Answer) -> Iterator[str]:
-            return _before_stop(self._decoded(tokens, answer), self._stops, answer)
+            return _before_stop(self._decoded(tokens, answer), chosen.stop, answer)
 
         return Answer(len(prompt_T), pieces)
 
@@ -101,10 +102,19 @@ class OpenModel:
             if piece := stream.step(backend, token):
                 yield piece
 
-    def _within_positions(self, prompt_tokens: int) -> Sampling:
-        """The sampling, with no more tokens than the model has positions for."""
+    def _sampling(self, settings: SamplingSettings, prompt_tokens: int) -> Sampling:
+        """With no more tokens than the model has positions for."""
+        sampling = Sampling(
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
+            seed=settings.seed,
+        )
         if self._positions is None:
-            return self._sampling
+            return sampling
         room = self._positions - prompt_tokens
         if room < 1:
             raise DataError(
@@ -114,12 +124,7 @@ class OpenModel:
                 expected=f"fewer than {self._positions}",
                 remedy="shorten the prompt; in a chat, /reset forgets what was said",
             )
-        return replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
-
-    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> Ints:
-        import numpy as np
-
-        return np.asarray(prompt_tokens(self._tokenizer, messages, self._system), np.int64)
+        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
 def _before_stop(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
@@ -192,7 +197,7 @@ def open_model(
     Raises:
         InputError: it cannot be found, or no installed backend can load it.
     """
-    source = locate(reference, adapter=settings.adapter, progress=progress)
+    source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
     quant = source.quant
     if settings.quant is not None:
@@ -222,9 +227,9 @@ def open_model(
             model.close()
 
 
-def _positions(source: Source) -> int | None:
+def _positions(source: ModelReference) -> int | None:
     return positions(bounded_json.read(source.base.path / "config.json"))
 
 
-def _title(source: Source) -> str:
+def _title(source: ModelReference) -> str:
     return source.base.id + (" + adapter" if source.adapter else "")

@@ -23,12 +23,12 @@ from vox_core.host.load import Backend
 from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.dequantised_base import TrainedWeights, trained_weights
 from vox_core.run.folder import CARD
-from vox_core.run.locate import Source, locate
+from vox_core.run.hf_checkpoint import copy_bytes
 from vox_core.run.merger import Merger, written_bytes
-from vox_core.run.plain import copy_bytes
 from vox_core.run.proof import Proof, distance
-from vox_core.run.trained import TrainedWeights, trained_weights
+from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.weights import Weights
 
 MANIFEST = "vox_merge.json"
@@ -73,7 +73,7 @@ def merge(
     """
     out = settings.out or Path(f"{reference.rstrip('/')}-merged")
     files.require_absent(out)
-    source = locate(reference, base=settings.model, progress=progress)
+    source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
         raise _nothing_to_merge(reference)
     if settings.quant != "none":
@@ -97,7 +97,7 @@ def merge(
 
 
 def _request(
-    source: Source, adapter: AdapterState, settings: MergeSettings, origin: Origin | None
+    source: ModelReference, adapter: AdapterState, settings: MergeSettings, origin: Origin | None
 ) -> Request:
     return Request(
         operation="merge",
@@ -109,7 +109,7 @@ def _request(
     )
 
 
-def _chosen(source: Source, trained: Weights, settings: MergeSettings) -> Weights:
+def _chosen(source: ModelReference, trained: Weights, settings: MergeSettings) -> Weights:
     """What the adapter is added to."""
     if settings.onto == "base":
         return source.weights
@@ -130,7 +130,7 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
 
 
 def _requantised(
-    source: Source,
+    source: ModelReference,
     quant: Quant,
     plain: Path,
     folder: Path,
@@ -149,7 +149,7 @@ def _requantised(
     return Requantised(quant, distance(merger.logits_of(backend, job), merger.logits(plain)))
 
 
-def _reader(source: Source, quant: Quant, seen: Seen) -> Backend | None:
+def _reader(source: ModelReference, quant: Quant, seen: Seen) -> Backend | None:
     """An installed backend that loads this quantisation."""
     request = Request(operation="load", quant=quant, model_type=source.base.model_type)
     try:
@@ -160,7 +160,7 @@ def _reader(source: Source, quant: Quant, seen: Seen) -> Backend | None:
 
 def _describe(
     folder: Path,
-    source: Source,
+    source: ModelReference,
     settings: MergeSettings,
     proof: Proof,
     requantised: Requantised | None,

@@ -27,8 +27,7 @@ from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ModelError, PluginError
 from vox_core.host.load import Backend
 from vox_core.run.context import Context
-from vox_core.run.locate import Source
-from vox_core.run.plain import (
+from vox_core.run.hf_checkpoint import (
     copy_companions,
     copy_tokenizer,
     declare_dtype,
@@ -44,6 +43,7 @@ from vox_core.run.proof import (
     probe_tokens,
     prove,
 )
+from vox_core.run.reference import ModelReference
 from vox_core.weights import INDEX, STORED_AS, Spec, Weights, numpy_dtype, stored_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Merger:
 
     def __init__(
         self,
-        source: Source,
+        source: ModelReference,
         adapter: AdapterState,
         weights: Weights,
         trained: Weights,
@@ -197,7 +197,7 @@ def written_bytes(weights: Weights, dtype: DType | None) -> int:
     )
 
 
-def _targets(source: Source, adapter: AdapterState) -> Iterator[MergeTarget]:
+def _targets(source: ModelReference, adapter: AdapterState) -> Iterator[MergeTarget]:
     for path in adapter.modules:
         yield MergeTarget(path, source.modules[path])
     for name, value in adapter.saved.items():
@@ -206,7 +206,7 @@ def _targets(source: Source, adapter: AdapterState) -> Iterator[MergeTarget]:
         )
 
 
-def _require_plain(source: Source, targets: Mapping[str, MergeTarget]) -> None:
+def _require_plain(source: ModelReference, targets: Mapping[str, MergeTarget]) -> None:
     dtypes = {name: source.weights.tensors[name].dtype for name in targets}
     if faults := [f"{name}: {dtype}" for name, dtype in dtypes.items() if dtype not in TOLERANCE]:
         raise ModelError(

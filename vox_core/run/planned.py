@@ -28,9 +28,8 @@ from vox_core import bounded_json
 from vox_core.config import DataSource, TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.differences import differences
 from vox_core.run.prepare import Prepared
-from vox_core.run.resume import absolute, said
+from vox_core.run.resume import absolute, differences, said
 from vox_core.run.sources import to_json
 
 FORMAT = "vox-plan/1"

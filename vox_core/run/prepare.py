@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core import bounded_json, models, plan
+from vox_core import bounded_json, models
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Packing, Quant
@@ -31,14 +31,20 @@ from vox_core.host import Origin, Request, Selection, choose
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
 from vox_core.memory import read_architecture
+from vox_core.run import plan
 from vox_core.run.audited import audits_of
 from vox_core.run.backend import choose_for
-from vox_core.run.fetching import Fetching
-from vox_core.run.locate import resolve_model
 from vox_core.run.order import in_order
 from vox_core.run.rows import chosen_rows
 from vox_core.run.sanity import rate_warning
-from vox_core.run.sources import SourceFile, Sources, data_files, model_files
+from vox_core.run.sources import (
+    Fetching,
+    SourceFile,
+    Sources,
+    data_files,
+    model_files,
+    resolve_model,
+)
 from vox_core.weights import Weights, open_weights
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
@@ -20,6 +19,7 @@ from vox_core.run import folder, foresight, resume
 from vox_core.run.folder import RunFolder
 from vox_core.run.planned import Planned
 from vox_core.run.prepare import Prepared, prepare, require_space
+from vox_core.run.resume import PreviousRun
 from vox_core.run.tuning.apply import tune
 from vox_core.run.tuning.search import Tell
 
@@ -71,17 +71,18 @@ def make_ready(
     """
     auto, refresh = settings.resume == "auto", settings.tune == "refresh"
     _require_apart(settings)
-    settings, recorded = resume.settings_of(settings)
+    previous = resume.load_previous(settings)
+    settings = resume.merge_settings(settings, previous)
     if refresh:
-        _require_measurable(settings, only_planned, goes_on=recorded is not None and not auto)
+        _require_measurable(settings, only_planned, goes_on=previous is not None and not auto)
     run = _folder(settings)
     folder.require_free(run)
     asked = planned.asked(settings) if planned else settings
-    if recorded is not None:
+    if previous is not None:
         if refresh:  # with --resume auto: the command that began the run
             tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
         look = partial(prepare, asked, origin, progress=progress)
-        return _going_on(settings, run, recorded, look, planned, auto=auto)
+        return _going_on(settings, previous, look, planned, auto=auto)
     if not auto:
         _require_new(run)
     prepared = prepare(asked, origin, None, progress, only_planned=only_planned, hashed=hashed)
@@ -98,8 +99,7 @@ def make_ready(
 
 def _going_on(
     settings: TrainSettings,
-    run: RunFolder,
-    recorded: Mapping[str, Any],
+    previous: PreviousRun,
     look: Callable[[str | None], Prepared],
     planned: Planned | None,
     *,
@@ -108,28 +108,29 @@ def _going_on(
     """Of a run that is there.
 
     Args:
-        recorded: its plan.
         look: id of the backend that worked on it last -> everything, looked at.
     """
-    how = resume.ended(run, recorded["contract"]["total_steps"], settings.patience)
-    if how and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
-        raise resume.finished(run, how)
-    worked = resume.backends(run)
-    prepared = look(worked[-1]["backend"] if worked else None)
+    then, patience = previous.plan, settings.patience
+    if not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
+        previous.require_unfinished(then["contract"]["total_steps"], patience)
+    prepared = look(previous.backend)
     if planned:
         planned.require(prepared)
     made = prepared.plan
     _require_validated(settings, prepared)
-    changes = resume.require_same(made, recorded, prepared.sources, settings.allow_change)
-    how = resume.ended(run, made.contract.total_steps, settings.patience)
-    if how and not auto:
-        raise resume.finished(run, how)
+    changes = resume.require_same(made, then, prepared.sources, settings.allow_change)
+    total = made.contract.total_steps
+    if not auto:
+        previous.require_unfinished(total, patience)
+    how = previous.ended(total, patience)
     if not how:
-        resume.require_going_on(run, made.contract.total_steps)
-    require_space(made, settings, run.path)
-    prepared = replace(prepared, plan=resume.tuned_as_before(made, recorded))
+        previous.require_checkpoints(total)
+    require_space(made, settings, previous.run.path)
+    if then["backend"] == made.backend:  # cut as it was, with the knobs that it had
+        tuning, packing = then.get("tuning", {}), then.get("packing", "rows")
+        prepared = replace(prepared, plan=replace(made, tuning=tuning, packing=packing))
     digest = planned.digest if planned else None
-    return Ready(settings, run, prepared, False, changes, how, digest)
+    return Ready(settings, previous.run, prepared, False, changes, how, digest)
 
 
 def _folder(settings: TrainSettings) -> RunFolder:

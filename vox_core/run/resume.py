@@ -1,22 +1,28 @@
-"""Going on with a run: its settings, its contract, its newest good checkpoint."""
+"""Going on with a run: its settings, its contract, its newest checkpoint.
+
+A run's own files are checked before anything is made of them; `plan.json` has more than what a
+resume reads. Nothing here writes.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core.config import Change, TrainSettings, validate
-from vox_core.contract import CheckpointWritten, ExecutionPlan, Notice, RunStart
+from vox_core.contract import DataPolicy, ExecutionPlan
 from vox_core.data.readers import is_hub
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX
-from vox_core.run import checkpoint, telemetry
-from vox_core.run.best import Best, validations
-from vox_core.run.differences import contract_differences
+from vox_core.run import checkpoint
 from vox_core.run.folder import (
     CHECKPOINTS,
     LOCK,
@@ -24,10 +30,11 @@ from vox_core.run.folder import (
     OWNER,
     PLAN,
     PREFLIGHT,
+    RECORD,
     SKIPPED,
     RunFolder,
 )
-from vox_core.run.recorded import last_step, plan_of
+from vox_core.run.progress import Progress
 from vox_core.run.sources import Sources, other_files
 
 # What changed, in the words in which it can be changed back.
@@ -75,6 +82,166 @@ _OF_THIS_CALL = {
 }
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """A run that is there: its folder, and what `plan.json` says."""
+
+    run: RunFolder
+    plan: Mapping[str, Any]
+
+    @cached_property
+    def newest(self) -> checkpoint.Record | None:
+        """What the newest readable checkpoint says; None before the first."""
+        for folder in checkpoint.numbered(self.run.checkpoints):
+            try:
+                return checkpoint.read_record(folder)
+            except PlanError:
+                continue
+        return None
+
+    @property
+    def backend(self) -> str:
+        """Id of the backend that worked on it last."""
+        used = self.newest.backends if self.newest else ()
+        return used[-1].backend if used else str(self.plan["backend"])
+
+    def ended(self, total: int, patience: int) -> str | None:
+        """How the run has ended, in words; None if it can go on.
+
+        Args:
+            total, patience: of the run as it is to go on.
+
+        Raises:
+            AdapterError: A001, its manifest is broken.
+        """
+        if not (self.run.path / MANIFEST).is_file():
+            return None
+        last = last_step(self.run)
+        if last >= total:
+            return f"{last} of {total} steps"
+        if (progress := self.progress_at(last, patience)).exhausted:
+            best = progress.best_step
+            return f"early stopping after step {last} of {total}; the best was step {best}"
+        return None
+
+    def progress_at(self, step: int, patience: int = 0) -> Progress:
+        """Losses and validations up to a step, if the newest checkpoint is of that step."""
+        newest = self.newest
+        if newest is None or newest.step != step:
+            return Progress(patience)
+        return Progress(patience, newest.losses, newest.validations)
+
+    def require_unfinished(self, total: int, patience: int) -> None:
+        """Refuse to go on with a run that has ended.
+
+        Raises:
+            PlanError: P003.
+        """
+        if how := self.ended(total, patience):
+            raise PlanError(
+                "P003",
+                "the run has finished already",
+                where=self.run.path,
+                found=how,
+                remedy=f"{command('vox', 'chat', self.run.path)}; to go on after early stopping: "
+                "--patience 0; to train longer, train again with more --epochs or --max-steps, or "
+                "go on under another schedule: --allow-change epochs --epochs MORE",
+            )
+
+    def require_checkpoints(self, total: int) -> None:
+        """Refuse to begin anew what has been trained already, or to end before what has been.
+
+        Raises:
+            PlanError: P003.
+        """
+        there = checkpoint.numbered(self.run.checkpoints)
+        last = checkpoint.step_of(there[0]) if there else 0
+        if last > total:
+            raise PlanError(
+                "P003",
+                "the run is further than it is to go",
+                where=there[0],
+                found=f"{last} steps are done",
+                expected=f"more than that; --max-steps or --epochs says {total}",
+                remedy="say more, or train anew with another --out",
+            )
+        had_some = any((self.run.path / name).is_file() for name in (MANIFEST, RECORD))
+        if not there and had_some:
+            raise PlanError(
+                "P003",
+                "the run's checkpoints are gone",
+                where=self.run.checkpoints,
+                found="none, and the run had some",
+                remedy="put them back, or train anew with another --out",
+            )
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def load_previous(settings: TrainSettings) -> PreviousRun | None:
+    """The run that `--resume` names, or for `--resume auto` the one in `--out`, if there is one.
+
+    Raises:
+        InputError: A001, the folder is not a run, or its plan is broken; C004, no or one folder
+            too many is named.
+    """
+    if settings.resume is None:
+        return None
+    if settings.resume == "auto":
+        if settings.out is None:
+            raise ConfigError(
+                "C004",
+                "--resume auto does not know which run",
+                where="--resume auto",
+                expected="the run folder of this command, in --out",
+                remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
+            )
+        run = RunFolder(settings.out)
+        return None if is_new(run) else PreviousRun(run, plan_of(run))
+    run = RunFolder(Path(settings.resume))
+    _require_no_checkpoint(run.path)
+    previous = PreviousRun(run, plan_of(run))
+    if settings.out is not None:
+        raise ConfigError(
+            "C004",
+            "a resumed run goes on in its own folder",
+            where="--out",
+            found=settings.out,
+            remedy="leave out --out",
+        )
+    return previous
+
+
+def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> TrainSettings:
+    """Settings of a run that may go on: those given, over its own.
+
+    With `--resume auto` the command is the whole of it, so what it says is held against the run.
+    """
+    given = settings.model_dump(include=settings.model_fields_set)
+    if previous is None:
+        if settings.resume is None:
+            return settings
+        return validate(TrainSettings, {**given, "resume": None})
+    # Another backend may call another dtype the best; the run's is the one it began with. So is
+    # the number of tokens at once, which may have been measured.
+    kept = {key: previous.plan[key] for key in ("dtype", "micro_batch_tokens")}
+    if settings.resume == "auto":
+        values = {**kept, **given, "resume": previous.run.path, "out": None}
+        return validate(TrainSettings, values)
+    kept = {**previous.plan["settings"], **kept}
+    if "template" in kept and (own := previous.run.path / TEMPLATE).is_file():
+        kept["template"] = own  # whatever became of the file that it was copied from
+    if "epochs" in given and "max_steps" not in given:
+        kept.pop("max_steps", None)  # it would win
+    if "data" in given and "source" not in given:
+        kept.pop("source", None)
+    return validate(TrainSettings, {**kept, **given})
+
+
 def recorded(settings: TrainSettings) -> dict[str, Any]:
     """The settings as `plan.json` keeps them: those given, with paths made absolute."""
     given = settings.model_dump(
@@ -100,40 +267,6 @@ def absolute(path: Path) -> str:
     return str(path if is_hub(path) else path.resolve())
 
 
-def settings_of(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
-    """With `--resume RUN`, the run's own settings under those given now, and the run's plan.
-
-    With `--resume auto` the command is the whole of it, so what it says is held against the run;
-    where `--out` names no run yet, one begins.
-
-    Raises:
-        InputError: A001, the folder is not a run, or its plan is broken.
-    """
-    if settings.resume is None:
-        return settings, None
-    if settings.resume == "auto":
-        return _same_command(settings)
-    _require_no_checkpoint(Path(settings.resume))
-    plan = plan_of(RunFolder(Path(settings.resume)))
-    if settings.out is not None:
-        raise ConfigError(
-            "C004",
-            "a resumed run goes on in its own folder",
-            where="--out",
-            found=settings.out,
-            remedy="leave out --out",
-        )
-    given = settings.model_dump(include=settings.model_fields_set)
-    kept = _kept(plan, plan["settings"])
-    if "template" in kept and (own := Path(settings.resume) / TEMPLATE).is_file():
-        kept["template"] = own  # whatever became of the file that it was copied from
-    if "epochs" in given and "max_steps" not in given:
-        kept.pop("max_steps", None)  # it would win
-    if "data" in given and "source" not in given:
-        kept.pop("source", None)
-    return validate(TrainSettings, {**kept, **given}), plan
-
-
 def _require_no_checkpoint(path: Path) -> None:
     """Refuse a folder inside a run, and name the run.
 
@@ -153,30 +286,6 @@ def _require_no_checkpoint(path: Path) -> None:
             )
 
 
-def _same_command(settings: TrainSettings) -> tuple[TrainSettings, dict[str, Any] | None]:
-    if settings.out is None:
-        raise ConfigError(
-            "C004",
-            "--resume auto does not know which run",
-            where="--resume auto",
-            expected="the run folder of this command, in --out",
-            remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
-        )
-    run, given = RunFolder(settings.out), settings.model_dump(include=settings.model_fields_set)
-    if is_new(run):
-        return validate(TrainSettings, {**given, "resume": None}), None
-    plan = plan_of(run)
-    values = {**_kept(plan, {}), **given, "resume": run.path, "out": None}
-    return validate(TrainSettings, values), plan
-
-
-def _kept(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What holds unless it is said otherwise."""
-    # Another backend may call another dtype the best; the run's is the one it began with. So is
-    # the number of tokens at once, which may have been measured.
-    return {**settings, **{key: plan[key] for key in ("dtype", "micro_batch_tokens")}}
-
-
 def is_new(run: RunFolder) -> bool:
     """Nothing is there, or what a process left that died before it had written its plan."""
     if not run.path.exists():
@@ -187,87 +296,7 @@ def is_new(run: RunFolder) -> bool:
     )
 
 
-def backends(run: RunFolder) -> list[dict[str, Any]]:
-    """The backends that worked on a run, in order: each with the first step it was to take."""
-    starts = [line for line in telemetry.read(run.telemetry) if line["event"] == RunStart.name]
-    fields = ("first_step", "backend", "device", "dtype")
-    worked = [{field: line[field] for field in fields} for line in starts]
-    return [
-        each
-        for index, each in enumerate(worked)
-        if index == 0 or each["backend"] != worked[index - 1]["backend"]
-    ]
-
-
-def moved(run: RunFolder, backend: str, step: int) -> Notice | None:
-    """What to say where a run goes on with another backend than before."""
-    before = backends(run)
-    if not before or before[-1]["backend"] == backend:
-        return None
-    was = before[-1]["backend"]
-    return Notice(f"going on with {backend} after step {step}; until there it was {was}")
-
-
-def ended(run: RunFolder, total: int, patience: int) -> str | None:
-    """How a run has ended, in words; None if it can go on.
-
-    Args:
-        total: the steps that it is to have.
-        patience: the one that it is to have.
-
-    Raises:
-        AdapterError: A001, its manifest is broken.
-    """
-    if not (run.path / MANIFEST).is_file():
-        return None
-    last = last_step(run)
-    if last >= total:
-        return f"{last} of {total} steps"
-    best = Best(patience, validations(run.telemetry, last))
-    if best.exhausted:
-        return f"early stopping after step {last} of {total}; the best was step {best.step}"
-    return None
-
-
-def require_going_on(run: RunFolder, total: int) -> None:
-    """Refuse to begin anew what has been trained already, or to end before what has been.
-
-    Raises:
-        PlanError: P003.
-    """
-    there = checkpoint.numbered(run.checkpoints)
-    last = checkpoint.step_of(there[0]) if there else 0
-    if last > total:
-        raise PlanError(
-            "P003",
-            "the run is further than it is to go",
-            where=there[0],
-            found=f"{last} steps are done",
-            expected=f"more than that; --max-steps or --epochs says {total}",
-            remedy="say more, or train anew with another --out",
-        )
-    written = (line["event"] == CheckpointWritten.name for line in telemetry.read(run.telemetry))
-    if not there and ((run.path / MANIFEST).is_file() or any(written)):
-        raise PlanError(
-            "P003",
-            "the run's checkpoints are gone",
-            where=run.checkpoints,
-            found="none, and the run had some",
-            remedy="put them back, or train anew with another --out",
-        )
-
-
-def finished(run: RunFolder, how: str) -> PlanError:
-    """The error for a run that has ended."""
-    return PlanError(
-        "P003",
-        "the run has finished already",
-        where=run.path,
-        found=how,
-        remedy=f"{command('vox', 'chat', run.path)}; to go on after early stopping: --patience 0; "
-        "to train longer, train again with more --epochs or --max-steps, or go on under another "
-        "schedule: --allow-change epochs --epochs MORE",
-    )
+# --- the contract -----------------------------------------------------------------------------
 
 
 def require_same(
@@ -361,13 +390,98 @@ def _of_files(
             )
 
 
-def tuned_as_before(made: ExecutionPlan, recorded: Mapping[str, Any]) -> ExecutionPlan:
-    """With the knobs of a run that goes on with the same backend, and cut as it was."""
-    if recorded["backend"] != made.backend:
-        return made
-    tuning, packing = recorded.get("tuning", {}), recorded.get("packing", "rows")
-    return replace(made, tuning=tuning, packing=packing)
-
-
 def _flag(field: str) -> str:
     return "--" + field.rpartition(".")[2].replace("_", "-")
+
+
+def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted field, value in a, value in b) of every difference; None where there is none.
+
+    Args:
+        a, b: as `bounded_json` reads them, nested no deeper than it allows.
+    """
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(a.keys() | b.keys()):
+            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+    elif a != b:
+        yield where, a, b
+
+
+def contract_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The same of two contracts as `plan.json` has them: one without a policy has the default."""
+    default = json.loads(json.dumps(asdict(DataPolicy())))
+    return differences({"policy": default, **a}, {"policy": default, **b})
+
+
+# --- the run's own files ----------------------------------------------------------------------
+
+
+class _Json(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _File(_Json):
+    path: str
+    sha256: str
+
+
+class _Contract(_Json):
+    total_steps: Count
+
+
+class _Plan(_Json):
+    settings: dict[str, Any]
+    contract: _Contract
+    digest: str
+    dtype: str
+    backend: str
+    micro_batch_tokens: Count
+    tuning: dict[str, Any] = {}
+    sources: dict[str, list[_File]] = {}
+    changes: list[Any] = []
+
+
+class _Ended(_Json):
+    last_step: Count
+
+
+def plan_of(run: RunFolder) -> dict[str, Any]:
+    """`plan.json`, in which every key that is read is there, and of its type.
+
+    Raises:
+        AdapterError: A001.
+    """
+    return _checked(_Plan, run, PLAN, run.read(PLAN))
+
+
+def last_step(run: RunFolder) -> int:
+    """The step with which a run ended, as its manifest says.
+
+    Raises:
+        AdapterError: A001.
+    """
+    manifest = run.read(MANIFEST)
+    # Without `last_step` the adapter is the last step's.
+    said = {"last_step": manifest["step"], **manifest} if "step" in manifest else manifest
+    return int(_checked(_Ended, run, MANIFEST, said)["last_step"])
+
+
+def _checked(kind: type[_Json], run: RunFolder, name: str, value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        kind.model_validate(value)
+        return value
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+    raise AdapterError(
+        "A001",
+        "a run's own file does not say what a resume needs",
+        where=run.path / name,
+        faults=faults,
+        expected="the file as `vox train` wrote it",
+        remedy="put the file back, or train anew with another --out",
+    )

@@ -16,10 +16,11 @@ Nothing here stops a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import fmean, stdev
 
 from vox_core.contract import Event, Notice, StepDone, Validation
+from vox_core.run.progress import Progress
 
 LEAST_LR, MOST_LR = 1e-7, 1e-2
 """Bounds on AdamW's peak rate for an adapter. LoRA (arXiv:2106.09685, appendix D) and QLoRA
@@ -51,52 +52,45 @@ class LossWatch:
 
     Args:
         vocabulary: tokens that the model predicts among.
+        progress: the losses of all steps; it hears of a step before this does.
         ordered: by a curriculum.
     """
 
-    def __init__(self, vocabulary: int, *, ordered: bool = False) -> None:
-        self._vocabulary, self._ordered = vocabulary, ordered
+    def __init__(self, vocabulary: int, progress: Progress, *, ordered: bool = False) -> None:
+        self._vocabulary, self._ordered, self._progress = vocabulary, ordered, progress
         self._uniform = math.log(vocabulary)
-        self._losses: list[float] = []
-        self._first_seen = False
+        self._first_seen = bool(progress.losses)
 
-    def begin(self, losses: Iterable[float]) -> None:
-        """Go on after steps with these losses."""
-        self._losses = list(losses)
-        self._first_seen = bool(self._losses)
-
-    def hear(self, event: Event) -> Iterator[Notice]:
-        """What the event gives reason to warn of."""
-        if isinstance(event, StepDone):
-            self._losses.append(event.loss)
+    def __call__(self, event: Event) -> Iterator[Notice]:
+        """A warning, where the event gives reason for one."""
         if isinstance(event, StepDone | Validation) and not self._first_seen:
             self._first_seen = True
             if event.loss > self._uniform:
                 yield self._first(event.loss)
 
-    def at_end(self) -> Notice | None:
-        """What to say of the losses of all steps."""
-        if not self._losses:
-            return None
-        ended = fmean(self._losses[-max(1, len(self._losses) // 4) :])
+    def at_end(self) -> Iterator[Notice]:
+        """A warning about the losses of all steps, where there is reason for one."""
+        if not (losses := self._progress.losses):
+            return
+        ended = fmean(losses[-max(1, len(losses) // 4) :])
         if ended >= _UNIFORM * self._uniform:
-            return Notice(
+            yield Notice(
                 f"the training loss ends at {ended:.2f}, and ln(vocabulary) is "
                 f"{self._uniform:.2f}: the model predicts no better than a uniform guess; do not "
                 "use this adapter. If the loss began lower, train again with a lower --lr",
                 "warning",
             )
-        if (began := self._risen_from(ended)) is None:
-            return None
-        return Notice(
-            f"the training loss rose from {began:.2f} to {ended:.2f} (means of the first and the "
-            "last steps): the learning rate is probably too high; train again with a lower --lr",
-            "warning",
-        )
+        elif (began := self._risen_from(ended)) is not None:
+            yield Notice(
+                f"the training loss rose from {began:.2f} to {ended:.2f} (means of the first and "
+                "the last steps): the learning rate is probably too high; train again with a lower "
+                "--lr",
+                "warning",
+            )
 
     def _risen_from(self, ended: float) -> float | None:
         """Mean of the first steps; None unless `ended` is above it by more than chance."""
-        losses = self._losses
+        losses = self._progress.losses
         if self._ordered or len(losses) < LEAST_STEPS:
             return None
         first = max(_LEAST_BEGINNING, len(losses) // _BEGINNING)

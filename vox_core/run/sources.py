@@ -1,18 +1,57 @@
-"""The files that a run was made of: data and model, each by its SHA-256.
+"""The files of a run: its model found or fetched, data and model hashed by SHA-256.
 
-The contract has one digest for all documents and one for all weights. These say which file it is
-where one of them has changed.
+The contract has one digest for all documents and one for all weights. The hashes here say which
+file it is where one of them has changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vox_core import models
 from vox_core.data.checked import CheckedFile
+from vox_core.data.templated import templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256
+
+
+def resolve_model(
+    reference: str,
+    *,
+    revision: str | None = None,
+    template: str | Path | None = None,
+    progress: models.Progress | None = None,
+) -> models.LocalModel:
+    """The model that `reference` names, with another chat template if one is given.
+
+    Args:
+        template: a name of a template, or a Jinja file.
+
+    Raises:
+        ModelError: the reference names nothing, or not a model that vox can use.
+        ConfigError: a catalog or `vox.toml` is wrong, or there is no such template.
+        DataError: D005, the template cannot be used.
+        StorageError: the disk is full, or an I/O error.
+    """
+    model = models.resolve(reference, revision=revision, progress=progress)
+    if template is None:
+        return model
+    folder, notes = templated(model.path, template)
+    return replace(model, templated=folder, notes=notes)
+
+
+class Fetching:
+    """Passes progress on; `happened` once a model was fetched or converted."""
+
+    def __init__(self, progress: models.Progress | None) -> None:
+        self._progress, self.happened = progress, False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.happened = True
+        if self._progress:
+            self._progress(what, done, total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vox_core.testing.quantised import round_trip
 from vox_formats.quant import CODECS, MLX_FORMATS
+from vox_testing.quantised import round_trip
 
 BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 OURS = ("nf4", "nf4-single", "int8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.testing.tiny import make_model
+from vox_testing.tiny import make_model
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Training with the engine in this process, on the work of `vox_core.testing.jobs`."""
+"""Training with the engine in this process, on the work of `vox_testing.jobs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vox_core.contract import (
     TrainState,
 )
 from vox_core.run.context import Context
-from vox_core.testing.jobs import batch, documents, plan, start, step
+from vox_testing.jobs import batch, documents, plan, start, step
 from vox_torch.train import Trainer
 
 __all__ = ["batch", "documents", "losses", "plan", "start", "step", "train"]

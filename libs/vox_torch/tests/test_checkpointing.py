@@ -11,7 +11,7 @@ import torch
 from libs.vox_torch.tests.jobs import documents, losses, plan, start, step, train
 
 from vox_core.contract import Step, TrainState
-from vox_core.testing.jobs import stirred
+from vox_testing.jobs import stirred
 
 FAMILIES = ("gemma3", "gpt2", "llama", "qwen3_5")
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.elementwise import Gated, RmsNorm
 from vox_torch.fused_modules import FusedNorm, fuse_modules

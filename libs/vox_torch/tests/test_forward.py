@@ -11,8 +11,8 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from vox_core.contract import AdapterState, Notice
-from vox_core.testing.tiny import FAMILIES, make_model
 from vox_core.weights import WeightFolder
+from vox_testing.tiny import FAMILIES, make_model
 from vox_torch import attention, forward, loss, trial
 from vox_torch.base import load_base
 from vox_torch.forward import Padded, Together

@@ -6,7 +6,7 @@ import pytest
 import torch
 from libs.vox_torch.tests.jobs import batch, documents
 
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll

@@ -9,8 +9,8 @@ from libs.vox_torch.tests.jobs import documents, plan, start, step, train
 
 from vox_core.adapter.targets import linear_modules
 from vox_core.contract import LoadJob, MergeJob, MergeTarget, Sampling
-from vox_core.testing.tiny import FAMILIES
 from vox_core.weights import WeightFolder
+from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.load import load

@@ -11,9 +11,9 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 
 from vox_core.contract import LoadJob
 from vox_core.errors import ModelError
-from vox_core.testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_core.weights import numpy_dtype
 from vox_formats.quant import CODECS
+from vox_testing.tiny import FAMILIES, VOCABULARY, make_model
 from vox_torch.arrays import as_tensor
 from vox_torch.base import load_base
 from vox_torch.inject import attach

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from vox_core.contract import FastPaths, Notice, probe_document
 from vox_core.errors import TrainingError
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 from vox_torch import functions, loss, reference_check
 from vox_torch import train as train_module
 from vox_torch.base import load_base

@@ -12,7 +12,7 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, ste
 
 from vox_core.contract import Step, StepSkipped, TrainState
 from vox_core.contract.loop import micro_batch_seed
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vox_core.contract import LoadJob, TrainJob
 from vox_core.run.context import Context
-from vox_core.testing.tiny import FAMILIES
+from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.engine import Engine
 from vox_torch.layout import rows

@@ -3,9 +3,9 @@
 import pytest
 
 from vox_core.errors import BackendError
-from vox_core.testing.suite import *  # noqa: F403
 from vox_cuda.probe import hardware
 from vox_cuda.ready import require_cuda
+from vox_testing.suite import *  # noqa: F403
 
 VOX_BACKEND = "cuda"
 

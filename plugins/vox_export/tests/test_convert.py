@@ -31,16 +31,16 @@ from vox_core.errors import (
 )
 from vox_core.models import resolve
 from vox_core.run.load import open_model
-from vox_core.run.locate import locate
+from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
-from vox_core.testing.jobs import stirred
-from vox_core.testing.llama import write_llama
 from vox_core.weights import WeightFolder, open_weights
 from vox_export import convert as service
 from vox_export import equivalence
 from vox_export.convert import ConvertReport, convert
 from vox_export.equivalence import compare_logits, require_same_state, require_same_update
 from vox_export.requantise import requantise
+from vox_testing.jobs import stirred
+from vox_testing.llama import write_llama
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/vox_float64"
 # Two float32 forwards of one formula (test_families.py); from float64, by no more.
@@ -91,7 +91,9 @@ def test_a_run_goes_to_mlx_and_back_and_is_the_same_files(settings, tiny, tmp_pa
 def test_an_mlx_folder_is_an_adapter_for_every_command(settings, tiny, tmp_path) -> None:
     run = train(settings(tiny("llama"))).run
     run_convert(run, "mlx", out=tmp_path / "mlx")
-    require_same_state(locate(str(run)).adapter, locate(str(tmp_path / "mlx")).adapter)
+    require_same_state(
+        resolve_reference(str(run)).adapter, resolve_reference(str(tmp_path / "mlx")).adapter
+    )
     with open_model(str(tmp_path / "mlx"), GenerateSettings(max_tokens=2, backend="cpu")) as model:
         assert isinstance("".join(model.reply([{"role": "user", "content": "Hi"}])), str)
 

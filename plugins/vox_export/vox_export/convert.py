@@ -21,19 +21,19 @@ from vox_core.api.models import (
     CONFIG,
     MANIFEST,
     TOKENIZER_FILES,
+    ModelReference,
     Observe,
     Progress,
     Seen,
-    Source,
     base_name,
     ignore,
     is_mlx_folder,
-    locate,
     mlx_dropout,
     plain_copy,
     read_adapter,
-    read_any,
+    read_adapter_folder,
     read_mlx_adapter,
+    resolve_reference,
     write_adapter,
     write_mlx_adapter,
 )
@@ -104,7 +104,7 @@ def convert(
     to: Format = settings.to
     out = settings.out or Path(f"{reference.rstrip('/')}-{to}")
     require_absent(out)
-    source = locate(reference, base=settings.model, progress=progress)
+    source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
         raise _nothing_to_convert(reference)
     origin = Path(reference)
@@ -112,7 +112,7 @@ def convert(
     with atomic_folder(out) as folder:
         _WRITE[to](folder, source.adapter, source, _dropout(origin))
         _copy_companions(origin, folder)
-        require_same_state(source.adapter, read_any(folder, source.mlx_base))
+        require_same_state(source.adapter, read_adapter_folder(folder, source.mlx_base))
         written = _READ[to](folder, source)
         update_error = require_same_update(source.adapter, written)
         logits = _logits(source, source.adapter, written, (source_format, to), folder, observe)
@@ -130,29 +130,31 @@ def convert(
     )
 
 
-def _write_peft(folder: Path, adapter: AdapterState, source: Source, dropout: float) -> None:
+def _write_peft(
+    folder: Path, adapter: AdapterState, source: ModelReference, dropout: float
+) -> None:
     name = base_name(source.base)
     write_adapter(folder, adapter, base=name, modules=source.modules, dropout=dropout)
 
 
-def _write_mlx(folder: Path, adapter: AdapterState, source: Source, dropout: float) -> None:
+def _write_mlx(folder: Path, adapter: AdapterState, source: ModelReference, dropout: float) -> None:
     name = base_name(source.base)
     write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
 
 
 # Format -> its writer, and how its own tool reads what was written.
-_WRITE: dict[Format, Callable[[Path, AdapterState, Source, float], None]] = {
+_WRITE: dict[Format, Callable[[Path, AdapterState, ModelReference, float], None]] = {
     "peft": _write_peft,
     "mlx": _write_mlx,
 }
-_READ: dict[Format, Callable[[Path, Source], AdapterState]] = {
+_READ: dict[Format, Callable[[Path, ModelReference], AdapterState]] = {
     "peft": lambda folder, _: read_adapter(folder),
     "mlx": lambda folder, source: read_mlx_adapter(folder, source.mlx_base, literal=True),
 }
 
 
 def _logits(
-    source: Source,
+    source: ModelReference,
     adapter: AdapterState,
     written: AdapterState,
     formats: tuple[Format, Format],
@@ -204,7 +206,7 @@ def _copy_companions(origin: Path, folder: Path) -> None:
             write_bytes(folder / name, file.read_bytes())
 
 
-def _notes(source: Source, adapter: AdapterState) -> Iterator[str]:
+def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
     """Where mlx-lm alone, without vox, loads or computes something else."""
     if adapter.modules and adapter.saved:
         yield (

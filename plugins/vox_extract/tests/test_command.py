@@ -34,7 +34,7 @@ def extract(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
 
 def test_python_rows_that_vox_reads(extract, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.cli.progress.WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("vox_core.display.WORTH_SECONDS", 0.0)
     made(tmp_path, {**STYLES, "bad.py": "def f(:"})
     done = extract("python", "./pack", "--out", "new/rows.jsonl")
     assert done.code == 0

@@ -12,9 +12,9 @@ import pytest
 from mlx import nn
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 
-from vox_core.testing.llama import write_llama
 from vox_mlx.attention import attend_in_blocks
 from vox_mlx.base import load_base
+from vox_testing.llama import write_llama
 
 
 class Attention(nn.Module):

@@ -1,5 +1,5 @@
 """The MLX backend passes vox's conformance suite."""
 
-from vox_core.testing.suite import *  # noqa: F403
+from vox_testing.suite import *  # noqa: F403
 
 VOX_BACKEND = "mlx"

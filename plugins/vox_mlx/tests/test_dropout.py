@@ -17,12 +17,12 @@ import pytest
 from mlx import nn
 
 from vox_core.contract import AdapterState, Batch, Event, LowRank, StepDone, TrainJob, Validation
-from vox_core.testing import jobs
-from vox_core.testing.llama import write_llama
-from vox_core.testing.subject import Recorder
 from vox_mlx import backend
 from vox_mlx.inject import Injected, inject
 from vox_mlx.lora import Adapted
+from vox_testing import jobs
+from vox_testing.llama import write_llama
+from vox_testing.subject import Recorder
 
 RATE = 0.25
 # A product of float32 against float64, 16 terms and a rank of 4 summed in another order: 2.4e-7

@@ -12,10 +12,10 @@ import pytest
 
 from vox_core.contract import AdapterState, LoadJob, Sampling
 from vox_core.errors import ModelError
-from vox_core.testing import jobs
-from vox_core.testing.tiny import make_model
 from vox_mlx import backend
 from vox_mlx.base import require_window
+from vox_testing import jobs, tiny
+from vox_testing.tiny import make_model
 
 TOKENS = np.arange(20)
 
@@ -41,7 +41,6 @@ def test_a_streamed_model_gives_the_same_logits_every_time(model):
 
 
 def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
-    from vox_core.testing import tiny
 
     wide = {**tiny.FAMILIES["llama"][1], "hidden_size": 256, "num_hidden_layers": 12}
     monkeypatch.setitem(tiny.FAMILIES, "llama", ("llama", wide))
@@ -61,7 +60,7 @@ def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
 
 
 def test_documents_and_answers_keep_within_a_window_that_mlx_lm_leaves_out(tmp_path, monkeypatch):
-    from vox_core.testing import tiny
+    from vox_testing import tiny
 
     windowed = {**tiny.FAMILIES["phi3"][1], "sliding_window": 24}
     monkeypatch.setitem(tiny.FAMILIES, "phi3", ("phi3", windowed))

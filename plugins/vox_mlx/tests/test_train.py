@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from vox_core.contract import LoadJob, Notice, StepDone, TrainJob
-from vox_core.testing import jobs
-from vox_core.testing.llama import write_llama
-from vox_core.testing.subject import Recorder
 from vox_formats.quant import MLX_FORMATS
 from vox_mlx import attention, backend, train
+from vox_testing import jobs
+from vox_testing.llama import write_llama
+from vox_testing.subject import Recorder
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from vox_core.api.progress import RECENT_STEPS, Display, display
 from vox_core.api.runs import (
     TELEMETRY,
-    Lines,
+    Line,
     Summary,
+    Tail,
     Tally,
-    Told,
     completed,
     is_worked_in,
     require_run,
@@ -25,7 +25,7 @@ SECONDS = 0.5
 
 def follow(
     folder: Path, wait: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[list[Told], Summary]]:
+) -> Iterator[tuple[list[Line], Summary]]:
     """What was told before, then what has come at each look, with the summary that it leads to.
 
     It ends with the run, or at once if the run has ended or died.
@@ -33,7 +33,7 @@ def follow(
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
-    lines, tally = Lines(require_run(folder) / TELEMETRY), Tally(str(folder))
+    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
     while True:
         worked_in = is_worked_in(folder)  # before the look: see `read_run`
         told = list(lines.new())

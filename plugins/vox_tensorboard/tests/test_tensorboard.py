@@ -23,8 +23,8 @@ from vox_core.contract import (
 from vox_core.host.observers import Observers
 from vox_core.run import telemetry
 from vox_core.run.train import train
-from vox_core.testing.tiny import make_model
 from vox_tensorboard import TensorBoard
+from vox_testing.tiny import make_model
 
 
 def start(run: Path, first: int = 1) -> RunStart:

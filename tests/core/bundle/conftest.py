@@ -9,8 +9,8 @@ import pytest
 
 from tests.core.bundle.samples import sources
 from vox_core.catalog import Catalog
-from vox_core.host.bundle.archive import Bundle
-from vox_core.host.bundle.build import build
+from vox_core.install.bundle.archive import Bundle
+from vox_core.install.bundle.build import build
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""An environment that bundles are applied to: vox in it, no network, and a mark once pip starts.
+"""An environment that bundles are applied to.
 
 The bundle holds plugin `good` and what a test gives it as libraries.
 """
@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.core.install_samples import World, wheel
 from vox_core.catalog import Catalog, read_catalogs
-from vox_core.host.bundle.build import build
+from vox_core.install.bundle.build import build
 
 if TYPE_CHECKING:
     import pytest
 
-NO_NETWORK = """
-import socket, sys
-def refuse(*args): raise SystemExit("the network was used")
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-if "pip" in sys.orig_argv: open({mark!r}, "w").close()
-"""
 BUNDLE = """
 libraries = {{ {libraries} }}
 [[bundle]]
@@ -40,16 +34,8 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The environment, and its settings for this process too; empty again afterwards."""
     for name, value in world.environ().items():
         monkeypatch.setenv(name, value)
-    text = NO_NETWORK.format(mark=str(pip_mark(world)))
-    (world.site / "sitecustomize.py").write_text(text)
     yield world
     world.clear()
-    pip_mark(world).unlink(missing_ok=True)
-
-
-def pip_mark(world: World) -> Path:
-    """There once pip was started."""
-    return world.folder / "pip-was-started"
 
 
 def bundled(world: World, *parts: Mapping[str, Any]) -> Path:

@@ -1,11 +1,14 @@
-"""Bundles applied to real environments, by pip and by uv: whole or not at all, with no network."""
+"""Bundles applied to real environments: whole or not at all, with no network."""
 
 from __future__ import annotations
 
 import os
 import pty
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +21,19 @@ from tests.core.bundle.target import (
     TORCH,
     bundled,
     catalog_of,
-    pip_mark,
     prepared,
     present,
 )
-from tests.core.install_samples import UV, World, plugin
+from tests.core.install_samples import World, plugin
 from vox_core.errors import VoxError
-from vox_core.host.bundle.apply import plan_apply
-from vox_core.host.install import apply
-from vox_core.host.rollback import restored_on_failure
-
-BY_UV = pytest.param(
-    "uv", marks=pytest.mark.skipif(UV is None, reason="no uv here: pip install uv")
-)
-BY_PIP = pytest.param("pip", marks=pytest.mark.long)  # which takes twice as long
+from vox_core.install.apply import apply
+from vox_core.install.bundle.apply import plan_apply
+from vox_core.install.uv import find_uv
 
 
-@pytest.fixture(scope="module", params=[BY_PIP, BY_UV])
-def environment(request: pytest.FixtureRequest, tmp_path_factory: Any) -> World:
-    return World(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
@@ -132,7 +129,7 @@ def test_torch_stays(world: World) -> None:
     before = world.state()
     done = vox(world, file, "--yes")
     assert (done.returncode, "error[VOX-I005]" in done.stderr) == (2, True), done.stderr
-    assert world.state() == before and not pip_mark(world).exists()
+    assert world.state() == before
 
 
 # --- failed in the middle -------------------------------------------------------------------------
@@ -142,47 +139,40 @@ NEWER = {key: dict(value) if key == "files" else value for key, value in GOOD.it
 NEWER["files"]["vox_t_good/vox_plugin.toml"] = NEWER["files"]["vox_t_good/vox_plugin.toml"].replace(
     'api = "1.0"', 'api = "9.0"'
 )
-FAILING: dict[str, tuple[dict[str, Any], str]] = {
-    "the installer itself": (
-        {**GOOD, "files": {**GOOD["files"], "vox_t_good-2.0.data/nowhere/x": ""}},
-        "the installer ended with",
+WITH = GOOD["files"]
+FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
+    "uv itself": (
+        {**GOOD, "files": {**WITH, "vox_t_good-2.0.data/nowhere/x": ""}},
+        "I008",
+        "uv ended with",
     ),
-    "no entry point": ({**GOOD, "entry_points": ""}, "vox-t-good brings no plugin, not 'good'"),
-    "a newer API": (NEWER, "good: api: written for 9.0"),
-    "it brings the core's": (
-        {**GOOD, "files": {**GOOD["files"], "vox_core/__init__.py": ""}},
+    "no entry point": ({**GOOD, "entry_points": ""}, "I003", "brings no plugin, not 'good'"),
+    "a newer API": (NEWER, "I003", "good: api: written for 9.0"),
+    "it brings vox's": (
+        {**GOOD, "files": {**WITH, "vox_core/__init__.py": ""}},
+        "I003",
         "vox_core/__init__.py, which belongs to vox-ml",
+    ),
+    "it ends the interpreter": (
+        {**GOOD, "files": {**WITH, "good.pth": "import os; os._exit(0)\n"}},
+        "I008",
+        "the environment's Python fails",
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "where"),
-    [
-        ("the installer itself", "here"),
-        ("the installer itself", "elsewhere"),
-        ("no entry point", "elsewhere"),
-        ("a newer API", "here"),
-        ("it brings the core's", "elsewhere"),
-    ],
-)
-def test_what_fails_half_way_is_undone(world: World, case: str, where: str) -> None:
-    """The library has been upgraded by then."""
+@pytest.mark.parametrize("case", FAILING)
+def test_what_fails_is_undone(world: World, case: str) -> None:
     present(world, {**LIBRARY, "version": "1.0"})
     present(world, plugin("good", "1.0", ["vox-t-lib"]))
-    part, said = FAILING[case]
+    part, code, said = FAILING[case]
     file, before = bundled(world, part, LIBRARY_2), world.state()
-    if where == "here":
-        done = vox(world, file, "--yes")
-        assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
-        assert said in done.stderr
-    else:
-        plan = plan_apply(file, catalog_of(world), str(world.python))
-        with pytest.raises(VoxError) as caught:
-            apply(plan)
-        assert caught.value.code == "VOX-I008" and said in str(caught.value.found)
+    plan = plan_apply(file, catalog_of(world), str(world.python))
+    with pytest.raises(VoxError) as caught:
+        apply(plan)
+    assert caught.value.code == f"VOX-{code}" and said in str(caught.value)
     assert world.state() == before
-    assert not list(world.site.parent.glob(".vox-before-*"))
+    assert not (world.site / ".vox-change").exists()
 
 
 def test_a_bundle_that_changes_while_the_plan_is_looked_at(world: World) -> None:
@@ -198,7 +188,34 @@ def test_a_bundle_that_changes_while_the_plan_is_looked_at(world: World) -> None
 def test_one_at_a_time(world: World) -> None:
     file = bundled(world, plugin("good", "1.0"))
     plan, before = plan_apply(file, catalog_of(world), str(world.python)), world.state()
-    with restored_on_failure(plan.environment, []):
+    with plan.environment.locked():
         done = vox(world, file, "--yes")
         assert (done.returncode, "error[VOX-I011]" in done.stderr) == (2, True), done.stderr
     assert world.state() == before
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rn", "true"], check=False, capture_output=True).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="no namespaces here",
+)
+def test_into_a_fresh_environment_without_a_network(world: World, tmp_path: Path) -> None:
+    """vox itself is in the bundle; the environment has neither vox nor pip."""
+    subprocess.run([find_uv(), "venv", "--quiet", str(tmp_path / "fresh")], check=True)
+    python = tmp_path / "fresh/bin/python"
+    (site,) = (tmp_path / "fresh/lib").glob("python*/site-packages")
+    borrowed = (world.site / "borrowed.pth").read_text()
+    (site / "borrowed.pth").write_text(borrowed)  # what vox needs, which no test bundle holds
+    core = {"name": "vox-ml", "version": version("vox-ml"), "files": {"vox_ml_mark.py": ""}}
+    file = bundled(world, plugin("good", "1.0", ["vox-ml"]), core)
+    command = ["unshare", "-rn", sys.executable, "-m", "vox_core.cli", "bundle", "apply", file]
+    done = subprocess.run(
+        [*map(str, command), "--target-python", str(python), "--yes"],
+        env=world.environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (site / "vox_t_good").is_dir() and (site / "vox_ml_mark.py").is_file()

@@ -17,9 +17,9 @@ from packaging.tags import sys_tags
 from tests.core.bundle.samples import CATALOG, LIB, TINY, changed, faults, package, sources
 from vox_core.catalog import Catalog, load_catalog
 from vox_core.errors import ConfigError
-from vox_core.host.bundle.archive import Bundle
-from vox_core.host.bundle.build import build
-from vox_core.host.bundle.verify import verify
+from vox_core.install.bundle.archive import Bundle
+from vox_core.install.bundle.build import build
+from vox_core.install.bundle.verify import verify
 
 
 def test_what_a_bundle_holds(bundle: Bundle, catalog: Catalog) -> None:

@@ -15,20 +15,20 @@ import pytest
 
 from tests.core.bundle.samples import faults, rewritten, swap_a_byte
 from tests.core.bundle.samples import replace as replaced
-from tests.core.bundle.target import TORCH, bundled, catalog_of, pip_mark, prepared, present
+from tests.core.bundle.target import TORCH, bundled, catalog_of, prepared, present
 from tests.core.install_samples import World, plugin
 from vox_core.catalog import Catalog
 from vox_core.errors import VoxError
-from vox_core.host.bundle.apply import plan_apply
-from vox_core.host.bundle.archive import Bundle
-from vox_core.host.bundle.build import build
-from vox_core.host.bundle.interpreter import ask
-from vox_core.host.bundle.verify import verify
+from vox_core.install.bundle.apply import _tags, plan_apply, platform_name
+from vox_core.install.bundle.archive import Bundle
+from vox_core.install.bundle.build import build
+from vox_core.install.bundle.verify import verify
+from vox_core.install.environment import Environment
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("pip"), "pip")
+    return World(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def refused(world: World, file: Path, code: str, python: Path | None = None) -> 
     before = world.state()
     python = python or world.python
     found = faults(lambda: plan_apply(file, catalog_of(world), str(python)), code)
-    assert world.state() == before and not pip_mark(world).exists()
+    assert world.state() == before
     return found
 
 
@@ -110,13 +110,6 @@ def test_an_environment_that_belongs_to_a_tool(world: World) -> None:
     assert caught.value.remedy.endswith("inject venv wheels/vox_t_good-1.0-py3-none-any.whl")
 
 
-def test_an_environment_without_an_installer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ask(str(world.python))
-    bare = replace(place, environment=replace(place.environment, has_pip=False, uv=None))
-    monkeypatch.setattr("vox_core.host.bundle.apply.ask", lambda python: bare)
-    refused(world, bundled(world, plugin("good", "1.0")), "I001")
-
-
 def test_metadata_that_is_none(world: World) -> None:
     bundled(world, plugin("good", "1.0"))
     (part,) = (world.folder / "parts").glob("*.whl")
@@ -160,25 +153,30 @@ def test_the_tags_of_the_wheels_decide_whatever_the_label_says(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = bundled(world, plugin("good", "1.0"), {**TORCH, "version": "1.0"})
-    place = ask(str(world.python))
-    assert "py3-none-any" in place.tags
-    assert f"cp{place.version.replace('.', '')}-none-any" in place.tags
-    other = replace(place, tags=place.tags - {"py3-none-any"})
-    monkeypatch.setattr("vox_core.host.bundle.apply.ask", lambda python: other)
+    monkeypatch.setattr("vox_core.install.bundle.apply.sys_tags", lambda: iter(()))
+    place = Environment.of(str(world.python))
+    where = f"not for Python {place.version} on {platform_name()}"
     assert refused(world, file, "B009") == (
-        f"torch-1.0-py3-none-any.whl: not for Python {place.full_version} on {place.platform}",
-        f"vox_t_good-1.0-py3-none-any.whl: not for Python {place.full_version} on {place.platform}",
+        f"torch-1.0-py3-none-any.whl: {where}",
+        f"vox_t_good-1.0-py3-none-any.whl: {where}",
     )
+
+
+def test_the_tags_of_another_python(world: World) -> None:
+    place = replace(Environment.of(str(world.python)), version="3.99.0")
+    tags = {*map(str, _tags(place))}
+    assert {"py3-none-any", "cp399-none-any"} < tags
+    assert f"cp{sys.version_info[0]}{sys.version_info[1]}-none-any" not in tags
 
 
 def test_markers_are_those_of_the_other_python(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs = [f"x; python_full_version {sign} '99.0.7'" for sign in ("==", "!=")]
+    needs = [f"x; python_full_version {sign} '3.99.7'" for sign in ("==", "!=")]
     needs = [need.replace("x;", f"x{number};") for number, need in enumerate(needs)]
     file = bundled(world, plugin("good", "1.0", needs))
-    other = replace(ask(str(world.python)), full_version="99.0.7")
-    monkeypatch.setattr("vox_core.host.bundle.apply.ask", lambda python: other)
+    other = replace(Environment.of(str(world.python)), version="3.99.7")
+    monkeypatch.setattr(Environment, "of", lambda python: other)
     told = plan_apply(file, catalog_of(world), str(world.python)).notes
     assert [note.split("needs ")[1][:2] for note in told if "needs" in note] == ["x0"]
 
@@ -192,7 +190,7 @@ def test_what_the_catalog_does_not_vouch_for_is_noted(world: World, tmp_path: Pa
     labelled = replaced("BUNDLE.toml", "dependencies = false", "dependencies = true")
     path = rewritten(sound, tmp_path, labelled)
     told = plan_apply(path, catalog_of(world), str(world.python)).notes
-    assert "the catalog does not vouch for what its own plugins need: vox-t-lib 1.0" in told
+    assert "dependencies, for which the catalog has no rules: vox-t-lib 1.0" in told
 
 
 def test_what_is_no_python(bundle: Bundle, catalog: Catalog) -> None:
@@ -201,11 +199,3 @@ def test_what_is_no_python(bundle: Bundle, catalog: Catalog) -> None:
             plan_apply(bundle.file, catalog, name)
         assert caught.value.code == "VOX-B009"
         assert "import" not in str(caught.value)  # the question itself is nobody's business
-
-
-def test_what_lies_in_the_current_folder_answers_nothing(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    assert ask(str(world.python)).environment.prefix == world.venv

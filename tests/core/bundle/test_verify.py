@@ -24,9 +24,8 @@ from tests.core.bundle.samples import (
 )
 from tests.core.install_samples import wheel
 from vox_core.catalog import Catalog
-from vox_core.host.bundle.archive import Bundle
-from vox_core.host.bundle.needs import beyond_parts
-from vox_core.host.bundle.verify import verify
+from vox_core.install.bundle.archive import Bundle, beyond_parts
+from vox_core.install.bundle.verify import verify
 
 
 def lock_another_wheel(members: Members) -> None:

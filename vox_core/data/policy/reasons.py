@@ -9,15 +9,15 @@ KEPT, HELD_OUT = 0, 1
 MALFORMED = "malformed"
 
 REASONS: dict[str, str] = {
-    "unrated": "it has no rating, and --unrated says drop",
+    "unrated": "no rating, with --unrated drop",
     "rating": "its rating is below --min-rating",
-    "category": "its category is none of those of --category",
-    "lane": "its lane is none of those of --lane",
-    "tag": "it has none of the tags of --tag",
-    "too short": "it says fewer characters than --min-chars",
-    "too long": "it says more characters than --max-chars",
-    "duplicate": "an earlier row says the same (--dedup exact, near)",
-    "near duplicate": "an earlier row says nearly the same (--dedup near)",
+    "category": "its category is not in --category",
+    "lane": "its lane is not in --lane",
+    "tag": "none of its tags is in --tag",
+    "too short": "fewer characters than --min-chars",
+    "too long": "more characters than --max-chars",
+    "duplicate": "same content as an earlier row (--dedup exact, near)",
+    "near duplicate": "nearly the same content as an earlier row (--dedup near)",
 }
 NAMES = ("kept", "held out", *REASONS)
 """By code, as `choose` gives it."""

@@ -35,11 +35,13 @@ class _Json(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Best(_Json):
-    """The best validation so far."""
+class BackendUse(_Json):
+    """A backend, and the first step that it took."""
 
-    step: Count
-    loss: float
+    first_step: Count
+    backend: str
+    device: str
+    dtype: str
 
 
 class Entry(_Json):
@@ -62,8 +64,10 @@ class Record(_Json):
     Args:
         skipped: steps that were not applied, their loss or gradient not being finite.
         epoch: passes over the data that are done, as a fraction.
-        since_best: validations after the best one, or all if none was a number.
-        valid_digest: of the held-out rows that `best` is of, as the contract has it.
+        backends: that worked on the run, in order.
+        losses: of the steps that were applied, in order; None where not finite.
+        validations: (step, loss), step 0 before training.
+        valid_digest: of the rows that `validations` are of, as the contract has it.
         elapsed: seconds of training up to here, over every resume.
         alpha: module path -> its alpha.
         saved: parameters that are trained whole.
@@ -79,10 +83,10 @@ class Record(_Json):
     elapsed: Seconds
     seed: Count
     contract: str
-    backend: str
+    backends: tuple[BackendUse, ...]
     versions: dict[str, str]
-    best: Best | None
-    since_best: Count
+    losses: tuple[float | None, ...]
+    validations: tuple[tuple[Count, float | None], ...]
     valid_digest: str | None
     method: Method
     alpha: dict[str, float]
@@ -94,13 +98,13 @@ class Origin:
     """What a checkpoint says of the run that it is from, beside its state; see `Record`."""
 
     contract: str = ""
-    backend: str = ""
+    backends: tuple[BackendUse, ...] = ()
     seed: int = 0
     epoch: float = 0.0
     elapsed: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
-    best: Best | None = None
-    since_best: int = 0
+    losses: tuple[float | None, ...] = ()
+    validations: tuple[tuple[int, float | None], ...] = ()
     valid_digest: str | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -97,18 +98,10 @@ def _record(state: TrainState, origin: Origin) -> Record:
     return Record(
         step=state.step,
         skipped=state.skipped,
-        epoch=origin.epoch,
-        elapsed=origin.elapsed,
-        seed=origin.seed,
-        contract=origin.contract,
-        backend=origin.backend,
-        versions=origin.versions,
-        best=origin.best,
-        since_best=origin.since_best,
-        valid_digest=origin.valid_digest,
         method=state.adapter.method,
         alpha={path: float(module.alpha) for path, module in state.adapter.modules.items()},
         saved=sorted(state.adapter.saved),
+        **{field.name: getattr(origin, field.name) for field in fields(Origin)},
     )
 
 

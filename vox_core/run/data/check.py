@@ -24,7 +24,7 @@ from vox_core.data.readers import FieldMap, Source, open_source, place_of
 from vox_core.data.records import next_step, read_records, readable
 from vox_core.data.split import find_split
 from vox_core.errors import ConfigError, InputError
-from vox_core.run.locate import resolve_model
+from vox_core.run.sources import resolve_model
 
 if TYPE_CHECKING:
     from vox_core.data.audit.report import Audit

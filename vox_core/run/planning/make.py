@@ -19,8 +19,8 @@ from vox_core.errors import ConfigError
 from vox_core.host import Origin
 from vox_core.memory import Option, suggest
 from vox_core.memory.fit import fitting
-from vox_core.run import card, folder, foresight
-from vox_core.run.fetching import Fetching
+from vox_core.run import folder, foresight
+from vox_core.run.artifacts import versions
 from vox_core.run.foresight import Foresight, alternatives, foresee
 from vox_core.run.planned import digest_of, exact, in_force
 from vox_core.run.planning.merging import merge_plan
@@ -38,6 +38,7 @@ from vox_core.run.planning.speed import Measured, measure, speed
 from vox_core.run.planning.work import validations_of, work_of
 from vox_core.run.prepare import Prepared, account, preflight, space_free, space_needed
 from vox_core.run.ready import Ready, make_ready
+from vox_core.run.sources import Fetching
 from vox_core.run.tuning.search import Tell
 
 _TOLD_APART = ("selection", "data", "valid", "audit")
@@ -117,7 +118,7 @@ def _report(
         settings=in_force(ready.settings),
         exact=kept,
         digest=digest_of(kept) if kept else None,
-        versions=card.versions(),
+        versions=versions(),
         audit={what: each.to_json() for what, each in prepared.audits.items()},
         chosen=tuple(prepared.rows.told()) if prepared.rows else (),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 
+from vox_core.run.dequantised_base import as_trained
 from vox_core.run.foresight import foresee_merge
 from vox_core.run.merge import space_needed
 from vox_core.run.planning.report import DiskPlan, MemoryPlan, MergePlan
 from vox_core.run.prepare import Prepared, space_free
 from vox_core.run.ready import Ready
-from vox_core.run.trained import as_trained
 
 
 def merge_plan(ready: Ready) -> MergePlan:

@@ -17,8 +17,8 @@ from pathlib import Path
 from vox_core.contract import Batch, Event, Step, StepDone, Validation
 from vox_core.data.order import make_step_batches, validation_batches
 from vox_core.errors import AdapterError
-from vox_core.run.gauge import peak_resident
 from vox_core.run.history import read_run, runs_in
+from vox_core.run.metrics import peak_resident
 from vox_core.run.planning.report import SpeedPlan, Work
 from vox_core.run.prepare import Prepared
 from vox_core.run.tuning.measure import TOKENS, Seen, go_over

@@ -30,8 +30,8 @@ from vox_core.data.encode import Document
 from vox_core.data.order import cut, documents_in_step, steps_for
 from vox_core.errors import TrainingError
 from vox_core.run.context import Context
+from vox_core.run.dequantised_base import seeded
 from vox_core.run.prepare import Prepared
-from vox_core.run.trained import seeded
 
 TOKENS = 4096
 """Of the documents that are measured with, about; more if the longest one has more."""

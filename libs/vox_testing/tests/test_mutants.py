@@ -1,0 +1,166 @@
+"""Each seeded fault of a backend is caught by the test of the suite that it is meant for.
+
+The suite runs as an author's does: a folder with one file of one import, collected by pytest. It
+runs in this process, so that torch is imported once and the fault can be put where it belongs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from libs.vox_testing.tests.mutant import Mutant, Mutated
+from libs.vox_testing.tests.mutants import MUTANTS
+from libs.vox_testing.tests.quantising import Quantising
+
+import vox_cpu
+import vox_testing.plugin  # noqa: F401 - before the suite, whose asserts it has rewritten
+from vox_core.contract import Quant
+from vox_core.host.discover import Found, discover
+
+IN_BFLOAT16 = (
+    "weights are taken for a mask",
+    "training is unscaled",
+    "A is not the one that was given",
+    "no bias correction",
+    "no clipping",
+    "a load is unscaled",
+    "bfloat16 is quietly float32",
+    "the quantisation is ignored",
+)
+
+
+WITH_OTHERS = (
+    "rsLoRA is scaled by alpha / r",
+    "beta1 is always 0.9",
+    "beta2 is always 0.999",
+    "eps is always 1e-8",
+    "a merge ignores DoRA's magnitude",
+    "a load ignores DoRA's magnitude",
+)
+"""Those that the first parameters of their test do not show."""
+
+
+class Failures:
+    """A pytest plugin that keeps the names of the tests that ran, and of those that failed.
+
+    Args:
+        each_once: run a test that has parameters with the first of them alone.
+    """
+
+    def __init__(self, *, each_once: bool = False) -> None:
+        self.ran: set[str] = set()
+        self.failed: set[str] = set()
+        self._each_once = each_once
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
+        if self._each_once:
+            items[:] = {item.originalname: item for item in reversed(items)}.values()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        if report.when == "call" and not report.skipped:
+            self.ran.add(name)
+            if report.failed:
+                self.failed.add(name)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "test_conformance.py").write_text("from vox_testing.suite import *\n")
+    (folder / "pytest.ini").write_text("[pytest]\nvox_backend = cpu\n")
+    return folder
+
+
+def run(
+    project: Path, names: set[str], monkeypatch: pytest.MonkeyPatch, *, each_once: bool = False
+) -> Failures:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    failures = Failures(each_once=each_once)
+    quiet = ["-q", "-x", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider"]
+    tests = [f"{project / 'test_conformance.py'}::{name}" for name in sorted(names)]
+    # These collect all the garbage five times at the end of every run.
+    unwatched = ["-p", "no:unraisableexception", "-p", "no:threadexception"]
+    plugins = [*unwatched, "-p", "vox_testing.plugin"]
+    arguments = [*quiet, "-c", str(project / "pytest.ini"), *plugins]
+    pytest.main([*arguments, *tests], plugins=[failures])
+    return failures
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, **capabilities: object) -> None:
+    """Have the manifest of the CPU backend say something else."""
+
+    def changed(found: Found) -> Found:
+        if found.id != "cpu" or found.manifest is None:
+            return found
+        declared = replace(found.manifest.capabilities, **capabilities)
+        return replace(found, manifest=replace(found.manifest, capabilities=declared))
+
+    plugins = tuple(changed(found) for found in discover())
+    for module in ("vox_core.host.discover", "vox_testing.subject"):
+        monkeypatch.setattr(f"{module}.discover", lambda: plugins)
+
+
+def test_there_are_at_least_twenty() -> None:
+    assert len(MUTANTS) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtypes", "each_once"),
+    [
+        pytest.param(("bf16", "fp32"), True, id="each once"),
+        pytest.param(("bf16", "fp32"), False, id="bf16, fp32", marks=pytest.mark.long),
+        pytest.param(("bf16",), False, id="bf16", marks=pytest.mark.long),
+        pytest.param(("fp16",), False, id="fp16", marks=pytest.mark.long),
+    ],
+)
+def test_the_right_backend_is_not_caught(
+    dtypes: tuple[str, ...], each_once: bool, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrapped as the mutants are, so that it is not the wrapping that is caught. Unwrapped it
+    passes with every parameter: plugins/vox_cpu/tests."""
+    expected = {mutant.caught_by for mutant in MUTANTS.values()}
+    if "fp32" not in dtypes:  # which the probe of the CPU backend may call best, and one test needs
+        expected -= {
+            "test_the_dtype_that_auto_becomes_is_declared",
+            "test_tokens_are_those_the_core_chooses",
+        }
+    declare(monkeypatch, dtypes=dtypes, quantisations=get_args(Quant))
+    backend = Quantising(vox_cpu.backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, Mutant("")))
+    failures = run(project, expected, monkeypatch, each_once=each_once)
+    assert (failures.ran, failures.failed) == (expected, set())
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the test with its first parameters, with which the right backend is not caught; or, if it
+    shows with others alone, by those."""
+    mutant = MUTANTS[name]
+    backend = vox_cpu.backend
+    if mutant.quantises:
+        declare(monkeypatch, quantisations=get_args(Quant))
+        backend = Quantising(backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, mutant))
+    if mutant.patch:
+        monkeypatch.setattr(*mutant.patch)
+    each_once = name not in WITH_OTHERS
+    failures = run(project, {mutant.caught_by}, monkeypatch, each_once=each_once)
+    assert failures.failed == {mutant.caught_by}
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_a_mutant_is_caught_in_bfloat16_alone(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are held against float64 in whatever dtype there is."""
+    declare(monkeypatch, dtypes=("bf16",), quantisations=get_args(Quant))
+    backend = Quantising(vox_cpu.backend)
+    monkeypatch.setattr(vox_cpu, "backend", Mutated(backend, MUTANTS[name]))
+    caught_by = MUTANTS[name].caught_by
+    assert run(project, {caught_by}, monkeypatch).failed == {caught_by}

@@ -1,0 +1,260 @@
+"""Run the conformance suite on a plugin, in a process of its own: `vox plugin check`.
+
+A child pytest runs a test file of one import, the same that a plugin's author has, and leaves a
+JUnit report; outcomes are read from that. Pytest's dots go to stderr while it runs. A project that
+is not installed is put on the child's path, with metadata made from its `pyproject.toml`, so that
+it is discovered as an installed one would be.
+
+Nothing of the plugin is imported here, and nothing of it is left running (guard.py): a plugin whose
+import hangs is told of after `IMPORT_LIMIT_S`, a suite that hangs after the time that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vox_core.errors import BackendError, PluginError
+from vox_core.hookspecs import ENTRY_POINTS
+from vox_testing.guard import Overdue, call
+
+IMPORT_LIMIT_S = 60.0
+"""For the import alone, of the clock; a tensor library from a cold disk may take half of it."""
+LIMIT_S = 3600.0
+"""For the whole suite; it takes ten seconds on a CPU, minutes where kernels are compiled."""
+
+_SUITE = "from vox_testing.suite import *  # noqa: F403\n"
+# Without the plugins that happen to be installed: the result is to depend on the backend alone.
+_PYTEST = ("-p", "vox_testing.plugin", "-p", "no:cacheprovider", "-q")
+_FINISHED = (0, 1)
+"""What pytest ends with when every test has run, some of them with a failure."""
+_IMPORT = """
+import importlib, os, sys
+for stream in (1, 2):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+importlib.import_module(sys.argv[1])
+"""
+_QUIET = ("--no-header", "--no-summary", "--tb=short", "--show-capture=no")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one check; `detail` is why it was skipped, or how it failed, in a line."""
+
+    check: str
+    status: Literal["passed", "skipped", "failed"]
+    detail: str
+
+
+CORE = {
+    "the loss falls": "training",
+    "merged weights are the formula": "merging",
+    "logits are the references": "loading",
+}
+"""A check of each operation; where all are skipped, nothing has been shown of the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A plugin's id, its module, and what has to be on the path beside what is installed."""
+
+    id: str
+    module: str
+    path: tuple[Path, ...] = ()
+
+
+def check(reference: str, limit_s: float = LIMIT_S) -> tuple[str, list[Outcome]]:
+    """Run the suite on the plugin that `reference` names: its id, or the folder of its project.
+
+    Args:
+        limit_s: seconds for the whole suite.
+
+    Returns:
+        The id, and the outcome of every check, in the order in which they ran.
+
+    Raises:
+        BackendError: B003, no such plugin; B011, the folder is not the project of one.
+        PluginError: X001, the child process or pytest ended before the suite did, or did not end
+            in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
+        scratch = Path(name)
+        target = _find(reference, scratch)
+        _require_import(target, scratch)
+        return target.id, _outcomes(_run(target, scratch, limit_s))
+
+
+def unshown(outcomes: Sequence[Outcome]) -> str | None:
+    """Why outcomes without a failure are still no pass, in a sentence; None if they are one."""
+    core = [each for each in outcomes if each.check.partition(" [")[0] in CORE]
+    if any(each.status != "skipped" for each in core):
+        return None
+    reasons = list(dict.fromkeys(each.detail for each in core))
+    return (
+        "not passed: neither training, merging nor loading was checked "
+        f"({'; '.join(reasons) or 'no such check ran'})"
+    )
+
+
+def _find(reference: str, scratch: Path) -> Target:
+    """An installed id goes before a folder of that name; `./NAME` is always a folder."""
+    from vox_core.api.host import discover
+    from vox_testing.subject import find
+
+    plugins = {plugin.id: plugin for plugin in discover()}
+    folder = Path(reference).resolve()
+    if reference in plugins or not folder.is_dir():
+        found = find(reference)
+        return Target(found.id, found.entry_point.module)
+    project = _project(folder)
+    id, module = _only_plugin(project, folder)
+    if id in plugins and (where := plugins[id].folder) and where.is_relative_to(folder):
+        return Target(id, module)
+    _describe(project, scratch / "installed")
+    return Target(id, module, (scratch / "installed", folder / "src", folder))
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+        return {"version": "0", "name": project["name"], **project}
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_project(file, f"{type(error).__name__}: {error}") from error
+
+
+def _only_plugin(project: dict[str, Any], folder: Path) -> tuple[str, str]:
+    """Its id and its module."""
+    ids = project.get("entry-points", {}).get(ENTRY_POINTS, {})
+    if len(ids) != 1:
+        raise _no_project(folder / "pyproject.toml", f"entry points: {', '.join(ids) or 'none'}")
+    ((id, place),) = ids.items()
+    return str(id), str(place).partition(":")[0].strip()
+
+
+def _no_project(file: Path, found: str) -> BackendError:
+    return BackendError(
+        "B011",
+        "the folder is not the project of one plugin",
+        where=file,
+        found=found,
+        expected=f"[project] with one entry point in the group {ENTRY_POINTS}",
+        remedy="name such a folder or the id of an installed plugin: `vox plugin list`",
+    )
+
+
+def _describe(project: dict[str, Any], site: Path) -> None:
+    """Metadata as an installation would write it, as far as discovery reads it."""
+    name, version = str(project["name"]).replace("-", "_"), project["version"]
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
+    )
+    entries = project["entry-points"][ENTRY_POINTS].items()
+    lines = [f"[{ENTRY_POINTS}]", *(f"{id} = {target}" for id, target in entries)]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def _require_import(target: Target, scratch: Path) -> None:
+    """See that the import ends, in whatever way: the suite tells the rest."""
+    command = [sys.executable, "-c", _IMPORT, target.module]
+    try:
+        call(command, IMPORT_LIMIT_S, scratch, _environment(target.path))
+    except Overdue:
+        raise _overdue(
+            f"importing {target.module} does not end",
+            IMPORT_LIMIT_S,
+            f"run python -c 'import {target.module}', and press Ctrl-C to see where it waits",
+        ) from None
+
+
+def _run(target: Target, scratch: Path, limit_s: float) -> Path:
+    """Run pytest; where its report lies."""
+    report, test = scratch / "report.xml", scratch / "test_conformance.py"
+    test.write_text(_SUITE)
+    (scratch / "pytest.ini").write_text("[pytest]\n")
+    chosen = ["--vox-backend", target.id, "--junit-xml", str(report), "-c", "pytest.ini"]
+    command = [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *chosen, str(test)]
+    try:
+        returncode = call(command, limit_s, scratch, _environment(target.path))
+    except Overdue:
+        raise _overdue(
+            f"the suite on plugin {target.id!r} does not end",
+            limit_s,
+            "run its own tests with `pytest -v`, which names the one that hangs; if it only takes "
+            "long, give it more with --timeout",
+        ) from None
+    if not report.is_file() or returncode not in _FINISHED:
+        raise _ended_early(target.id, returncode, report)
+    return report
+
+
+def _overdue(what: str, limit_s: float, remedy: str) -> PluginError:
+    return PluginError(
+        "X001",
+        what,
+        found=f"it was ended after {limit_s:g} s, with whatever it had started",
+        remedy=remedy,
+    )
+
+
+def _environment(path: Sequence[Path]) -> dict[str, str]:
+    """This one's, with `path` before what is installed, and without a way to the network."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    before = [str(folder) for folder in path] + [kept.get("PYTHONPATH", "")]
+    return {
+        **kept,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, before)),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _ended_early(id: str, returncode: int, report: Path) -> PluginError:
+    import signal
+
+    how = f"by {signal.Signals(-returncode).name}" if returncode < 0 else f"with exit {returncode}"
+    return PluginError(
+        "X001",
+        f"plugin {id!r} ended the process that the suite ran in",
+        found=f"the process ended {how}{_interrupted(report)}",
+        remedy="see above for the last thing that it did; run its own tests with `pytest -v`",
+    )
+
+
+def _interrupted(report: Path) -> str:
+    """What pytest said when it stopped half-way, if it did."""
+    from xml.etree import ElementTree
+
+    if not report.is_file():
+        return ""
+    errors = [error.text or "" for error in ElementTree.parse(report).iter("error")]
+    last = [text.strip().rpartition("\n")[2] for text in errors]
+    return f": {last[-1]}" if last else ", which is how pytest says that it was interrupted"
+
+
+def _outcomes(report: Path) -> list[Outcome]:
+    from xml.etree import ElementTree
+
+    return [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def _outcome(case: Any) -> Outcome:
+    check = case.get("name").removeprefix("test_").replace("_", " ").replace("[", " [")
+    for tag, status in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        if (found := case.find(tag)) is not None:
+            return Outcome(check, status, _first_line(found.get("message", "")))  # type: ignore[arg-type]
+    return Outcome(check, "passed", "")
+
+
+def _first_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    bare = len(lines) > 1 and lines[0] == "AssertionError"
+    return lines[1 if bare else 0] if lines else ""

@@ -1,0 +1,103 @@
+"""A pytest plugin: which backend is under test, and which of the suite's tests are for it.
+
+An author names the backend in `pyproject.toml`, and imports the suite in one test file:
+
+    [tool.pytest.ini_options]
+    vox_backend = "mybackend"
+
+    from vox_testing.suite import *  # noqa: F403
+
+`--vox-backend ID` goes before that. Where the backends of several packages are tested in one
+session, a test file says `VOX_BACKEND = "ID"` for itself.
+
+pytest finds this module by the entry point of vox-ml-testing. Where the suite is not used it adds
+an option, and imports nothing of vox.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from vox_testing.subject import Declared, Subject
+
+NEEDS = "vox_needs"
+
+pytest.register_assert_rewrite("vox_testing.suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--vox-backend` and the ini option of the same name."""
+    what = "id of the backend that vox's conformance suite is for"
+    parser.getgroup("vox").addoption("--vox-backend", metavar="ID", help=what)
+    parser.addini("vox_backend", what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, for `--strict-markers`."""
+    config.addinivalue_line(
+        "markers", f"{NEEDS}(**capabilities): skip where the backend does not declare these"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what the backend does not declare."""
+    needs = {key: value for mark in item.iter_markers(NEEDS) for key, value in mark.kwargs.items()}
+    if needs and (reason := _declared(item).lacks(**needs)):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def vox_declared(request: pytest.FixtureRequest) -> Declared:
+    """The manifest of the backend under test, and its hardware; nothing is imported."""
+    return _declared(request.node)
+
+
+@pytest.fixture(scope="module")
+def vox_subject(vox_declared: Declared, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """The backend under test, loaded, with a tiny model."""
+    from vox_core.api.host import load_backend
+    from vox_testing.subject import Subject
+
+    backend = load_backend(vox_declared.found, "load")
+    model = _make_model(vox_declared, tmp_path_factory.mktemp("model"))
+    return Subject(vox_declared, backend, model, tmp_path_factory.mktemp("scratch"))
+
+
+def _declared(node: pytest.Item | pytest.Collector) -> Declared:
+    """What the backend of this test declares; its probe runs once a session."""
+    from vox_testing.subject import Declared
+
+    known, chosen = node.config.stash.setdefault(_DECLARED, {}), _backend_of(node)
+    if chosen not in known:
+        known[chosen] = Declared.of(chosen)
+    return known[chosen]
+
+
+_DECLARED: pytest.StashKey[dict[str, Declared]] = pytest.StashKey()
+
+
+def _backend_of(node: pytest.Item | pytest.Collector) -> str:
+    module = node.getparent(pytest.Module)
+    named = getattr(module.obj, "VOX_BACKEND", None) if module else None
+    chosen = node.config.getoption("--vox-backend") or named or node.config.getini("vox_backend")
+    if not chosen:
+        raise pytest.UsageError(
+            'no backend to test: set vox_backend = "ID" in [tool.pytest.ini_options], '
+            "or give --vox-backend ID"
+        )
+    return str(chosen)
+
+
+def _make_model(declared: Declared, folder: Path) -> Path:
+    """A Llama, which needs no other library; or of the first family that the backend declares."""
+    from vox_testing.llama import write_llama
+    from vox_testing.tiny import FAMILIES, make_model
+
+    for family, (model_type, _) in FAMILIES.items():
+        if not declared.lacks(family=model_type):
+            return write_llama(folder) if family == "llama" else make_model(family, folder)
+    pytest.skip("not declared: any family that vox can make a tiny model of")

@@ -1,0 +1,164 @@
+"""What a backend should compute, in float64.
+
+The adapter is merged into float64 weights by the formula, and the model of those weights answers:
+numpy for Llama (llama.py), transformers for every other family, where it and torch are installed.
+
+    LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
+
+Shape legend: T tokens, V vocabulary, O output features, I input features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from vox_core.adapter.targets import linear_modules, parameter_names
+from vox_core.contract import AdapterState, Batch, ModuleShape, Step
+from vox_core.weights import WeightFolder
+from vox_testing.llama import llama_logits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from vox_core.contract import Ints
+
+    Doubles: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The model of a folder, in float64.
+
+    Args:
+        weights: parameter name in the Hugging Face model -> what the files have.
+        shapes: path -> shape of its linear modules.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    weights: Mapping[str, Doubles] = field(repr=False)
+    shapes: Mapping[str, ModuleShape] = field(repr=False)
+
+    @classmethod
+    def of(cls, folder: Path) -> Reference:
+        """Read the model of `folder`."""
+        import numpy as np
+
+        config = json.loads((folder / "config.json").read_text())
+        model_type = config["model_type"]
+        files = WeightFolder(folder)
+        names = parameter_names(files.tensors, model_type)
+        weights = {name: files.read(tensor).astype(np.float64) for name, tensor in names.items()}
+        return cls(folder, config, weights, linear_modules(files.tensors, model_type))
+
+    def merged(
+        self, adapter: AdapterState | None, norms: Mapping[str, Doubles] | None = None
+    ) -> dict[str, Doubles]:
+        """Every weight, those that the adapter changes merged.
+
+        Args:
+            norms: path -> row norms to divide by instead of those of `W + scale * B A`; DoRA's
+                gradient takes them for constants (arXiv:2402.09353, section 4.3).
+        """
+        changed = dict(self.weights)
+        for path in adapter.modules if adapter else ():
+            assert adapter is not None
+            name, transposed = f"{path}.weight", self.shapes[path].transposed
+            W_OI = self.weights[name].T if transposed else self.weights[name]
+            merged_OI = merged_weight(W_OI, adapter, path, norms[path] if norms else None)
+            changed[name] = merged_OI.T if transposed else merged_OI
+        return changed
+
+    def norms(self, adapter: AdapterState) -> dict[str, Doubles]:
+        """Path -> row norms of `W + scale * B A`."""
+        import numpy as np
+
+        return {
+            path: np.linalg.norm(self.weights[f"{path}.weight"] + update(adapter, path), axis=1)
+            for path in adapter.modules
+        }
+
+    def logits(
+        self,
+        tokens_T: Ints,
+        adapter: AdapterState | None = None,
+        norms: Mapping[str, Doubles] | None = None,
+    ) -> Doubles:
+        """float64 logits (T, V) of one document."""
+        weights = self.merged(adapter, norms)
+        if self.config["model_type"] == "llama":
+            return llama_logits(weights, tokens_T, self.config)
+        return _transformers_logits(self.folder, weights, tokens_T)
+
+    def loss(
+        self,
+        step: Step,
+        adapter: AdapterState | None = None,
+        norms: Mapping[str, Doubles] | None = None,
+    ) -> float:
+        """`sum(weight * nll) / total_weight` over the documents of a step, one by one."""
+        return self.weighted_nll(step.batches, adapter, norms) / step.total_weight
+
+    def weighted_nll(
+        self,
+        batches: Iterable[Batch],
+        adapter: AdapterState | None = None,
+        norms: Mapping[str, Doubles] | None = None,
+    ) -> float:
+        """`sum(weight * nll)`, document by document."""
+        total = 0.0
+        for batch in batches:
+            for document in batch.documents():
+                logits_TV = self.logits(batch.tokens_T[document], adapter, norms)
+                nll_T = negative_log_likelihood(logits_TV, batch.targets_T[document])
+                total += float(nll_T @ batch.weights_T[document])
+        return total
+
+
+def update(adapter: AdapterState, path: str) -> Doubles:
+    """`scale * B A` of one module, (O, I)."""
+    module = adapter.modules[path]
+    product: Doubles = module.B_OR.astype(np.float64) @ module.A_RI.astype(np.float64)
+    return adapter.scale(path) * product
+
+
+def merged_weight(
+    W_OI: Doubles, adapter: AdapterState, path: str, norms_O: Doubles | None = None
+) -> Doubles:
+    """What the adapter makes of one weight."""
+    merged_OI = W_OI + update(adapter, path)
+    magnitude_O = adapter.modules[path].magnitude_O
+    if magnitude_O is None:
+        return merged_OI
+    if norms_O is None:
+        norms_O = np.linalg.norm(merged_OI, axis=1)
+    return merged_OI * (magnitude_O / norms_O)[:, None]
+
+
+def negative_log_likelihood(logits_TV: Doubles, targets_T: Ints) -> Doubles:
+    """-log softmax of each position's target."""
+    shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
+    nll_T: Doubles = (
+        np.log(np.exp(shifted_TV).sum(-1)) - shifted_TV[np.arange(len(targets_T)), targets_T]
+    )
+    return nll_T
+
+
+def _transformers_logits(folder: Path, weights: Mapping[str, Doubles], tokens_T: Ints) -> Doubles:
+    """The same by transformers; the test is skipped where that or torch is not installed."""
+    import pytest
+
+    torch = pytest.importorskip("torch", reason="no reference for this family without torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.tensor(weights[name]))
+        logits_TV: Doubles = model.eval()(input_ids=torch.tensor(tokens_T)[None]).logits[0].numpy()
+    return logits_TV

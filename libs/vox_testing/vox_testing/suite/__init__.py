@@ -1,0 +1,35 @@
+"""The conformance suite: what every backend of vox holds to, as tests to import.
+
+A backend's test file is one line; `vox_testing.plugin` says how the backend is named.
+
+    from vox_testing.suite import *  # noqa: F403
+
+    package.py      manifest, import, probe, hooks, refusal of what is not declared
+    loss.py         loss and gradient against float64; accumulation, isolation, weights
+    precision.py    dtypes and quantisations: near enough, and really those asked for
+    optimizer.py    AdamW, clipping and learning rate, recomputed from states
+    randomness.py   seeds, dropout
+    state.py        resuming, stopping, checkpoints, validation, events
+    merge.py        merged weights against float64, layout, rounding
+    load.py         logits against float64, every family and dtype
+    generate.py     greedy, sampled, stopped; any text
+    faults.py       errors in the user's terms, nothing on stdout
+
+A new test needs a line in none of these lists: every `test_*` of the modules below is exported.
+"""
+
+# ruff: noqa: F403
+from __future__ import annotations
+
+from vox_testing.suite.faults import *
+from vox_testing.suite.generate import *
+from vox_testing.suite.load import *
+from vox_testing.suite.loss import *
+from vox_testing.suite.merge import *
+from vox_testing.suite.optimizer import *
+from vox_testing.suite.package import *
+from vox_testing.suite.precision import *
+from vox_testing.suite.randomness import *
+from vox_testing.suite.state import *
+
+__all__ = [name for name in globals() if name.startswith("test_")]

@@ -1,0 +1,168 @@
+"""`import vox_core as vox`, on tiny models through the real CPU backend."""
+
+from __future__ import annotations
+
+import _thread
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import vox_core as vox
+from tests.run.conftest import TALK
+from vox_core.contract import Event, RunEnd, StepDone
+from vox_core.errors import AdapterError, ConfigError, DataError
+
+QUICK = {"dtype": "fp32", "batch_size": 2, "lr": 1e-2, "rank": 4, "alpha": 8, "backend": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> vox.Run:
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [json.dumps({"prompt": question, "completion": answer}) for question, answer in TALK]
+    (folder / "train.jsonl").write_text("\n".join(rows))
+    data, out = folder / "train.jsonl", folder / "runs/a"
+    return vox.train(model=tiny("llama"), data=data, out=out, max_steps=3, **QUICK)
+
+
+def test_a_run_has_its_folder_losses_and_report(trained: vox.Run) -> None:
+    assert len(trained.losses) == trained.report.steps == 3
+    assert trained.losses[-1] == trained.report.loss
+    (found,) = vox.runs(trained.path.parent)
+    assert (found.run, found.status) == (str(trained.path), "done")
+    assert found.losses == [*enumerate(trained.losses, 1)]
+
+
+def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -> None:
+    with trained.load(dtype="fp32", max_tokens=8) as model:
+        assert model.title.endswith("+ adapter")
+        answer = model.generate("How do I merge?")
+        assert (
+            answer
+            == model.generate("How do I merge?")
+            == model.chat([{"role": "user", "content": "How do I merge?"}], temperature=0, top_p=1)
+        )
+        assert answer.startswith(model.generate("How do I merge?", max_tokens=2))
+        pieces = model.stream("How do I merge?")
+        assert ("".join(pieces), pieces.completion_tokens) == (answer, 8)
+        # As `[chat]` samples: another seed is another answer.
+        assert len({model.chat("Talk?", seed=seed, temperature=5.0) for seed in range(4)}) > 1
+        with pytest.raises(ConfigError, match="load it again"):
+            model.generate("Hi", dtype="bf16")
+        with pytest.raises(DataError):
+            model.generate("too long " * 10_000)
+    base = vox.load(tiny("llama"), dtype="fp32", max_tokens=8)
+    assert base.generate("How do I merge?") != answer
+    base.close()
+    base.close()
+
+
+def test_a_run_is_merged_and_the_result_is_a_model(trained: vox.Run, capfd) -> None:
+    report = trained.merge(dtype="fp32")
+    assert report.out == trained.path.with_name("a-merged")
+    assert vox.merge(trained.path, "elsewhere").out == Path("elsewhere")
+    with vox.load(report.out, dtype="fp32", max_tokens=4) as merged, vox.load(trained) as model:
+        assert merged.generate("Talk?") == model.generate("Talk?", max_tokens=4)
+    assert capfd.readouterr() == ("", ""), "nothing is printed"
+
+
+def test_events_come_by_callback_and_ctrl_c_keeps_the_run(
+    tiny: Callable[..., Path], data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, StepDone) and event.step == 2:
+            _thread.interrupt_main()  # what Ctrl-C does, and the interrupt of a notebook
+
+    settings = {"model": tiny("llama"), "data": data, "max_steps": 5, **QUICK}
+    whole = vox.train(**settings, out="whole")
+    stopped = vox.train(**settings, out="a", on_event=interrupt)
+    assert stopped.report.stopped
+    assert 2 <= stopped.report.steps < 5
+    assert isinstance(seen[-1], RunEnd)
+    assert (stopped.path / "checkpoints").is_dir()
+    resumed = vox.train(resume=stopped)
+    assert not resumed.report.stopped
+    assert resumed.losses == whole.losses
+    assert capfd.readouterr() == ("", ""), "nothing is printed"
+
+
+def test_an_error_of_a_callback_reaches_the_caller(tiny: Callable[..., Path], data: Path) -> None:
+    def refuse(event: Event) -> None:
+        raise LookupError(type(event).__name__)
+
+    with pytest.raises(LookupError):
+        vox.train(model=tiny("llama"), data=data, max_steps=1, on_event=refuse, **QUICK)
+
+
+def test_unknown_settings_are_errors_that_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        vox.train(data="train.jsonl", learning_rate=1e-4, batchsize=4)
+    assert caught.value.code == "VOX-C001"
+    assert [*caught.value.faults] == [
+        "learning_rate is unknown; did you mean lr?",
+        "batchsize is unknown; did you mean batch_size?",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        vox.train(data="train.jsonl", rank=-1)
+    assert [*caught.value.faults] == ["rank = -1: input should be greater than 0"]
+    assert [*tmp_path.iterdir()] == [], "nothing was written"
+
+
+def test_vox_toml_is_read_and_a_keyword_wins(trained: vox.Run) -> None:
+    Path("vox.toml").write_text("[generate]\nmax-tokens = 2\n")
+    Path("other.toml").write_text("[generate]\nmax-tokens = 3\n")
+
+    def length(**options: object) -> int:
+        with vox.load(trained, **options) as model:
+            answer = model.stream("Talk?")
+            "".join(answer)
+            return answer.completion_tokens
+
+    assert (length(), length(config="other.toml"), length(max_tokens=4)) == (2, 3, 4)
+
+
+def test_a_plan_writes_nothing(tiny: Callable[..., Path], data: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    report = vox.plan(model=tiny("llama"), data=data, max_steps=3, **QUICK)
+    assert report.steps.total == 3
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_where_there_are_no_runs() -> None:
+    with pytest.raises(AdapterError):
+        vox.runs("nowhere")
+    Path("runs").mkdir()
+    assert vox.runs() == []
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_no_module_takes_the_place_of_a_function() -> None:
+    """Importing `vox_core.NAME` would set the package's attribute of that name."""
+    modules = {module.name for module in pkgutil.iter_modules(vox.__path__)}
+    assert modules & {*vox.__all__} == set()
+    for name in modules - {"cli"}:
+        importlib.import_module(f"vox_core.{name}")
+    assert {*vox.__all__} <= {*dir(vox)}
+    assert all(callable(getattr(vox, name)) for name in vox.__all__)
+    with pytest.raises(AttributeError, match="'vox_core' has no attribute 'tarin'"):
+        vox.tarin  # noqa: B018
+
+
+def test_importing_vox_imports_nothing_else() -> None:
+    script = "import sys, vox_core; print(*sorted(n for n in sys.modules if 'vox_' in n))"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "vox_core\n"

@@ -1,0 +1,31 @@
+"""Names that are almost those of an adapter."""
+
+from __future__ import annotations
+
+import pytest
+
+from vox_core.errors import AdapterError
+from vox_core.run.reference import resolve_reference
+from vox_core.run.train import train
+
+
+def test_a_file_of_an_adapter_is_no_adapter(tiny, settings):
+    run = train(settings(tiny("llama"), max_steps=1)).run
+    with pytest.raises(AdapterError) as caught:
+        resolve_reference(str(run / "adapter_model.safetensors"))
+    assert f"name the folder: {run}" in str(caught.value)
+
+
+def test_a_folder_of_runs_is_no_run(tiny, settings, tmp_path):
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        train(settings(tiny("llama"), max_steps=1, out=runs / name))
+    with pytest.raises(AdapterError) as caught:
+        resolve_reference(str(runs))
+    assert caught.value.found == "a, b"
+    assert str(runs / "a") in str(caught.value.remedy)
+
+
+def test_a_model_folder_beside_runs_is_a_model(tiny):
+    model = tiny("llama")
+    assert resolve_reference(str(model)).base.path == model

@@ -1,0 +1,348 @@
+"""Progress: a bar on a terminal (rich) and in a notebook (IPython), plain lines elsewhere.
+
+A display gets events and transfers (downloads, conversions, rows that are read) and shows them in
+words that all forms share. Lines are few: every step of a short run, about twenty of a long one,
+and none for a transfer that ends within a second. Terminal and lines go to stderr.
+Results are not shown here; commands print them to stdout (cli/output.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import html
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from vox_core.contract import (
+    CheckpointWritten,
+    Event,
+    Notice,
+    RunEnd,
+    RunStart,
+    StepDone,
+    Validation,
+)
+from vox_core.text import duration, megabytes, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn, TaskID
+
+SHORT_RUN = 50
+LINES_OF_A_LONG_RUN = 20
+RECENT_STEPS = 20
+QUARTERS = 4
+SMOOTHING = 0.9
+"""Share of the past in the smoothed loss."""
+WORTH_SECONDS = 1.0
+"""Of a transfer that is shown: one that takes less is over before anybody asks."""
+BAR_WIDTH = 24
+_GONE = {errno.EPIPE, errno.EIO}
+"""The reader of a pipe has ended; the terminal has been closed."""
+
+
+class Display(Protocol):
+    """Shows what is happening until it is closed."""
+
+    def observe(self, event: Event) -> None: ...
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        """Bytes done and in all; `total` is 0 while it is unknown."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def display(*, by_the_way: bool = True) -> Iterator[Display]:
+    """The display for where this process runs: a notebook, a terminal, or neither.
+
+    Args:
+        by_the_way: the work goes on if there is nobody left to show it to.
+    """
+    shown: Display
+    if _in_notebook():
+        shown = NotebookDisplay()
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        shown = LiveDisplay()
+    else:
+        shown = LineDisplay()
+    shown = Unhurried(shown)
+    if by_the_way:
+        shown = ByTheWay(shown)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+class ByTheWay:
+    """A display that never ends what it shows: it falls silent when stderr is gone."""
+
+    def __init__(self, shown: Display) -> None:
+        self.shown = shown
+        self._gone = False
+
+    def observe(self, event: Event) -> None:
+        self._try(lambda: self.shown.observe(event))
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        self._try(lambda: self.shown.transfer(printable(label), done, total))
+
+    def close(self) -> None:
+        self._try(self.shown.close)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        if self._gone:
+            return
+        try:
+            show()
+        except OSError as error:  # a full disk under a log may have room again
+            self._gone = abandon_stderr(error)
+
+
+def abandon_stderr(error: OSError) -> bool:
+    """Whether stderr is gone; if so, what is still to be written there goes nowhere."""
+    if error.errno not in _GONE:
+        return False
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # a stream that is not the process's own
+        os.dup2(nothing, sys.stderr.fileno())
+    os.close(nothing)
+    return True
+
+
+class Unhurried:
+    """A display that shows a transfer only once it has gone on for a second."""
+
+    def __init__(self, shown: Display) -> None:
+        self.shown = shown
+        self._label, self._since = "", 0.0
+
+    def observe(self, event: Event) -> None:
+        self.shown.observe(event)
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        now = monotonic()
+        if label != self._label:
+            self._label, self._since = label, now
+        if now - self._since >= WORTH_SECONDS:
+            self.shown.transfer(label, done, total)
+
+    def close(self) -> None:
+        self.shown.close()
+
+
+class Pace:
+    """How fast a run is, and how long it will still take, by its most recent steps."""
+
+    def __init__(self, start: RunStart) -> None:
+        self._total = start.total_steps
+        self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
+        self._losses = self._weights = 0.0
+
+    def describe(self, step: StepDone) -> str:
+        """A step in words: loss, smoothed loss, learning rate, tokens/s, time left."""
+        self._recent.append(step)
+        smoothed = self._smoothed(step.loss)
+        seconds = sum(each.seconds for each in self._recent)
+        rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
+        left = duration(seconds / len(self._recent) * (self._total - step.step))
+        loss = f"loss {step.loss:.4f}  smoothed {smoothed:.4f}"
+        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
+
+    def _smoothed(self, loss: float) -> float:
+        """Exponential moving average with bias correction (Adam, arXiv:1412.6980, section 3)."""
+        if math.isfinite(loss):
+            self._losses = SMOOTHING * self._losses + (1 - SMOOTHING) * loss
+            self._weights = SMOOTHING * self._weights + (1 - SMOOTHING)
+        return self._losses / self._weights if self._weights else loss
+
+
+def words(event: Event) -> str | None:
+    """What is said of an event in a line of its own; None for those that have none."""
+    told = _told(event)
+    return told and printable(told, lines=True)
+
+
+def _told(event: Event) -> str | None:
+    match event:
+        case Notice(message, level):
+            return message if level == "info" else f"warning: {message}"
+        case RunStart():
+            steps = f"steps {event.first_step} to {event.total_steps}"
+            base = "" if event.quant == "none" else f", base in {event.quant},"
+            return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"
+        case Validation(step, loss):
+            return f"held-out loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
+        case RunEnd(step, outcome, seconds):
+            return f"{outcome} after step {step}, in {duration(seconds)}"
+        case _:
+            return None
+
+
+class LineDisplay:
+    """Plain lines, for a file, a pipe or a log."""
+
+    def __init__(self) -> None:
+        self._start: RunStart | None = None
+        self._pace: Pace | None = None
+        self._transfer: tuple[str, int] | None = None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, RunStart):
+            self._start, self._pace = event, Pace(event)
+        text = self._step(event) if isinstance(event, StepDone) else words(event)
+        if isinstance(event, CheckpointWritten):
+            text = f"checkpoint written after step {event.step}"
+        if text:
+            click.echo(text, err=True)
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        """A line when a transfer begins, and at every quarter of it."""
+        reached = (label, QUARTERS * done // total if total else 0)
+        if reached != self._transfer:
+            self._transfer = reached
+            of = f" of {megabytes(total)}" if total else ""
+            click.echo(f"{label}: {megabytes(done)}{of}", err=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _step(self, event: StepDone) -> str | None:
+        assert self._start and self._pace, "a step before the run"
+        text, total = self._pace.describe(event), self._start.total_steps
+        every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
+        if event.step % every and event.step not in (self._start.first_step, total):
+            return None
+        return f"step {event.step}/{total}  {text}"
+
+
+class LiveDisplay:
+    """A bar for the transfer or the run that is going on."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._label = ""
+        self._pace: Pace | None = None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._step(event)
+            return
+        if isinstance(event, RunEnd) or self._label:
+            self.close()
+        if text := words(event):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if isinstance(event, RunStart):
+            self._pace = Pace(event)
+            self._open(
+                *_columns_of_a_run(), total=event.total_steps, completed=event.first_step - 1
+            )
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        if label != self._label:
+            self.close()
+            self._open(*_columns_of_a_transfer(), total=None, completed=0)
+            self._label = label
+        self._update(label, done, total or None)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is and go on below it."""
+        if self._bar:
+            self._bar[0].stop()
+        self._bar, self._label = None, ""
+
+    def _step(self, event: StepDone) -> None:
+        assert self._pace, "a step before the run"
+        self._update(self._pace.describe(event), event.step)
+
+    def _open(self, *columns: ProgressColumn, total: int | None, completed: int) -> None:
+        from rich.progress import Progress
+
+        progress = Progress(*columns, console=self._console)
+        progress.start()
+        self._bar = progress, progress.add_task("starting", total=total, completed=completed)
+
+    def _update(self, description: str, completed: int, total: int | None = None) -> None:
+        if self._bar:
+            progress, task = self._bar
+            progress.update(task, description=description, completed=completed, total=total)
+
+
+def _columns_of_a_run() -> Iterator[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    yield TextColumn("step")
+    yield MofNCompleteColumn()
+    yield BarColumn(bar_width=BAR_WIDTH)
+    yield TextColumn("{task.description}", markup=False)
+
+
+def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
+    from rich import progress
+
+    yield progress.TextColumn("{task.description}", markup=False)
+    yield progress.BarColumn(bar_width=BAR_WIDTH)
+    yield progress.DownloadColumn()
+    yield progress.TransferSpeedColumn()
+    yield progress.TimeRemainingColumn()
+
+
+class NotebookDisplay:
+    """One output of the cell, updated in place: the lines so far, and a bar below them."""
+
+    def __init__(self) -> None:
+        from IPython import display
+
+        self._lines: list[str] = []
+        self._pace: Pace | None = None
+        self._total = 0
+        show: Any = display.display  # untyped
+        self._handle = show({"text/plain": ""}, raw=True, display_id=True)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            assert self._pace, "a step before the run"
+            step = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
+            self._update(step, event.step, self._total)
+            return
+        if isinstance(event, RunStart):
+            self._pace, self._total = Pace(event), event.total_steps
+        if text := words(event):
+            self._lines.append(text)
+            self._update()
+
+    def transfer(self, label: str, done: int, total: int) -> None:
+        of = f" of {megabytes(total)}" if total else ""
+        self._update(f"{label}: {megabytes(done)}{of}", done, total)
+
+    def close(self) -> None:
+        """The lines stay."""
+
+    def _update(self, label: str = "", done: int = 0, total: int = 0) -> None:
+        text = "\n".join([*self._lines, *([label] if label else [])])
+        bar = f'<progress value="{done}" max="{total}"></progress>' if total else ""
+        told = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}
+        self._handle.update(told, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this code runs in a Jupyter kernel, which IPython's other shells are not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")

@@ -1,0 +1,358 @@
+"""The Python environment that vox changes: its kind, its distributions, its lock.
+
+The kind follows from `sys` and from the files that tools leave, in this order:
+
+    uv-tool              uv-receipt.toml at the prefix
+    pipx                 pipx_metadata.json at the prefix
+    venv                 the prefix is not the base prefix
+    externally-managed   EXTERNALLY-MANAGED beside the standard library (PEP 668)
+    conda                conda-meta at the prefix
+    system               anything else
+
+vox refuses an environment that belongs to a tool or to the operating system, or that it cannot
+write to, and names the command that does the same. It never overrides PEP 668.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from vox_core.errors import BackendError, InputError
+
+Kind: TypeAlias = Literal["venv", "uv-tool", "pipx", "conda", "externally-managed", "system"]
+
+KINDS: dict[Kind, str] = {
+    "venv": "a virtual environment",
+    "uv-tool": "a tool environment of uv",
+    "pipx": "a tool environment of pipx",
+    "conda": "a conda environment",
+    "externally-managed": "a Python that the operating system manages (PEP 668)",
+    "system": "a Python of its own",
+}
+CORE = "vox-ml"
+KEPT = (CORE, "torch")
+"""Distributions whose versions no plugin may change."""
+ABSENT = "not installed"
+_LOCK = ".vox-lock"
+_LIMIT_S = 60.0
+_QUESTION = """
+import sys
+sys.path[:] = [each for each in sys.path if each]
+import json, platform, sysconfig
+print(json.dumps({
+    "version": platform.python_version(), "python": sys.executable, "path": sys.path,
+    "prefix": sys.prefix, "base_prefix": sys.base_prefix, "paths": sysconfig.get_paths(),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Distributions by canonical name; the first on the path hides others of its name.
+
+    Args:
+        needs: what each requires here, without its extras.
+    """
+
+    distributions: dict[str, metadata.Distribution]
+    versions: dict[str, str]
+    needs: dict[str, list[Requirement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where an interpreter keeps its packages.
+
+    Args:
+        python: the interpreter.
+        version: `3.12.4`.
+        base_prefix: the prefix of the Python that a virtual environment was made from.
+        folders: where packages and commands go; the first is `site_packages`, the last `scripts`.
+        standard_library: the folder that PEP 668 marks.
+        path: `sys.path` of the interpreter.
+    """
+
+    python: Path
+    version: str
+    prefix: Path
+    base_prefix: Path
+    folders: tuple[Path, ...]
+    standard_library: Path
+    path: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> Environment:
+        """The environment of this process."""
+        return cls._of(
+            {
+                "version": platform.python_version(),
+                "python": sys.executable,
+                "path": sys.path,
+                "prefix": sys.prefix,
+                "base_prefix": sys.base_prefix,
+                "paths": sysconfig.get_paths(),
+            }
+        )
+
+    @classmethod
+    def of(cls, python: str) -> Environment:
+        """The environment of another interpreter.
+
+        Raises:
+            BackendError: B009, it does not run.
+        """
+        try:
+            done = subprocess.run(
+                [python, "-c", _QUESTION],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=_LIMIT_S,
+            )
+            return cls._of(json.loads(done.stdout.splitlines()[-1]))  # .pth files may print too
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+            raise BackendError(
+                "B009",
+                "vox cannot install into this Python",
+                where=python,
+                found=_failure(error),
+                remedy="name the interpreter of the environment: --target-python PATH",
+            ) from error
+
+    @classmethod
+    def _of(cls, facts: Mapping[str, Any]) -> Environment:
+        paths = facts["paths"]
+        places = dict.fromkeys(paths[key] for key in ("purelib", "platlib", "scripts"))
+        return cls(
+            Path(facts["python"]),
+            facts["version"],
+            Path(facts["prefix"]),
+            Path(facts["base_prefix"]),
+            tuple(map(Path, places)),
+            Path(paths["stdlib"]),
+            tuple(facts["path"]),
+        )
+
+    @property
+    def kind(self) -> Kind:
+        if (self.prefix / "uv-receipt.toml").is_file():
+            return "uv-tool"
+        if (self.prefix / "pipx_metadata.json").is_file():
+            return "pipx"
+        if self.prefix != self.base_prefix:
+            return "venv"
+        if (self.standard_library / "EXTERNALLY-MANAGED").is_file():
+            return "externally-managed"
+        return "conda" if (self.prefix / "conda-meta").is_dir() else "system"
+
+    @property
+    def site_packages(self) -> Path:
+        return self.folders[0]
+
+    def __str__(self) -> str:
+        return f"{self.prefix} ({KINDS[self.kind]})"
+
+    def installed(self) -> Installed:
+        """What the interpreter sees now."""
+        found = Installed({}, {}, {})
+        for each in metadata.distributions(path=[*self.path]):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # damaged metadata
+                known = each.metadata  # is parsed anew each time
+                name, version = canonicalize_name(known["Name"]), known["Version"]
+                if version and name not in found.versions:
+                    texts = known.get_all("Requires-Dist") or ()
+                    found.versions[name], found.distributions[name] = version, each
+                    found.needs[name] = [*requirements(texts, self.version)]
+        return found
+
+    def require_changeable(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> None:
+        """Refuse an environment that is not vox's to change.
+
+        Args:
+            add: what would be installed: requirements, folders or wheels.
+            remove: names of distributions that would be removed.
+
+        Raises:
+            InputError: I001, with the exact command to run instead.
+        """
+        commands = {
+            "uv-tool": self._uv_tool_command,
+            "pipx": self._pipx_command,
+            "externally-managed": self._own_environment,
+        }
+        if command := commands.get(self.kind):
+            found, remedy = KINDS[self.kind], command(add, remove)
+        elif not all(os.access(_existing(each), os.W_OK | os.X_OK) for each in self.folders):
+            found, remedy = "no permission to write there", self._own_environment(add, remove)
+        else:
+            return
+        raise InputError(
+            "I001",
+            "vox does not install into this Python environment",
+            where=self.prefix,
+            found=found,
+            remedy=remedy,
+        )
+
+    def _uv_tool_command(self, add: Sequence[str], remove: Sequence[str]) -> str:
+        """uv makes a tool's environment anew, so the command repeats what the tool was made of."""
+        receipt = tomllib.loads((self.prefix / "uv-receipt.toml").read_text(encoding="utf-8"))
+        rows = receipt.get("tool", {}).get("requirements", [])
+        others = {row["name"]: _argument(row) for row in rows}
+        tool = others.pop(self.prefix.name, self.prefix.name)
+        kept = [text for name, text in others.items() if name not in remove]
+        packages = [part for text in [*kept, *add] for part in ("--with", text)]
+        return f"run: {shlex.join(['uv', 'tool', 'install', tool, *packages])}"
+
+    def _pipx_command(self, add: Sequence[str], remove: Sequence[str]) -> str:
+        tool = self.prefix.name
+        steps = [["inject", tool, *add]] if add else []
+        steps += [["uninject", tool, *remove]] if remove else []
+        return "run: " + " && ".join(shlex.join(["pipx", *step]) for step in steps)
+
+    def _own_environment(self, add: Sequence[str], remove: Sequence[str]) -> str:
+        if remove:
+            return f"remove {', '.join(remove)} with the tool that installed it"
+        make = [str(self.python), "-m", "venv", ".venv"]
+        install = [".venv/bin/python", "-m", "pip", "install", CORE, *add]
+        return f"make an environment for vox: {shlex.join(make)} && {shlex.join(install)}"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the environment's install lock; two concurrent installs would undo each other.
+
+        Raises:
+            InputError: I011, another process holds it.
+            OSError: the lock file cannot be made.
+        """
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.site_packages.resolve() / _LOCK, mode=0o666)  # for every user of it
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(
+                "I011",
+                "another vox is changing this Python environment",
+                where=self,
+                remedy="wait until it is done, and run again",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def broken(
+    needs: Mapping[str, Sequence[Requirement]],
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    *,
+    but: Sequence[str] = (),
+) -> list[str]:
+    """Requirements that `before` meets and `after` does not, in words.
+
+    Args:
+        needs: distribution -> its requirements.
+        before, after: distribution -> version.
+        but: distributions whose requirements do not count, because they change.
+    """
+    return [
+        f"{owner} needs {need}, which would be {after.get(canonicalize_name(need.name), 'gone')}"
+        for owner, its_needs in sorted(needs.items())
+        if owner not in but
+        for need in its_needs
+        if is_met(need, before) and not is_met(need, after)
+    ]
+
+
+def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:
+    """Whether one of these distributions has a version that `need` allows."""
+    version = versions.get(canonicalize_name(need.name))
+    if version is None:
+        return False
+    try:
+        return need.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:  # only a build tells the version
+        return True
+
+
+def requirements(texts: Sequence[str], python: str) -> Iterator[Requirement]:
+    """Those of the texts that are valid and whose markers hold for a version of Python."""
+    markers = {"python_version": ".".join(python.split(".")[:2]), "python_full_version": python}
+    for text in texts:
+        with suppress(InvalidRequirement):
+            need = Requirement(text)
+            if need.marker is None or need.marker.evaluate({**markers, "extra": ""}):
+                yield need
+
+
+def closure(names: Sequence[str], needs: Mapping[str, Sequence[Requirement]]) -> list[str]:
+    """Those of `names` that are in `needs`, and what they require there; sorted."""
+    found: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name in needs and name not in found:
+            found.add(name)
+            waiting += [canonicalize_name(need.name) for need in needs[name]]
+    return sorted(found)
+
+
+def origin(distribution: metadata.Distribution | None) -> dict[str, Any]:
+    """Content of direct_url.json (PEP 610); empty for what came from an index."""
+    with suppress(OSError, ValueError):
+        document = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+def is_editable(distribution: metadata.Distribution | None) -> bool:
+    return bool(origin(distribution).get("dir_info", {}).get("editable"))
+
+
+def local_path(url: str) -> Path | None:
+    """The file or folder of a `file:` URL; None for other URLs."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _failure(error: Exception) -> str:
+    """Without the question, which the errors of `subprocess` repeat."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"exit {error.returncode}"
+    return error.strerror or "" if isinstance(error, OSError) else type(error).__name__
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _argument(row: Mapping[str, Any]) -> str:
+    """One row of a uv receipt as an argument of `--with`."""
+    for key in ("directory", "editable", "path", "url"):
+        if key in row:
+            return str(row[key])
+    if "git" in row:
+        return f"{row['name']} @ git+{row['git']}"
+    extras = f"[{','.join(row['extras'])}]" if row.get("extras") else ""
+    return f"{row['name']}{extras}{row.get('specifier', '')}"

@@ -1,0 +1,584 @@
+"""Plans to install, upgrade and remove plugins: what would change, found without changing it.
+
+    plan = plan_install(["cpu"])
+    plan.changes             # each with versions, source, SHA-256 and size as far as uv tells them
+
+uv resolves against what is installed (`uv pip install --dry-run`), with vox, torch and every other
+installed plugin held at their versions, and writes the exact files as `pylock.toml`; apply.py
+installs from that file. Only wheels are resolved: what an index has as source alone is refused,
+unless sources are allowed. A folder or commit that was named is built when its plan is carried out,
+and before only if nothing else tells its dependencies.
+
+A plan is refused if the environment is not vox's to change, if vox, torch or what an installed
+distribution needs would change, or if a file is not the one that the catalog pins.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+
+from vox_core.catalog import PluginEntry
+from vox_core.contract import Check
+from vox_core.errors import InputError, command
+from vox_core.host.blocked import disabled
+from vox_core.host.discover import UNKNOWN, Found, discover
+from vox_core.host.known import known_plugins
+from vox_core.install import targets, undo
+from vox_core.install.environment import (
+    CORE,
+    KEPT,
+    Environment,
+    Installed,
+    broken,
+    is_editable,
+    local_path,
+    origin,
+)
+from vox_core.install.targets import Target
+from vox_core.install.uv import ONLY_WHEELS, Row, Uv
+from vox_core.install.wheel import needs_build, plugin_ids, project_table
+
+Action: TypeAlias = Literal["install", "upgrade", "remove"]
+Say: TypeAlias = Callable[[str], None]
+_GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
+_CORE_NEED = re.compile(rf"\b{CORE} ?((?:[=~!<>]=?=?[\w.*+!-]+,? ?)+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One distribution that comes, goes, or comes in another version or with other content.
+
+    Args:
+        name: canonical.
+        before: the installed version; None if it is new.
+        after: the version that will be there; None if it goes.
+        source: URL of the folder, file or repository; empty where uv tells none.
+        direct: named by `source`, and not resolved from an index by version.
+        sha256: of the file, in hex.
+        size: of the file, in bytes.
+    """
+
+    name: str
+    before: str | None
+    after: str | None
+    source: str = ""
+    direct: bool = False
+    sha256: str | None = None
+    size: int | None = None
+
+    @property
+    def built(self) -> bool:
+        """Whether it is built from source, which runs its code."""
+        file = file_name(self.source)
+        if self.direct:
+            return self.after is not None and not file.endswith(".whl")
+        with suppress(InvalidSdistFilename):
+            return parse_sdist_filename(file)[0] == self.name
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class InstallPlan:
+    """What will be done, and where.
+
+    Args:
+        changes: nothing is to be done if there are none.
+        targets: the plugins that will be there afterwards.
+        notes: what the user should know, in words.
+        lock: `pylock.toml` of the changes.
+        options: of `uv pip install`: which sources may be built.
+        installed: distribution -> version when the plan was made.
+        unpack: writes the lock and wheels of a bundle into a folder; uv then sees nothing else.
+    """
+
+    action: Action
+    environment: Environment
+    changes: tuple[Change, ...]
+    targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()
+    lock: str = ""
+    options: tuple[str, ...] = ()
+    installed: Mapping[str, str] = field(default_factory=dict)
+    unpack: Callable[[Path], None] | None = None
+
+
+def plan_install(
+    ids: Sequence[str] = (),
+    *,
+    path: Path | None = None,
+    wheel: Path | None = None,
+    pypi: str | None = None,
+    catalog: Mapping[str, PluginEntry] | None = None,
+    allow_source: bool = False,
+    report: Say = lambda line: None,
+) -> InstallPlan:
+    """Plan to install plugins of the catalog, or one plugin from a source.
+
+    Args:
+        ids: of the catalog; with a source at most one, of the plugin that it holds.
+        path: a folder with the plugin's source.
+        wheel: a wheel of it.
+        pypi: `NAME==VERSION`.
+        allow_source: build what an index has no wheel of.
+        report: called before something is built to make the plan.
+
+    Raises:
+        InputError: I001 to I007, I013: why it is refused.
+    """
+    catalog = known_plugins() if catalog is None else catalog
+    id = ids[0] if ids else None
+    environment, there = _here()
+    if path is not None:
+        wanted = [targets.from_path(path, id, catalog, there)]
+    elif wheel is not None:
+        wanted = [targets.from_wheel(wheel, id, catalog, there)]
+    elif pypi is not None:
+        wanted = [targets.from_pypi(pypi, id, catalog, there)]
+    else:
+        wanted = targets.from_catalog(ids, catalog, there)
+    return _plan("install", environment, there, wanted, (), allow_source, report)
+
+
+def plan_upgrade(
+    ids: Sequence[str] = (),
+    *,
+    catalog: Mapping[str, PluginEntry] | None = None,
+    allow_source: bool = False,
+    report: Say = lambda line: None,
+) -> InstallPlan:
+    """Plan to bring installed plugins, or all of them, to what their sources now hold.
+
+    Raises:
+        InputError: I001 to I007, I010, I013: why it is refused.
+    """
+    catalog = known_plugins() if catalog is None else catalog
+    environment, there = _here()
+    found = discover()
+    chosen = [_installed(id, found) for id in ids] if ids else found
+    newer = [_newer(plugin, catalog, there) for plugin in chosen]
+    wanted = [each for each in newer if isinstance(each, Target)]
+    notes = [each for each in newer if isinstance(each, str)]
+    return _plan("upgrade", environment, there, wanted, notes, allow_source, report)
+
+
+def plan_remove(ids: Sequence[str]) -> InstallPlan:
+    """Plan to remove plugins, broken ones too; libraries that they came with stay, with a note.
+
+    Args:
+        ids: of plugins, or names of their distributions.
+
+    Raises:
+        InputError: I001, I005, I010 or I013: why it is refused.
+    """
+    environment, there = _here()
+    found = discover()
+    plugins = [_installed(id, found) for id in ids]
+    names = sorted({canonicalize_name(plugin.distribution) for plugin in plugins})
+    environment.require_changeable(remove=names)
+    for name in names:
+        _require_inside(there.distributions[name], environment)
+    changes = tuple(Change(name, there.versions[name], None) for name in names)
+    require_kept(changes, environment, there)
+    left = _orphans(names, there)
+    notes = [f"nothing else needs: {', '.join(left)}; they stay"] if left else []
+    return InstallPlan("remove", environment, changes, (), tuple(notes), installed=there.versions)
+
+
+def disabled_in(plan: InstallPlan) -> list[str]:
+    """Ids of the plugins to install that the user has disabled; installed, they stay unused."""
+    off, ids = disabled(), set[str | None]()
+    for target in plan.targets:
+        if target.id is not None:
+            ids.add(target.id)
+        elif target.source is not None:
+            ids |= plugin_ids(target.source) or set()
+        else:
+            ids |= {each.id for each in discover() if _is_of(each, target.distribution)}
+    return [id for id in off if id in ids]
+
+
+def cut_off() -> list[Check]:
+    """For the doctor: a failed check if a change was killed, none while one is under way."""
+    environment = Environment.here()
+    try:
+        require_whole(environment)
+    except InputError as error:
+        if error.code == "VOX-I013":
+            return [Check("installation", False, f"cut off: {error.found}", error.remedy)]
+    return []
+
+
+# --- installing -----------------------------------------------------------------------------------
+
+
+def _plan(
+    action: Action,
+    environment: Environment,
+    there: Installed,
+    wanted: Sequence[Target],
+    notes: Sequence[str],
+    allow_source: bool,
+    report: Say,
+) -> InstallPlan:
+    requirements = [text for target in wanted for text in (target.requirement, *target.libraries)]
+    requirements = list(dict.fromkeys(requirements))
+    if not requirements:
+        return InstallPlan(action, environment, (), (), tuple(notes))
+    environment.require_changeable(add=requirements)
+    require_no_intruder(environment, there)
+    uv = Uv(environment)
+    named = {text: name for text in requirements if (name := _built_name(text))}
+    unclear = [text for text in named if not Path(text).is_dir() or needs_build(Path(text))]
+    for text in unclear:
+        report(f"Building metadata of {text} (runs its build script)")
+    options = () if allow_source else _build_only(named[text] for text in unclear)
+    again = [part for text in named for part in ("--reinstall-package", named[text])]
+    rows = _rows(uv, [*options, *again, *requirements], _held(wanted, there.versions))
+    lock = uv.lock([_pin(row) for row in rows], options) if rows else ""
+    changes = _changes(rows, lock, there.versions)
+    require_kept(changes, environment, there)
+    _require_pinned(changes, wanted)
+    _require_as_named(changes, wanted, there.versions)
+    if uv.ignored:
+        notes = [*notes, f"settings of pip that uv has no equal for: {', '.join(uv.ignored)}"]
+    options = () if allow_source else _build_only(named.values())
+    return InstallPlan(
+        action, environment, changes, tuple(wanted), tuple(notes), lock, options, there.versions
+    )
+
+
+def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Row]:
+    """uv's plan, or why there is none with what has to stay as it is."""
+    try:
+        return uv.plan(arguments, [f"{name}=={version}" for name, version in held.items()])
+    except InputError as refusal:
+        try:
+            rows = uv.plan(arguments, [])
+        except InputError:
+            raise _another_core(refusal, held) or refusal from None
+        moved = [
+            f"{row.name} {held[row.name]} -> {row.version}" for row in rows if row.name in held
+        ]
+        raise (_changed(moved, uv.environment) if moved else refusal) from None
+
+
+def _held(wanted: Iterable[Target], installed: Mapping[str, str]) -> dict[str, str]:
+    """vox, torch, and the plugins that are not to be installed: name -> version."""
+    asked = {target.distribution for target in wanted}
+    plugins = (canonicalize_name(plugin.distribution) for plugin in discover())
+    names = dict.fromkeys([*KEPT, *plugins])
+    return {name: installed[name] for name in names if name in installed and name not in asked}
+
+
+def _built_name(requirement: str) -> str | None:
+    """Of what has no wheel before it is built: the name of a folder's project or of a commit."""
+    if match := _GIT.match(requirement):
+        return match["name"]
+    name = project_table(Path(requirement)).get("name") if Path(requirement).is_dir() else None
+    return str(name) if name else None
+
+
+def _build_only(names: Iterable[str]) -> tuple[str, ...]:
+    return (*ONLY_WHEELS, *(f"--no-binary={name}" for name in names))
+
+
+def _pin(row: Row) -> str:
+    return f"{row.name} @ {row.url}" if row.url else f"{row.name}=={row.version}"
+
+
+def _changes(rows: Iterable[Row], lock: str, installed: Mapping[str, str]) -> tuple[Change, ...]:
+    """The rows of uv's plan with what its lock tells of each file, sorted by name."""
+    files = _files(lock) if lock else {}
+    changes = [
+        Change(
+            row.name,
+            installed.get(row.name),
+            row.version or _version_at(row.url or ""),
+            row.url or files[row.name]["source"],
+            row.url is not None,
+            files[row.name]["sha256"],
+            files[row.name]["size"],
+        )
+        for row in rows
+    ]
+    return tuple(sorted(changes, key=lambda change: change.name))
+
+
+def _files(lock: str) -> dict[str, dict[str, Any]]:
+    """Name -> source, SHA-256 and size of the file that fits this interpreter."""
+    from packaging.pylock import PackageArchive, PackageSdist, PackageWheel, Pylock
+
+    found: dict[str, dict[str, Any]] = {}
+    for package, file in Pylock.from_dict(tomllib.loads(lock)).select():
+        source, sha256, size = "", None, None
+        if isinstance(file, PackageArchive | PackageSdist | PackageWheel):
+            source = file.url or (Path(file.path).as_uri() if file.path else "")
+            sha256, size = file.hashes.get("sha256"), file.size
+            if (path := local_path(source)) and path.is_file():
+                size = path.stat().st_size
+        found[package.name] = {"source": source, "sha256": sha256, "size": size}
+    return found
+
+
+def _version_at(url: str) -> str:
+    """The version that a wheel's name or a folder's metadata tells without building."""
+    if file_name(url).endswith(".whl"):
+        return str(parse_wheel_filename(file_name(url))[1])
+    return str(project_table(local_path(url) or Path("-")).get("version", UNKNOWN))
+
+
+def file_name(source: str) -> str:
+    """The file at the end of a path or an address, whatever query follows it."""
+    return unquote(urlsplit(source).path).rpartition("/")[2]
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def _here() -> tuple[Environment, Installed]:
+    environment = Environment.here()
+    require_whole(environment)
+    return environment, environment.installed()
+
+
+def require_whole(environment: Environment) -> None:
+    """Raises InputError I013 if an earlier change of the environment was cut off."""
+    site = environment.site_packages.resolve()
+    if change := undo.unfinished(site):
+        with environment.locked():  # or else it is under way
+            raise InputError(
+                "I013",
+                "an earlier change of this environment was cut off",
+                where=environment,
+                found=change.what,
+                remedy=undo.remedy(environment.python),
+            )
+
+
+def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:
+    """Raises InputError I005 if vox, torch or what an installed distribution needs would change."""
+    before = there.versions
+    moved = [
+        f"{change.name} {change.before} -> {change.after or 'none'}"
+        for change in changes
+        if change.name in KEPT and change.before is not None
+    ]
+    if moved:
+        raise _changed(moved, environment)
+    names = [change.name for change in changes]
+    stay = {name: version for name, version in before.items() if name not in names}
+    after = {**stay, **{change.name: change.after for change in changes if change.after}}
+    if faults := broken(there.needs, before, after, but=names):
+        gone = [change.name for change in changes if change.after is None]
+        raise InputError(
+            "I005",
+            f"something that is installed needs {' and '.join(gone)}"
+            if gone
+            else "this would break what is installed",
+            where=environment,
+            faults=faults,
+            remedy="remove what needs it first, or together with it"
+            if gone
+            else "choose versions that fit together; what is named here may have an upgrade: "
+            "vox plugin upgrade",
+        )
+
+
+def require_no_intruder(environment: Environment, there: Installed) -> None:
+    """Raises InputError I006 if another distribution brings a `vox` command or `vox_core`."""
+    found = sorted(
+        f"{name} {there.versions[name]} ({file})"
+        for name, each in there.distributions.items()
+        if name != CORE and "vox" in (each.read_text("RECORD") or "")
+        for file in each.files or ()
+        if belongs_to_core(str(file))
+    )
+    if found:
+        raise InputError(
+            "I006",
+            "the vox command or the vox_core package belongs to another distribution",
+            where=environment,
+            found=", ".join(found),
+            expected=f"only {CORE} brings them",
+            remedy=f"use an environment without it, or remove it and install {CORE} again",
+        )
+
+
+def belongs_to_core(recorded: str) -> bool:
+    """Whether a path of a RECORD is the `vox` command or lies in `vox_core`."""
+    parts = Path(recorded).parts
+    return parts[0] == "vox_core" or (parts[0] == ".." and parts[-1] in ("vox", "vox.exe"))
+
+
+def _changed(moved: Sequence[str], environment: Environment) -> InputError:
+    names = " and ".join(text.partition(" ")[0] for text in moved)
+    return InputError(
+        "I005",
+        f"this would change {names}",
+        where=environment,
+        faults=moved,
+        remedy="if you want that, install that version yourself first, and run again",
+    )
+
+
+def _another_core(refusal: InputError, held: Mapping[str, str]) -> InputError | None:
+    """The refusal of a plugin for another vox than this one."""
+    here = held.get(CORE, "")
+    for match in _CORE_NEED.finditer("\n".join(refusal.faults)):
+        with suppress(InvalidSpecifier):
+            wanted = SpecifierSet(match[1].strip(" ,"))
+            if not here or wanted.contains(here, prereleases=True):
+                continue
+            is_old = any(
+                each.operator[0] in ">=~" and not each.contains(here, prereleases=True)
+                for each in wanted
+            )
+            return InputError(
+                "I004",
+                f"this vox is too {'old' if is_old else 'new'} for it",
+                where=refusal.where,
+                found=f"{CORE} {here}",
+                expected=f"{CORE}{wanted}, which it requires",
+                faults=refusal.faults,
+                remedy=f"upgrade {CORE} first, and run again"
+                if is_old
+                else f"name a version of it that takes {CORE} {here}",
+            )
+    return None
+
+
+def _require_pinned(changes: Sequence[Change], wanted: Iterable[Target]) -> None:
+    """Raises InputError I007 if a file is not one that the catalog pins.
+
+    Where a plugin has pins, neither its source nor another build will do. Folders and commits have
+    no file that could be pinned.
+    """
+    faults = []
+    for target in wanted:
+        for change in changes:
+            file, path = file_name(change.source), local_path(change.source)
+            pinned = target.sha256.get(file)
+            has_file = "+" not in urlsplit(change.source).scheme and not (path and path.is_dir())
+            if pinned and change.sha256 != pinned:
+                faults.append(f"{change.source}: found {change.sha256}, expected {pinned}")
+            elif not pinned and target.sha256 and has_file and change.name == target.distribution:
+                faults.append(
+                    f"{change.source}: not one of the files that the catalog pins: "
+                    f"{', '.join(target.sha256)}"
+                )
+    if faults:
+        raise InputError(
+            "I007",
+            "a file does not have the SHA-256 of the catalog",
+            faults=faults,
+            remedy="do not install it; get a file that the catalog pins from a place that you "
+            "trust: vox plugin install --from-wheel FILE",
+        )
+
+
+def _require_as_named(
+    changes: Sequence[Change], wanted: Iterable[Target], installed: Mapping[str, str]
+) -> None:
+    """Raises InputError I003 if a version, or a plugin that is installed, is not the one wanted."""
+    after = {change.name: change.after for change in changes}
+    for target in wanted:
+        name = target.distribution or ""
+        faults = [*target.mismatched(after.get(name) or installed.get(name) or "")]
+        if name and name not in after:
+            faults += target.misnamed([each.id for each in discover() if _is_of(each, name)])
+        if faults:
+            raise targets.misfit(faults, target.requirement)
+
+
+# --- upgrading and removing -----------------------------------------------------------------------
+
+
+def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) -> Target | str:
+    """Where an upgrade of `plugin` comes from, or why there is none."""
+    name = canonicalize_name(plugin.distribution)
+    distribution = there.distributions.get(name)
+    if is_editable(distribution):
+        return f"{plugin.id}: installed from a checkout in place, which is as new as the checkout"
+    entry = catalog.get(plugin.id)
+    if entry and canonicalize_name(entry.distribution) == name:
+        return targets.from_catalog([plugin.id], catalog, there, upgrade=True)[0]
+    source = origin(distribution)
+    folder = local_path(source.get("url", "")) if "dir_info" in source else None
+    if folder and folder.is_dir():
+        return targets.from_path(folder, plugin.id, catalog, there)
+    return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
+        "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
+    )
+
+
+def _is_of(plugin: Found, distribution: str | None) -> bool:
+    return canonicalize_name(plugin.distribution) == distribution
+
+
+def _installed(id: str, installed: Sequence[Found]) -> Found:
+    """The one plugin of that id, or of the distribution of that name."""
+    matches = [plugin for plugin in installed if plugin.id == id] or [
+        plugin
+        for plugin in installed
+        if canonicalize_name(plugin.distribution) == canonicalize_name(id)
+    ]
+    names = list(dict.fromkeys(plugin.distribution for plugin in matches))
+    if len(names) == 1:
+        return matches[0]
+    if names:
+        raise InputError(
+            "I010",
+            f"more than one plugin has the id {id!r}",
+            found=f"distributions {', '.join(names)}",
+            remedy=f"name the distribution: {names[-1]}",
+        )
+    raise InputError(
+        "I010",
+        f"plugin {id!r} is not installed",
+        found=f"installed: {', '.join(plugin.id for plugin in installed) or 'none'}",
+        remedy="`vox plugin list` shows what there is",
+    )
+
+
+def _require_inside(distribution: metadata.Distribution, environment: Environment) -> None:
+    """Raises InputError I010 if another environment lends a distribution to this one."""
+    place = Path(str(distribution.locate_file("")))
+    if place.resolve() not in {folder.resolve() for folder in environment.folders}:
+        raise InputError(
+            "I010",
+            f"{distribution.metadata['Name']} is not in this environment",
+            where=environment,
+            found=f"it is in {place}, which this environment sees",
+            remedy="remove it with the Python that it was installed with",
+        )
+
+
+def _orphans(removed: Iterable[str], there: Installed) -> list[str]:
+    """What nothing but `removed` needs, directly or through one another."""
+    needs = {
+        name: {canonicalize_name(need.name) for need in its} & there.needs.keys()
+        for name, its in there.needs.items()
+    }
+    gone = {*removed}
+    while True:
+        needed = {name for owner, its in needs.items() if owner not in gone for name in its}
+        loose = {name for owner in gone for name in needs.get(owner, ())} - needed - gone - {*KEPT}
+        if not loose:
+            return sorted(gone - {*removed})
+        gone |= loose

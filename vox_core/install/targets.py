@@ -1,0 +1,285 @@
+"""Ids and sources -> requirements for uv.
+
+Only the catalog turns an id into a package. A source that the user names is installed as it is, but
+an id of the catalog keeps its distribution: `cpu` cannot come from somebody else's package. The
+catalog's platforms, hardware, versions and yanks hold for every source.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from vox_core.catalog import PluginEntry, Source, objections
+from vox_core.errors import InputError
+from vox_core.install.environment import Installed, is_editable
+from vox_core.install.wheel import plugin_ids, project_table
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A plugin to install.
+
+    Args:
+        id: None if the user named a source and no id.
+        distribution: canonical name; None where a folder's metadata does not tell without a build.
+        requirement: for uv.
+        libraries: requirements of the plugin's own libraries that no package index has.
+        sha256: file name -> digest in hex, of the files that the catalog pins.
+        specifier: PEP 440, the versions that the catalog takes; empty for any.
+    """
+
+    id: str | None
+    distribution: str | None
+    requirement: str
+    libraries: tuple[str, ...] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    specifier: str = ""
+
+    @property
+    def source(self) -> Path | None:
+        """The folder or file that it comes from."""
+        path = Path(self.requirement)
+        return path if path.is_absolute() and path.exists() else None
+
+    def misnamed(self, ids: Collection[str]) -> Iterator[str]:
+        """The fault of a package that brings plugins of these ids, if none is the one wanted."""
+        if self.id not in (None, *ids) or not ids:
+            name = self.distribution or self.requirement
+            brings = f"plugin {' and '.join(map(repr, sorted(ids)))}" if ids else "no plugin"
+            yield f"{name} brings {brings}" + (f", not {self.id!r}" if self.id else "")
+
+    def mismatched(self, version: str) -> Iterator[str]:
+        """The fault of a version that the catalog does not allow."""
+        with suppress(InvalidVersion):  # only a build tells it
+            if not SpecifierSet(self.specifier).contains(Version(version), prereleases=True):
+                yield f"{self.distribution} {version}: the catalog wants {self.specifier}"
+
+
+def misfit(faults: Sequence[str], where: object) -> InputError:
+    """The error over packages that are not what was to be installed."""
+    return InputError(
+        "I003",
+        "the package is not the plugin to install",
+        where=where,
+        faults=faults,
+        remedy="name the version that the catalog takes, and the id that the package has or none; "
+        "nothing was changed",
+    )
+
+
+def from_catalog(
+    ids: Sequence[str],
+    catalog: Mapping[str, PluginEntry],
+    there: Installed,
+    *,
+    upgrade: bool = False,
+) -> list[Target]:
+    """The plugins of these ids.
+
+    Raises:
+        InputError: I002, ids that the catalog does not have; I003, plugins that are yanked or not
+            for this machine, or whose sources are not there.
+    """
+    if unknown := [id for id in ids if id not in catalog]:
+        raise _unknown(unknown, catalog)
+    entries = [catalog[id] for id in dict.fromkeys(ids)]
+    _require_no_objection(entries)
+    return [
+        Target(
+            entry.id,
+            canonicalize_name(entry.distribution),
+            _requirement(entry, entry.source, entry.distribution),
+            _libraries(entry, there, upgrade),
+            entry.sha256,
+            entry.specifier,
+        )
+        for entry in entries
+    ]
+
+
+def from_path(
+    folder: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
+    """The plugin whose source is in `folder`.
+
+    Raises:
+        InputError: I003, there is none, or the catalog has something against it.
+    """
+    if not folder.exists():
+        raise _not_found("folder", folder)
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise _no_source(folder, "a folder with a pyproject.toml", "the path")
+    name = project_table(folder).get("name")
+    if not isinstance(name, str | None):
+        expected = "a pyproject.toml with a name that is a string"
+        raise _no_source(folder / "pyproject.toml", expected, f"[project] name, found {name!r}")
+    return _named(str(folder.resolve()), name, id, catalog, there)
+
+
+def from_wheel(
+    file: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
+    """The plugin in a wheel.
+
+    Raises:
+        InputError: I003, it is none, or the catalog has something against it.
+    """
+    if not file.exists():
+        raise _not_found("file", file)
+    try:
+        name = parse_wheel_filename(file.name)[0]
+    except InvalidWheelFilename:
+        name = None
+    if name is None or not file.is_file():
+        raise _no_source(file, "a wheel, with the name it was built under", "the file's name")
+    return _named(str(file.resolve()), name, id, catalog, there)
+
+
+def from_pypi(
+    text: str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+) -> Target:
+    """A release on the package index, `NAME==VERSION`.
+
+    Raises:
+        InputError: I003, it names no single version, or the catalog has something against it.
+    """
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise _no_source(text, "NAME==VERSION", "the name and the version") from error
+    exact = [each.operator == "==" and "*" not in each.version for each in requirement.specifier]
+    if exact != [True] or requirement.url or requirement.marker:
+        raise _no_source(text, "NAME==VERSION, one version", "the version")
+    return _named(text, requirement.name, id, catalog, there)
+
+
+def _named(
+    requirement: str,
+    name: str | None,
+    id: str | None,
+    catalog: Mapping[str, PluginEntry],
+    there: Installed,
+) -> Target:
+    """A source of the user's; the catalog's rules for its plugin still hold."""
+    distribution = canonicalize_name(name) if name else None
+    entry = catalog.get(id) if id else _entry_of(distribution, catalog)
+    if entry is None:
+        return _as_named(Target(id, distribution, requirement))
+    expected = canonicalize_name(entry.distribution)
+    if distribution not in (None, expected):
+        raise InputError(
+            "I003",
+            f"{id!r} is another plugin's id",
+            where=requirement,
+            found=f"distribution {distribution}",
+            expected=f"distribution {entry.distribution}, as the catalog has it",
+            remedy="leave the id out, if you mean to install this package",
+        )
+    _require_no_objection([entry])
+    libraries = _libraries(entry, there, upgrade=False)
+    return _as_named(
+        Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
+    )
+
+
+def _as_named(target: Target) -> Target:
+    """Refuse a folder or wheel of another plugin, as far as that is known without a build."""
+    ids = plugin_ids(target.source) if target.source else None
+    if ids is not None and (faults := [*target.misnamed(ids)]):
+        raise misfit(faults, target.requirement)
+    return target
+
+
+def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
+    from vox_core.host.probe import accelerators
+
+    tags = {"cpu", *(accelerator.tag for accelerator in accelerators())}
+    if faults := [fault for entry in entries for fault in objections(entry, tags)]:
+        raise InputError(
+            "I003",
+            "the catalog rules this out here",
+            faults=faults,
+            remedy="leave it out, or choose another one: vox plugin list",
+        )
+
+
+def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> PluginEntry | None:
+    known = {canonicalize_name(entry.distribution): entry for entry in catalog.values()}
+    return known.get(distribution) if distribution else None  # type: ignore[call-overload]
+
+
+def _libraries(entry: PluginEntry, there: Installed, upgrade: bool) -> tuple[str, ...]:
+    """Those that are missing; in an upgrade those as well that are no link to a checkout."""
+    sources = {
+        name: Source.parse(text, entry.catalog.parent) for name, text in entry.libraries.items()
+    }
+    return tuple(
+        _requirement(entry, source, name)
+        for name, source in sources.items()
+        if (found := there.distributions.get(canonicalize_name(name))) is None
+        or (upgrade and not is_editable(found))
+    )
+
+
+def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
+    """The source as uv takes it. Raises InputError I003 if it is not there."""
+    if source.path is not None and not source.path.exists():
+        raise InputError(
+            "I003",
+            f"the source of {entry.id!r} is not here",
+            where=entry.catalog,
+            found=f"no {source.path}",
+            expected="a checkout of vox, which its catalog's local sources belong to",
+            remedy=f"name a source: vox plugin install {entry.id} --from-path DIR, "
+            f"--from-wheel FILE or --from-pypi {entry.distribution}==VERSION",
+        )
+    return source.requirement(distribution)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _unknown(ids: Sequence[str], catalog: Mapping[str, PluginEntry]) -> InputError:
+    return InputError(
+        "I002",
+        "the catalog has no such plugin",
+        faults=[f"{id!r}{_hint(id, catalog)}" for id in ids],
+        expected=f"some of: {', '.join(catalog)}",
+        remedy="`vox plugin list` shows them; a package that is in no catalog is named "
+        "whole: --from-pypi NAME==VERSION",
+    )
+
+
+def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
+    if entry := _entry_of(canonicalize_name(id), catalog):
+        return f" is the package of plugin {entry.id!r}"
+    near = difflib.get_close_matches(id, catalog, n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _not_found(kind: str, path: Path) -> InputError:
+    return InputError(
+        "I003",
+        f"{kind} not found: {path}",
+        found=f"nothing at {path.absolute()}",
+        remedy="correct the path",
+    )
+
+
+def _no_source(where: object, expected: str, correct: str) -> InputError:
+    return InputError(
+        "I003",
+        "this is no source of a plugin",
+        where=where,
+        expected=expected,
+        remedy=f"correct {correct}",
+    )

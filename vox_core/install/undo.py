@@ -1,0 +1,163 @@
+"""Undo for a change of an environment: the files that it replaces, kept until it is done.
+
+    change = begin(site_packages, "install vox-ml-cpu", added, replaced)
+    …                                   # uv
+    change.back()  or  change.forget()
+
+`begin` links or copies the files that will be replaced into `.vox-change` in site-packages and
+writes a journal beside them. `back` deletes what came and puts these files in their places; it can
+be run again after it was cut off. After `kill -9` the journal is still there: `vox plugin doctor`
+says so, and `python -m vox_core.install.undo` puts the files back.
+
+Only the standard library is imported here, because the change that was cut off may have been one of
+a library that vox needs. Bytecode is deleted, never restored: Python makes it again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = ".vox-change"
+_JOURNAL, _KEPT = "journal.json", "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that has begun.
+
+    Args:
+        site: the site-packages folder.
+        what: `install vox-ml-cpu`, for the person who finds it cut off.
+        added: paths of the files that the change brings.
+        kept: path of each file that it replaces or removes -> name of its copy.
+    """
+
+    site: Path
+    what: str
+    added: tuple[str, ...]
+    kept: dict[str, str]
+
+    def copy_of(self, path: str) -> Path:
+        return folder(self.site) / _KEPT / self.kept[path]
+
+    def put_back(self, path: str) -> None:
+        """One file as it was, at once or not at all."""
+        temporary = Path(f"{path}.vox-tmp")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        _link(self.copy_of(path), temporary)
+        # Renaming a link onto another name of the same file does nothing and leaves both.
+        Path(path).unlink(missing_ok=True)
+        temporary.replace(path)
+
+    def back(self) -> list[str]:
+        """Undo the change; the files that could not be put back, for whom the journal stays."""
+        lost = []
+        for path in self.added:
+            with suppress(OSError):
+                if path not in self.kept:
+                    Path(path).unlink(missing_ok=True)
+        for path in self.kept:
+            try:
+                self.put_back(path)
+            except OSError as error:
+                lost.append(f"{path}: {error.strerror or error}")
+        _tidy([*self.added, *self.kept])
+        if not lost:
+            self.forget()
+        return lost
+
+    def forget(self) -> None:
+        """Delete the journal, then the copies."""
+        (folder(self.site) / _JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(folder(self.site), ignore_errors=True)
+
+
+def folder(site: Path) -> Path:
+    """The scratch folder of a change, which holds journal and copies."""
+    return site / FOLDER
+
+
+def begin(site: Path, what: str, added: Iterable[Path], replaced: Iterable[Path]) -> Change:
+    """Keep the files that a change will replace or overwrite, and write the journal.
+
+    Args:
+        added: every file that will come.
+        replaced: every file of the distributions that will go.
+    """
+    coming = sorted({*map(str, added)})
+    going = sorted({path for path in (*coming, *map(str, replaced)) if os.path.lexists(path)})
+    change = Change(site, what, tuple(coming), {path: str(n) for n, path in enumerate(going)})
+    (folder(site) / _KEPT).mkdir(parents=True)
+    for path in going:
+        _link(Path(path), change.copy_of(path))
+    journal = {"what": what, "added": change.added, "kept": change.kept}
+    temporary = folder(site) / f"{_JOURNAL}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(journal, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder(site) / _JOURNAL)
+    return change
+
+
+def unfinished(site: Path) -> Change | None:
+    """The change that has begun in this folder and not ended."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        found = json.loads((folder(site) / _JOURNAL).read_text(encoding="utf-8"))
+        return Change(site, found["what"], tuple(found["added"]), dict(found["kept"]))
+    return None
+
+
+def remedy(python: Path) -> str:
+    """The command that undoes an unfinished change."""
+    return f"put its files back: {python} -P -m vox_core.install.undo"
+
+
+def main() -> int:
+    """Undo the change of this environment that was cut off."""
+    change = unfinished(Path(sysconfig.get_path("purelib")).resolve())
+    if change is None:
+        sys.stdout.write("nothing to undo: no change of this environment was cut off\n")
+        return 0
+    lost = change.back()
+    sys.stderr.writelines(f"not put back: {each}\n" for each in lost)
+    if not lost:
+        sys.stdout.write(f"undone: {change.what}\n")
+    return 1 if lost else 0
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name, which takes no space; a copy on a file system without links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _tidy(paths: Sequence[str]) -> None:
+    """Without bytecode of other versions of these files, and without empty folders."""
+    for path in (path for path in paths if path.endswith(".py")):
+        with suppress(OSError, NotImplementedError):
+            compiled = Path(importlib.util.cache_from_source(path))
+            compiled.unlink(missing_ok=True)
+            compiled.parent.rmdir()
+    for place in sorted({Path(path).parent for path in paths}, reverse=True):
+        for empty in (place, *place.parents):
+            try:
+                empty.rmdir()
+            except OSError:  # not empty
+                break
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

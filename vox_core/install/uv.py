@@ -1,0 +1,324 @@
+"""uv as vox calls it: its program, the indexes of the user's pip configuration, its refusals.
+
+    uv = Uv(environment)
+    uv.plan(["vox-ml-cpu==0.1.0"], constraints)      # what an install would change
+    uv.lock(pins)                                    # pylock.toml: files, hashes, sizes
+    uv.run("install", ["--no-deps", "-r", lock])     # changes the environment
+
+pip's files and `PIP_*` variables become the `UV_*` variables of the same meaning; a `UV_*` variable
+that is already set wins. uv reads its own `uv.toml` itself. What has no equal in uv is in
+`Uv.ignored`. Variables that point uv at another Python or folder are removed.
+
+vox reads the lines that uv prints for people (` + name==1.0`): its JSON has no addresses yet.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from packaging.utils import canonicalize_name
+
+from vox_core.errors import InputError, WorkError
+from vox_core.install.environment import Environment
+
+Report: TypeAlias = Callable[[str], None]
+"""Called with each line that uv prints."""
+
+ONLY_WHEELS = ("--only-binary", ":all:")
+OFFLINE = ("--no-index", "--offline", "--no-config")
+_LINES_SHOWN = 15
+_ROW = re.compile(r" \+ (?P<name>[\w.-]+)(==(?P<version>\S+)| @ (?P<url>\S+))")
+_SOURCE_ONLY = re.compile(
+    r"Wheels are required for `([\w.-]+)|Building source distributions for `([\w.-]+)"
+)
+_ELSEWHERE = ("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_DRY_RUN")
+_KEPT_OFFLINE = ("UV_CACHE_DIR", "UV_LINK_MODE")
+
+_VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
+    "index-url": (("UV_DEFAULT_INDEX", "UV_INDEX_URL"), ""),
+    "extra-index-url": (("UV_INDEX", "UV_EXTRA_INDEX_URL"), " "),
+    "find-links": (("UV_FIND_LINKS",), ","),
+    "trusted-host": (("UV_INSECURE_HOST",), " "),
+    "constraint": (("UV_CONSTRAINT",), " "),
+    "keyring-provider": (("UV_KEYRING_PROVIDER",), ""),
+    "timeout": (("UV_HTTP_TIMEOUT",), ""),
+    "default-timeout": (("UV_HTTP_TIMEOUT",), ""),
+    "retries": (("UV_HTTP_RETRIES",), ""),
+    "cert": (("SSL_CERT_FILE",), ""),
+    "client-cert": (("SSL_CLIENT_CERT",), ""),
+    "proxy": (("ALL_PROXY",), ""),
+}
+"""Key of pip -> variables of uv, of which the first is set if none is; what separates values."""
+_OF_NO_MATTER = {
+    *("cache-dir", "no-cache-dir", "compile", "no-compile", "config-file", "log", "no-color"),
+    *("disable-pip-version-check", "no-input", "no-python-version-warning", "progress-bar"),
+    *("quiet", "require-virtualenv", "root-user-action", "verbose", "no-warn-script-location"),
+}
+
+
+class Row(NamedTuple):
+    """A distribution that uv would install: from an index by version, or from a URL."""
+
+    name: str
+    version: str | None
+    url: str | None
+
+
+class Uv:
+    """uv, set up for one environment.
+
+    Args:
+        only: the folder of a bundle's wheels; no index, no network and no settings of the user.
+
+    Raises:
+        InputError: I001, there is no uv.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        only: Path | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.environment, self.program = environment, find_uv()
+        self.ignored: tuple[str, ...] = ()
+        self.options: list[str] = []
+        if only is not None:
+            self.options = [*OFFLINE, "--find-links", str(only)]
+            uvs = {key: environ[key] for key in _KEPT_OFFLINE if key in environ}
+            others = {key: value for key, value in environ.items() if not key.startswith("UV_")}
+            self.environ = {**others, **uvs}
+            return
+        kept = {key: value for key, value in environ.items() if key not in _ELSEWHERE}
+        found = pip_settings(environment.prefix, environ)
+        self.environ = {**kept, **_variables(found, kept)}
+        if found.pop("no-index", "").lower() in ("1", "true", "yes", "on"):
+            self.options.append("--no-index")
+        if "extra-index-url" in found and "UV_INDEX_STRATEGY" not in kept:
+            self.environ["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # all indexes alike, as in pip
+        self.ignored = tuple(sorted(found.keys() - _VARIABLES.keys() - _OF_NO_MATTER))
+
+    def command(self, verb: str, arguments: Sequence[str] = ()) -> list[str]:
+        """`uv pip VERB` on the environment."""
+        options = [] if verb in ("uninstall", "check") else self.options
+        python = ["--python", str(self.environment.python), "--color", "never", "--no-progress"]
+        return [self.program, "pip", verb, *python, *options, *arguments]
+
+    def plan(self, wanted: Sequence[str], constraints: Sequence[str]) -> list[Row]:
+        """What an installation would bring that is not there.
+
+        Args:
+            wanted: requirements and options of `uv pip install`.
+
+        Raises:
+            InputError: I004, uv finds no solution.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "constraints.txt")
+            file.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
+            said = self.ask("install", ["--dry-run", "--constraints", str(file), *wanted])
+        matches = filter(None, map(_ROW.match, said.splitlines()))
+        return [
+            Row(canonicalize_name(match["name"]), match["version"], match["url"])
+            for match in matches
+        ]
+
+    def lock(self, pins: Sequence[str], options: Sequence[str] = ()) -> str:
+        """`pylock.toml` of exactly these distributions.
+
+        Raises:
+            InputError: I004, uv does not find one of them.
+        """
+        how = ["--no-deps", "--no-header", "--quiet", "--format", "pylock.toml"]
+        return self.compile([*how, *options], pins)
+
+    def compile(self, options: Sequence[str], pins: Sequence[str]) -> str:
+        """What `uv pip compile` makes of requirements."""
+        return self.ask("compile", [*options, "-"], given="".join(f"{pin}\n" for pin in pins))
+
+    def ask(self, verb: str, arguments: Sequence[str], given: str = "") -> str:
+        """Output of a command that changes nothing: stdout, or stderr where that is empty.
+
+        Raises:
+            InputError: I004, it fails.
+        """
+        done = subprocess.run(
+            self.command(verb, arguments),
+            input=given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=self.environ,
+        )
+        if done.returncode:
+            raise self._refusal(done.stderr or done.stdout)
+        return done.stdout or done.stderr
+
+    def faults(self) -> dict[str, str]:
+        """Each unmet requirement in the environment, without and with what is there instead."""
+        done = subprocess.run(
+            self.command("check"), capture_output=True, text=True, check=False, env=self.environ
+        )
+        lines = [line for line in done.stderr.splitlines() if line.startswith("The package ")]
+        return {line.partition(", but")[0]: line for line in lines}
+
+    def run(self, verb: str, arguments: Sequence[str], report: Report, doing: str) -> None:
+        """Run a command that changes files to its end; on an interrupt it is killed first.
+
+        Raises:
+            WorkError: I008, it fails.
+        """
+        run([*self.command(verb, arguments)], self.environ, report, doing, self.environment)
+
+    def _refusal(self, said: str) -> InputError:
+        """A source without a wheel is told apart: the user may allow it."""
+        sources = {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}
+        if not sources:
+            return InputError(
+                "I004",
+                "uv finds no way to install this",
+                where=self.environment,
+                faults=_last_lines(said),
+                remedy="mend what uv names: the connection, the index that it is set up with, or "
+                "what the package requires",
+            )
+        names = ", ".join(sorted(map(canonicalize_name, sources)))
+        return InputError(
+            "I004",
+            f"there is no wheel for this machine of {names}",
+            where=self.environment,
+            found="the source alone, and building it runs its code",
+            faults=_last_lines(said),
+            remedy="name a version that has a wheel, or, if you trust the source, run again with "
+            "--allow-source",
+        )
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    report: Report,
+    doing: str,
+    where: object,
+) -> None:
+    """Run a program in a session of its own, which is killed whole on an interrupt.
+
+    Raises:
+        WorkError: I008, it fails.
+    """
+    said: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=dict(environ),
+        start_new_session=True,
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                said.append(line)
+                report(line.rstrip())
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
+            raise
+    if process.returncode:
+        raise WorkError(
+            "I008",
+            f"could not {doing}; the environment is as it was",
+            where=where,
+            found=f"uv ended with {process.returncode}",
+            faults=_last_lines("".join(said)),
+            remedy="mend what is named, and run again",
+        )
+
+
+def find_uv() -> str:
+    """The program of the `uv` package, or the one on the PATH.
+
+    Raises:
+        InputError: I001, there is none.
+    """
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        if found := shutil.which("uv"):
+            return found
+    raise InputError(
+        "I001",
+        "uv is missing, which vox installs with",
+        where=sys.prefix,
+        remedy="install it beside vox: the package `uv` from PyPI",
+    )
+
+
+def pip_settings(prefix: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """pip's settings for `install`: sections [global] and [install] of its files, then `PIP_*`."""
+    found: dict[str, str] = {}
+    parsers = []
+    for file in _pip_files(prefix, environ):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(file, encoding="utf-8")
+        except (configparser.Error, ValueError):  # pip says what is wrong with it
+            continue
+        parsers.append(parser)
+    for section in ("global", "install"):
+        for parser in parsers:
+            if parser.has_section(section):
+                found |= {_key(key): value for key, value in parser.items(section)}
+    variables = {_key(key[4:]): value for key, value in environ.items() if key[:4] == "PIP_"}
+    return {**found, **{key: value for key, value in variables.items() if value}}
+
+
+def _pip_files(prefix: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """From the least to the most important."""
+    named = environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return
+    home = Path(environ.get("HOME", "~")).expanduser()
+    if sys.platform == "darwin":
+        library = Path("Library/Application Support/pip/pip.conf")
+        yield from ("/" / library, home / library)
+    for folder in reversed(environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)):
+        yield Path(folder, "pip/pip.conf")
+    yield from (Path("/etc/pip.conf"), home / ".pip/pip.conf")
+    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "pip/pip.conf")
+    yield prefix / "pip.conf"
+    if named:
+        yield Path(named).expanduser()
+
+
+def _variables(found: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    made = {}
+    for key, (names, separator) in _VARIABLES.items():
+        if key not in found or not environ.keys().isdisjoint(names):
+            continue
+        values = found[key].split() if separator else [found[key]]
+        if key in ("find-links", "constraint", "cert", "client-cert"):
+            values = [text if "://" in text else str(Path(text).expanduser()) for text in values]
+        made[names[0]] = separator.join(values)
+    return made
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "-").removeprefix("--")
+
+
+def _last_lines(output: str) -> list[str]:
+    return [line.rstrip() for line in output.splitlines() if line.strip()][-_LINES_SHOWN:]

@@ -1,0 +1,386 @@
+"""The Python API, which the commands call too: `import vox_core as vox`.
+
+    run = vox.train(model="smollm2-135m", data="train.jsonl", epochs=3)
+    print(run.losses)
+    with vox.load(run) as model:
+        print(model.chat("How do I resume a run?"))
+    vox.merge(run)
+
+Each function blocks until its work is done, and prints nothing unless `progress=True`. Keywords are
+the settings of the function's section in `vox.toml`, in snake_case; what is not given comes from
+the environment and from `vox.toml`, as for a command. Events (`vox_core.contract`) go
+to `on_event`.
+
+Ctrl-C, or the kernel's interrupt in a notebook, ends training after the current step with a
+checkpoint; `vox.train(resume=run)` goes on. Importing this module imports no array library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+
+from vox_core.config import (
+    CONFIG_FILE,
+    ChatSettings,
+    GenerateSettings,
+    MergeSettings,
+    SamplingSettings,
+    Section,
+    TrainSettings,
+    given,
+    load_settings,
+    source_of,
+    unknown_settings,
+)
+from vox_core.contract import Event, Notice
+from vox_core.display import display
+from vox_core.errors import ConfigError
+from vox_core.host import Origin
+
+if TYPE_CHECKING:
+    from vox_core.models import Progress
+    from vox_core.run.artifacts import TrainReport
+    from vox_core.run.history import Summary
+    from vox_core.run.load import Answer, OpenModel
+    from vox_core.run.merge import MergeReport
+    from vox_core.run.planning import PlanReport
+
+Reference: TypeAlias = "str | os.PathLike[str]"
+"""A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
+Messages: TypeAlias = "str | Sequence[Mapping[str, str]]"
+"""A user's message, or a conversation: `role` and `content` of each message."""
+OnEvent: TypeAlias = Callable[[Event], None]
+
+S = TypeVar("S", bound=Section)
+FIXED = ("backend", "adapter", "dtype", "quant")
+"""Settings of a loaded model that an answer cannot change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, and the report of the call that made it.
+
+    It is a path: whatever takes a run folder takes a `Run`.
+    """
+
+    path: Path
+    report: TrainReport
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def losses(self) -> list[float | None]:
+        """The training loss of each step, those before a resume included; None: not finite."""
+        from vox_core.run.history import read_run
+
+        return [loss for _, loss in read_run(self.path).losses]
+
+    def load(self, **options: Any) -> Model:
+        """`load` of this run."""
+        return load(self, **options)
+
+    def merge(self, out: Reference | None = None, **options: Any) -> MergeReport:
+        """`merge` of this run."""
+        return merge(self, out, **options)
+
+
+def train(
+    *,
+    model: Reference | None = None,
+    data: Reference | Sequence[Reference] | None = None,
+    config: Reference | None = None,
+    plan: Reference | None = None,
+    on_event: OnEvent | None = None,
+    progress: bool = False,
+    began: float | None = None,
+    **settings: Any,
+) -> Run:
+    """Fine-tune a model, or go on with a run (`resume=RUN`).
+
+    Args:
+        model: folder, hub id, GGUF file or id of the catalog.
+        data: files, folders or data sets of the hub.
+        config: a `vox.toml` to read in place of the one in the current folder.
+        plan: what `vox plan --json` printed, to be run exactly so.
+        progress: show a bar and the notices: in the notebook, or on stderr.
+        began: when the process did, as `time.perf_counter` counts; now, unless it is given.
+        settings: keys of `[train]` and `[data]`.
+
+    Raises:
+        InputError: bad input, found before the first step; nothing was written.
+        WorkError: something failed while working; the run folder keeps what was done.
+        KeyboardInterrupt: a second Ctrl-C, which did not wait for the end of the step.
+    """
+    said = _said(TrainSettings, {"model": model, "data": data, **settings})
+    from vox_core.run.train import train as run_training
+
+    planned, origin = None, None
+    if plan is None:
+        chosen, origin = _settings(TrainSettings, config, said)
+    else:
+        from vox_core.run.planned import read_plan
+
+        planned, origin = read_plan(Path(plan), said), "--plan"
+        chosen = planned.settings
+    with _told(on_event, progress) as (observe, transfer):
+        report = run_training(
+            chosen,
+            observe=observe,
+            backend_origin=origin,
+            progress=transfer,
+            began=began,
+            planned=planned,
+        )
+    return Run(report.run, report)
+
+
+def plan(
+    *,
+    model: Reference | None = None,
+    data: Reference | Sequence[Reference] | None = None,
+    config: Reference | None = None,
+    on_event: OnEvent | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> PlanReport:
+    """What `train` would do with these settings, and the memory it would take.
+
+    Raises:
+        InputError: bad input; or no plugin plans, and the remedy installs one.
+    """
+    said = _said(TrainSettings, {"model": model, "data": data, **settings})
+    chosen, origin = _settings(TrainSettings, config, said)
+    from vox_core.run.planning import plan as make_plan
+
+    with _told(on_event, progress) as (observe, transfer):
+        return make_plan(
+            chosen,
+            backend_origin=origin,
+            progress=transfer,
+            tell=lambda text: observe(Notice(text)),
+        )
+
+
+def merge(
+    run: Reference,
+    out: Reference | None = None,
+    *,
+    config: Reference | None = None,
+    on_event: OnEvent | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> MergeReport:
+    """Merge the adapter of `run` into its base model, and verify the result.
+
+    Args:
+        out: folder to make; RUN-merged, unless it is given.
+        settings: keys of `[merge]`.
+
+    Raises:
+        InputError: bad input, found before any work.
+        WorkError: the result is not base + adapter, or the disk failed; nothing is left of it.
+    """
+    said = _said(MergeSettings, {"out": out, **settings})
+    chosen, origin = _settings(MergeSettings, config, said)
+    from vox_core.run.merge import merge as run_merge
+
+    with _told(on_event, progress) as (observe, transfer):
+        return run_merge(
+            os.fspath(run),
+            chosen,
+            observe=observe,
+            backend_origin=origin,
+            progress=transfer,
+        )
+
+
+def load(
+    reference: Reference,
+    *,
+    section: Literal["generate", "chat"] = "generate",
+    config: Reference | None = None,
+    on_event: OnEvent | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> Model:
+    """Load a run or a model, to be closed by `with` or `close()`.
+
+    Args:
+        section: of `vox.toml`, which the settings are from.
+        settings: keys of that section; those of sampling hold for every answer.
+
+    Raises:
+        InputError: it cannot be found, or no installed backend can load it.
+    """
+    kind = ChatSettings if section == "chat" else GenerateSettings
+    said = _said(kind, settings)
+    chosen, origin = _settings(kind, config, said)
+    from vox_core.run.load import open_model
+
+    stack = ExitStack()
+    with _told(on_event, progress) as (observe, transfer):
+        opening = open_model(
+            os.fspath(reference),
+            chosen,
+            observe=observe,
+            backend_origin=origin,
+            progress=transfer,
+        )
+        return Model(stack.enter_context(opening), stack.close, chosen, said, config)
+
+
+class Model:
+    """A loaded model. Keywords of an answer are settings of sampling, for this answer alone.
+
+    Attributes:
+        title: the base model, and whether an adapter is on it.
+        close: frees the memory; a second call does nothing.
+    """
+
+    def __init__(
+        self,
+        opened: OpenModel,
+        close: Callable[[], None],
+        settings: SamplingSettings,
+        said: Mapping[str, Any],
+        config: Reference | None,
+    ) -> None:
+        self.title = opened.title
+        self.close = close
+        self._opened, self._settings, self._said, self._config = opened, settings, said, config
+
+    def chat(self, messages: Messages, **sampling: Any) -> str:
+        """The answer to a message or a conversation, sampled as `[chat]` says.
+
+        Raises:
+            DataError: the chat template refuses the conversation, or it is too long.
+        """
+        return "".join(self._answer(ChatSettings, messages, 0, sampling))
+
+    def generate(self, prompt: str, **sampling: Any) -> str:
+        """The answer to a prompt, sampled as `[generate]` says: greedily, unless it says more.
+
+        Raises:
+            DataError: the chat template refuses the prompt, or it is too long.
+        """
+        return "".join(self._answer(GenerateSettings, prompt, 0, sampling))
+
+    def stream(self, messages: Messages, *, row: int = 0, **sampling: Any) -> Answer:
+        """An answer in pieces, as they come, and the number of its tokens.
+
+        Args:
+            row: the same conversation has another answer in another row, unless it is greedy.
+        """
+        return self._answer(type(self._settings), messages, row, sampling)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _answer(
+        self,
+        kind: type[SamplingSettings],
+        messages: Messages,
+        row: int,
+        sampling: Mapping[str, Any],
+    ) -> Answer:
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        settings = self._settings
+        if sampling or type(settings) is not kind:
+            changed = _said(kind, sampling)
+            _require_free(changed)
+            kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
+            settings, _ = _settings(kind, self._config, {**kept, **changed})
+        return self._opened.reply(messages, row, settings)
+
+
+def runs(folder: Reference = "runs") -> list[Summary]:
+    """Every run in a folder, by name: status, model, losses, checkpoints.
+
+    Raises:
+        AdapterError: there is no such folder.
+    """
+    from vox_core.run.history import read_run, runs_in
+
+    return [read_run(run) for run in runs_in(Path(folder))]
+
+
+# --- settings and events --------------------------------------------------------------------------
+
+
+def backend_origin(
+    kind: type[Section], config: Reference | None, said: Mapping[str, Any]
+) -> Origin | None:
+    """Where a setting names the backend; None if none does."""
+    if "backend" in given(said):
+        return "--backend"
+    source = source_of(kind, "backend", _path(config))
+    if source == "default":
+        return None
+    return "vox.toml" if source == CONFIG_FILE else "VOX_BACKEND"
+
+
+def _settings(
+    kind: type[S], config: Reference | None, said: Mapping[str, Any]
+) -> tuple[S, Origin | None]:
+    return load_settings(kind, said, file=_path(config)), backend_origin(kind, config, said)
+
+
+def _said(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a call gives, paths as text.
+
+    Raises:
+        ConfigError: C001, a name is no setting of this section.
+    """
+    if faults := unknown_settings(kind, settings):
+        raise ConfigError(
+            "C001",
+            "unknown settings",
+            where=f"vox.{kind.section}",
+            faults=faults,
+            remedy=f"correct or remove them; `vox {kind.section} --help` shows every setting",
+        )
+    return {name: _plain(value) for name, value in given(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def _path(config: Reference | None) -> Path | None:
+    return None if config is None else Path(config)
+
+
+def _require_free(changed: Mapping[str, Any]) -> None:
+    if fixed := [name for name in FIXED if name in changed]:
+        raise ConfigError(
+            "C002",
+            "a loaded model keeps what it was loaded with",
+            found=", ".join(fixed),
+            remedy=f"load it again: vox.load(..., {fixed[0]}=...)",
+        )
+
+
+@contextmanager
+def _told(on_event: OnEvent | None, progress: bool) -> Iterator[tuple[OnEvent, Progress | None]]:
+    """Where events and transfers go: to the caller, and to a display."""
+    with display() if progress else nullcontext() as shown:
+
+        def observe(event: Event) -> None:
+            for show in (shown and shown.observe, on_event):
+                if show:
+                    show(event)
+
+        yield observe, shown.transfer if shown else None

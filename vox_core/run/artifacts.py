@@ -1,0 +1,321 @@
+"""What a run leaves beside its checkpoints: adapter, manifest, tokenizer, model card, report.
+
+Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
+whole, the adapter's own two first, so that a folder with an adapter always has one that loads, and
+the manifest last: its step marks a run that has ended, after which nothing goes on with it.
+
+    vox_adapter.json    for programs
+    README.md           for people: the model card
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import uuid
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core import files
+from vox_core.adapter.peft import write_adapter
+from vox_core.adapter.targets import linear_modules
+from vox_core.contract import (
+    ExecutionPlan,
+    Optimizer,
+    Quant,
+    RunEnd,
+    TrainResult,
+    TrainState,
+)
+from vox_core.digests import TOKENIZER_FILES
+from vox_core.errors import InputError, StorageError, command
+from vox_core.models import LocalModel
+from vox_core.run import checkpoint
+from vox_core.run.folder import CARD, MANIFEST
+from vox_core.run.resume import PreviousRun, last_step
+
+if TYPE_CHECKING:
+    from vox_core.run.ready import Ready
+    from vox_core.run.session import Session
+
+_OPTIMIZERS: dict[Optimizer, str] = {
+    "adamw": "AdamW",
+    "adamw-8bit": "AdamW with moments in 8 bits",
+}
+_VERSIONED = ("vox-ml", "vox-ml-torch", "torch", "transformers", "peft", "mlx", "mlx-lm", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What came of a run. Losses are None where nothing was measured.
+
+    Args:
+        seconds: from the first write to the last.
+        startup_seconds: from the start of the command to the end of the first step.
+        best_step, best_loss: the best validation after a step.
+        adapter_step: the step whose adapter was written.
+        rows: of one epoch.
+        epochs: passes over them; None where --max-steps has set the length.
+        warnings: those of this command, in order.
+    """
+
+    run: Path
+    stopped: bool
+    steps: int
+    total_steps: int
+    seconds: float
+    startup_seconds: float | None
+    loss: float | None
+    valid_before: float | None
+    valid_after: float | None
+    best_step: int | None = None
+    best_loss: float | None = None
+    adapter_step: int | None = None
+    rows: int | None = None
+    epochs: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
+    """Write all of it, and end the run."""
+    plan, progress, last = session.plan, session.progress, result.state.step
+    state, notices = session.controller.at_end(result.state, stopped=result.stopped)
+    for notice in notices:
+        session.emit(notice)
+    stopped = result.stopped and not progress.exhausted
+    before, after = progress.first_and_last
+    best_loss = None if progress.best_step is None else progress.best_loss
+    _write_adapter(plan.run.path, plan, state, base_name(plan.prepared.model), _revision(plan))
+    for name in TOKENIZER_FILES:
+        if (source := plan.prepared.model.tokenizer / name).is_file():
+            files.write_bytes(plan.run.path / name, source.read_bytes())
+    made, model = plan.prepared.plan, plan.prepared.model
+    measured = best_loss if state.step == progress.best_step else after
+    text = card(made, model, step=state.step, before=before, after=measured)
+    files.write_text(plan.run.path / CARD, text)
+    used = checkpoint.origin(plan.run.checkpoints, last).backends
+    about = {"last_step": last, "backends": [each.model_dump() for each in used]}
+    files.write_json(plan.run.path / MANIFEST, {**manifest(made, model, state.step), **about})
+    session.emit(RunEnd(last, "stopped" if stopped else "done", session.elapsed()))
+    return TrainReport(
+        run=plan.run.path,
+        stopped=stopped,
+        steps=last,
+        total_steps=made.contract.total_steps,
+        seconds=session.elapsed(),
+        startup_seconds=session.metrics.startup_seconds,
+        loss=session.loss,
+        valid_before=before,
+        valid_after=after,
+        best_step=progress.best_step,
+        best_loss=best_loss,
+        adapter_step=state.step,
+        rows=made.contract.data.rows,
+        epochs=None if plan.settings.max_steps else plan.settings.epochs,
+        warnings=tuple(session.warnings),
+    )
+
+
+def report_of_ended(plan: Ready) -> TrainReport:
+    """Of a run that had finished before this command."""
+    last = last_step(plan.run)
+    before, after = PreviousRun(plan.run, {}).progress_at(last).first_and_last
+    return TrainReport(
+        run=plan.run.path,
+        stopped=False,
+        steps=last,
+        total_steps=plan.prepared.plan.contract.total_steps,
+        seconds=0.0,
+        startup_seconds=None,
+        loss=None,
+        valid_before=before,
+        valid_after=after,
+    )
+
+
+def emergency_save(error: StorageError, plan: Ready, state: TrainState) -> StorageError:
+    """Write the adapter of a run whose last checkpoint cannot be written, in any folder that takes
+    it: hours of training are in it, and it is a third of a checkpoint.
+
+    Returns:
+        `error`, with the place, or the word that there is none.
+    """
+    place = _saved_anywhere(plan, state)
+    fault = (
+        f"the adapter after step {state.step} is kept in {place}"
+        if place
+        else f"the adapter after step {state.step} could be kept nowhere"
+    )
+    return StorageError(
+        error.code.removeprefix("VOX-"),
+        error.what,
+        where=error.where,
+        found=error.found,
+        faults=[*error.faults, fault],
+        remedy=f"{error.remedy}: {command('vox', 'train', '--resume', plan.run.path)}",
+    )
+
+
+def _saved_anywhere(plan: Ready, state: TrainState) -> Path | None:
+    """The first place that takes it: the run's folder, the one for temporary files, this one."""
+    name = f"vox-adapter-{plan.run.path.resolve().name}-{uuid.uuid4().hex[:8]}"
+    for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
+        try:
+            with files.atomic_folder(parent / name) as folder:
+                # By path: no manifest beside it would name these weights.
+                _write_adapter(folder, plan, state, str(plan.prepared.model.path))
+            return parent / name
+        except (StorageError, InputError):
+            continue
+    return None
+
+
+def _write_adapter(
+    folder: Path, plan: Ready, state: TrainState, base: str, revision: str | None = None
+) -> None:
+    prepared = plan.prepared
+    write_adapter(
+        folder,
+        state.adapter,
+        base=base,
+        revision=revision,
+        modules=linear_modules(prepared.weights.tensors, prepared.model.model_type),
+        dropout=prepared.plan.contract.adapter.dropout,
+    )
+
+
+def _revision(plan: Ready) -> str | None:
+    model = plan.prepared.model
+    return model.revision if model.hub == model.id else None
+
+
+def base_name(model: LocalModel) -> str:
+    """What an adapter's configuration says of its base."""
+    # PEFT resolves this as a hub id or a path; a catalog id means nothing to it. A path into this
+    # machine's cache means nothing elsewhere: it is the last resort.
+    return model.hub or str(model.path.resolve())
+
+
+def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any]:
+    """`vox_adapter.json`: what the adapter is, and what it was made of and with."""
+    contract = plan.contract
+    return {
+        "format": "vox-adapter/1",
+        "contract": contract.digest,
+        "step": step,
+        "quant": contract.quant,
+        "base": {
+            "id": model.id,
+            "hub": model.hub,
+            "path": str(model.path.resolve()),
+            "revision": model.revision,
+            "model_type": model.model_type,
+            "weights_digest": contract.model.weights_digest,
+            "tokenizer_digest": contract.model.tokenizer_digest,
+            "licence": model.licence,
+        },
+        "data": {"digest": contract.data.digest, "valid_digest": contract.data.valid_digest},
+        "backend": {"id": plan.backend, "version": plan.backend_version, "dtype": plan.dtype},
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the installed distributions that can change a result."""
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def card(
+    plan: ExecutionPlan, model: LocalModel, *, step: int, before: float | None, after: float | None
+) -> str:
+    """The model card, with the metadata block that the Hugging Face hub reads."""
+    contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
+    rows = {
+        "base model": f"{model.id} ({model.model_type})",
+        "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
+        f"{len(plan.modules)} modules, {plan.trainable_parameters:,} parameters",
+        "data": f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
+        f"{contract.data.trained_tokens:,} of them trained",
+        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} documents each",
+        "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
+        f"peak rate {optimizer.lr:g}, {optimizer.schedule}",
+        "seed": str(contract.seed),
+        "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
+        "quantisation of the base": contract.quant,
+        "held-out loss": _losses(before, after),
+        "contract": f"`{contract.digest}`",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return _CARD.format(
+        model=model.id,
+        hub=model.hub or model.id,
+        weights=_weights(model),
+        licence=_licence(model),
+        table=table,
+        onto=_onto(contract.quant),
+    )
+
+
+def _onto(quant: Quant) -> str:
+    """What merges onto the weights that were trained on, where the base was quantised."""
+    return "" if quant == "none" else " --onto trained-base"
+
+
+def _weights(model: LocalModel) -> str:
+    """Which weights were trained on, where they are not those that the hub has."""
+    if not model.converted:
+        return ""
+    return (
+        f"\nThe adapter was trained on the weights of `{model.id}` in vox's catalog (SHA-256 "
+        f"{(model.revision or '')[:12]}…),\na quantised conversion of {model.hub}, whose own "
+        "weights differ. vox loads the\nweights of the catalog, `AutoPeftModel` those of the hub. "
+        f"`vox model pull {model.id}` names the\nfolder of the weights to give to PEFT.\n"
+    )
+
+
+def _losses(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return "not measured"
+    return f"{before:.4f} before, {after:.4f} after"
+
+
+def _licence(model: LocalModel) -> str:
+    return f"license: {model.licence.lower()}\n" if model.licence else ""
+
+
+_CARD = """\
+---
+base_model: {hub}
+library_name: peft
+pipeline_tag: text-generation
+tags: [lora, vox]
+{licence}---
+
+# Adapter for {model}
+
+Trained with vox.
+
+| | |
+|---|---|
+{table}
+
+## Use it
+
+    vox chat .
+    vox merge .{onto}
+
+or with PEFT:
+
+    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained(".")
+{weights}
+`vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
+"""

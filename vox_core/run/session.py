@@ -1,0 +1,250 @@
+"""A run folder while this process trains in it: its lock, its start, and what hears of events.
+
+The first thing that a run writes is written here: `preflight.json` and `plan.json`. A run that goes
+on keeps the plan that it had, with what has changed since.
+
+Events go to one list of subscribers, in this order: what the run has come to, `telemetry.jsonl`,
+the caller, the observing plugins, the controller. A subscriber may answer with notices, which go
+the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from vox_core import files
+from vox_core.contract import (
+    CheckpointWritten,
+    Event,
+    Notice,
+    Resumed,
+    RunEnd,
+    RunStart,
+    StepDone,
+    StepSkipped,
+    TrainState,
+)
+from vox_core.data.templated import TEMPLATE
+from vox_core.errors import InputError, StorageError, WorkError
+from vox_core.host.observers import Observers
+from vox_core.run import checkpoint, folder, foresight, resume
+from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
+from vox_core.run.controller import RunController
+from vox_core.run.dequantised_base import seeded
+from vox_core.run.metrics import StepMetrics
+from vox_core.run.prepare import preflight
+from vox_core.run.progress import Progress
+from vox_core.run.rows import write_skipped
+from vox_core.run.sources import to_json
+from vox_core.run.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from vox_core.run.metrics import Startup
+    from vox_core.run.ready import Ready
+
+Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
+STOPPING = "stopping after this step; a second signal stops at once"
+
+
+class Session:
+    """One process at work on a run, from its first write to its last.
+
+    Attributes:
+        start: the state that it goes on from.
+        progress: losses and validations so far.
+        warnings: those of this process, in order.
+        loss: of the last step.
+    """
+
+    start: TrainState
+    progress: Progress
+    controller: RunController
+
+    def __init__(
+        self, plan: Ready, observe: Observe, startup: Startup, observers: Observers
+    ) -> None:
+        self.plan, self.startup = plan, startup
+        self.metrics = StepMetrics(plan.prepared.plan.contract.total_steps, startup)
+        self.warnings: list[str] = []
+        self.loss: float | None = None
+        self._began, self._last = time.perf_counter(), 0
+        self._saved: int | None = None
+        self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
+
+        def tell_plugins(event: Event) -> list[Notice]:
+            return [Notice(fault, "warning") for fault in observers.tell(event)]
+
+        telemetry = Telemetry(plan.run.telemetry)
+        self._subscribers: list[Subscriber] = [self._follow, telemetry, observe, tell_plugins]
+
+    @classmethod
+    @contextmanager
+    def open(cls, plan: Ready, observe: Observe, startup: Startup) -> Iterator[Self]:
+        """Lock the run folder, write what a run begins with, and announce the run.
+
+        Raises:
+            StoppedAtOnce: a second signal did not wait for the end of the step.
+            OutputError: O001 to O003, the folder cannot be had.
+        """
+        with contextlib.closing(Observers(seen=plan.prepared.seen)) as observers:
+            if (plan.fresh and not resume.is_new(plan.run)) or not plan.run.path.exists():
+                folder.claim(plan.run)
+            with folder.locked(plan.run) as left:
+                session = cls(plan, observe, startup, observers)
+                try:
+                    with session._stop.installed():
+                        session._begin(left)
+                        yield session
+                except KeyboardInterrupt as error:
+                    session.emit(RunEnd(session._last, "stopped", session.elapsed()))
+                    raise StoppedAtOnce(plan.run.path, session._saved) from error
+                except WorkError:
+                    session.emit(RunEnd(session._last, "failed", session.elapsed()))
+                    raise
+                except InputError:
+                    # Found by the backend before its first step: as if the run had not been begun.
+                    if plan.fresh and not session._last:
+                        shutil.rmtree(plan.run.path)
+                    raise
+
+    def emit(self, event: Event) -> None:
+        """Tell every subscriber, and then what they answer."""
+        for subscriber in self._subscribers:
+            for answer in subscriber(event) or ():
+                self.emit(answer)
+
+    def elapsed(self) -> float:
+        """Seconds since the lock was taken."""
+        return time.perf_counter() - self._began
+
+    def _follow(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self._last, self.loss = event.step, event.loss
+            case StepSkipped():
+                self._last = event.step
+            case Resumed():
+                self._last = self._saved = event.step
+            case CheckpointWritten():
+                self._saved = event.step
+                self._record_checkpoint()
+            case Notice(message, "warning"):
+                self.warnings.append(message)
+
+    def _record_checkpoint(self) -> None:
+        path = self.plan.run.path / folder.RECORD
+        if not path.exists():
+            with contextlib.suppress(StorageError):  # the next checkpoint tries again
+                files.write_json(path, {"first_checkpoint": self._saved})
+
+    # --- the start ----------------------------------------------------------------------------
+
+    def _begin(self, left: str | None) -> None:
+        plan = self.plan
+        self.start = self._fresh() if plan.fresh else self._resumed()
+        settings, contract = plan.settings, plan.prepared.plan.contract
+        before = checkpoint.origin(plan.run.checkpoints, self.start.step)
+        same_rows = before.valid_digest == contract.data.valid_digest  # else they say nothing of it
+        validations = before.validations if same_rows else ()
+        self.progress = Progress(settings.patience, before.losses, validations)
+        limit = TimeLimit(settings.max_time, self.startup.began)
+        self.controller = RunController(plan, self.start, self.progress, self._stop, limit)
+        self._subscribers += [self.progress, self.controller]
+        self._announce(left, before.backends)
+
+    def _fresh(self) -> TrainState:
+        plan, path = self.plan, self.plan.run.path
+        files.write_json(path / folder.PREFLIGHT, preflight(plan.prepared))
+        write_skipped(path / folder.SKIPPED, plan.prepared.rows)
+        if templated := plan.prepared.model.templated:  # a resumed run reads this copy
+            files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
+        files.write_json(path / folder.PLAN, self._plan_json())
+        return self._beginning()
+
+    def _beginning(self) -> TrainState:
+        prepared = self.plan.prepared
+        return TrainState(0, seeded(prepared.plan, prepared.weights))
+
+    def _resumed(self) -> TrainState:
+        """The newest good checkpoint's state; the plan is kept."""
+        run = self.plan.run
+        for worked_in in (run.path, run.checkpoints):
+            files.remove_leftovers(worked_in)
+        if checkpoint.numbered(run.checkpoints):
+            state, skipped = checkpoint.load_newest(run.checkpoints)
+            path = str(run.checkpoints / f"step-{state.step}")
+            self.emit(Resumed(state.step, path, tuple(skipped)))  # the first of this process
+            for reason in skipped:
+                text = f"checkpoint passed over and set aside: {reason}"
+                self.emit(Notice(text, "warning"))
+        else:
+            self.emit(Notice("there is no checkpoint yet: the run begins again"))
+            state = self._beginning()
+        self._keep_plan(state.step)
+        return state
+
+    def _keep_plan(self, step: int) -> None:
+        """The plan that holds from now on, and what held before, if there is a difference."""
+        before, now = resume.plan_of(self.plan.run), self._plan_json()
+        changes = before.get("changes", [])
+        if made := self.plan.changes:
+            changes = [
+                *changes,
+                {"after_step": step, "contract": before["digest"], "changes": made},
+            ]
+        elif before["settings"] == now["settings"]:
+            return
+        now |= {"changes": changes} if changes else {}
+        if "planned" in before:  # the run began so
+            now["planned"] = before["planned"]
+        files.write_json(self.plan.run.path / folder.PLAN, now)
+
+    def _plan_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            **plan.prepared.plan.to_json(),
+            "settings": resume.recorded(plan.settings),
+            "sources": to_json(plan.prepared.sources),
+            **({"planned": plan.planned} if plan.planned else {}),
+        }
+
+    def _announce(self, left: str | None, used: tuple[checkpoint.BackendUse, ...]) -> None:
+        plan, prepared = self.plan, self.plan.prepared
+        made, step = prepared.plan, self.start.step
+        self.emit(Notice(prepared.selection.why))
+        if plan.planned:
+            self.emit(Notice(f"as it was planned; the plan's digest is {plan.planned}"))
+        if left:
+            self.emit(Notice(f"{left}, has ended without giving the run back; going on"))
+        for change in plan.changes:
+            text = f"going on after step {step} under another contract: {change}"
+            self.emit(Notice(text, "warning"))
+        if used and (was := used[-1].backend) != made.backend:
+            text = f"going on with {made.backend} after step {step}; until there it was {was}"
+            self.emit(Notice(text))
+        for notice in prepared.notices():
+            self.emit(notice)
+        if short := foresight.warning(prepared, resumed=not plan.fresh):
+            self.emit(short)
+        contract, data = made.contract, made.contract.data
+        self.emit(
+            RunStart(
+                run=str(plan.run.path),
+                model=prepared.model.id,
+                backend=made.backend,
+                device=made.device,
+                dtype=made.dtype,
+                contract=contract.digest,
+                first_step=step + 1,
+                total_steps=contract.total_steps,
+                rows=data.rows,
+                tokens=data.tokens,
+                trained_tokens=data.trained_tokens,
+                quant=contract.quant,
+            )
+        )
