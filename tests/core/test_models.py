@@ -23,7 +23,7 @@ from vox_core import models
 from vox_core.catalog import Catalog, ModelEntry, ModelPart
 from vox_core.errors import ModelError, OutputError
 from vox_core.models import converted, identity, resolve
-from vox_core.models.code import code_keys
+from vox_core.models.folder import code_keys
 
 
 @pytest.fixture(autouse=True)
