@@ -304,12 +304,13 @@ def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
 
 
 class NotebookDisplay:
-    """One output of the cell, updated in place: the lines so far, and a bar below them."""
+    """One output of the cell, updated in place: the lines so far, and the bar below them."""
 
     def __init__(self) -> None:
         from IPython import display
 
         self._lines: list[str] = []
+        self._bar = ("", 0, 0)
         self._pace: Pace | None = None
         self._total = 0
         show: Any = display.display  # untyped
@@ -318,27 +319,28 @@ class NotebookDisplay:
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
-            step = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
-            self._update(step, event.step, self._total)
-            return
-        if isinstance(event, RunStart):
+            label = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
+            self._bar = label, event.step, self._total
+        elif isinstance(event, RunStart):
             self._pace, self._total = Pace(event), event.total_steps
         if text := words(event):
             self._lines.append(text)
-            self._update()
+        self._update()
 
     def transfer(self, label: str, done: int, total: int) -> None:
         of = f" of {megabytes(total)}" if total else ""
-        self._update(f"{label}: {megabytes(done)}{of}", done, total)
+        self._bar = f"{label}: {megabytes(done)}{of}", done, total
+        self._update()
 
     def close(self) -> None:
-        """The lines stay."""
+        """The output stays as it is."""
 
-    def _update(self, label: str = "", done: int = 0, total: int = 0) -> None:
-        text = "\n".join([*self._lines, *([label] if label else [])])
+    def _update(self) -> None:
+        label, done, total = self._bar
+        text = "\n".join(filter(None, [*self._lines, label]))
         bar = f'<progress value="{done}" max="{total}"></progress>' if total else ""
-        told = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}
-        self._handle.update(told, raw=True)
+        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}
+        self._handle.update(shown, raw=True)
 
 
 def _in_notebook() -> bool:

@@ -37,7 +37,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"digests", "known"}),
     frozenset({"host", "models"}),
     frozenset({"install"}),
-    frozenset({"memory"}),
     frozenset({"run"}),
     frozenset({"library"}),
     frozenset({"cli"}),
@@ -46,7 +45,6 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Within one row: (importer, imported).
 BESIDE = {
     ("adapter", "weights"),
-    ("memory", "run"),
     ("vox_core", "library"),  # the public names, imported when they are used
 }
 
@@ -71,6 +69,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
     "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
+    "vox_plan": {"vox_plan", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
     "vox_extract": {"vox_extract", *FEATURE_CORE},
     "vox_testing": {"vox_testing", "vox_core.api", *PLUGIN_CORE},
@@ -84,6 +83,7 @@ PACKAGES = {
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_export": ROOT / "plugins/vox_export/vox_export",
+    "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
     "vox_testing": ROOT / "libs/vox_testing/vox_testing",
@@ -99,6 +99,7 @@ BANNED: dict[str, set[str]] = {
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
     "vox_export": TENSOR_LIBRARIES,
+    "vox_plan": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
     "vox_extract": TENSOR_LIBRARIES,
     "vox_testing": TENSOR_LIBRARIES - {"torch"},  # of the float64 reference

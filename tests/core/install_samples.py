@@ -160,7 +160,9 @@ class World:
         core.mkdir()
         head = f"Metadata-Version: 2.1\nName: vox-ml\nVersion: {version('vox-ml')}\n"
         (core / "METADATA").write_text(head)
-        (core / "RECORD").write_text(f"{core.name}/METADATA,,\n{core.name}/RECORD,,\n")
+        (core / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
+        names = ("METADATA", "WHEEL", "RECORD")
+        (core / "RECORD").write_text("".join(f"{core.name}/{name},,\n" for name in names))
 
     @property
     def site(self) -> Path:

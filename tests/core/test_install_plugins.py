@@ -73,6 +73,16 @@ def test_from_a_folder_of_wheels_with_the_network_off(world: World) -> None:
     assert world.state().items() >= empty.items()
 
 
+def test_constraints_of_pip_hold(world: World, tmp_path: Path) -> None:
+    world.wheel({**LIBRARY, "version": "1.0"})
+    world.wheel(LIBRARY_2)
+    world.wheel(plugin("good", "1.0", ["vox-t-lib"]))
+    (tmp_path / "constraints.txt").write_text("vox-t-lib<2\n")
+    given = {"PIP_CONSTRAINT": str(tmp_path / "constraints.txt")}
+    world.done("install", "--from-pypi", "vox-t-good==1.0", "--yes", **given)
+    assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "1.0"}
+
+
 def test_from_a_wheel_and_from_a_path_without_an_id(world: World, tmp_path: Path) -> None:
     file = world.wheel(plugin("third", "1.0"))
     assert world.done("install", "--from-wheel", file, "--yes")["changes"][0]["direct"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.bundle.target import present
 from tests.core.install_samples import MANIFEST, World, checkout, plugin
 from vox_core.install.undo import begin, unfinished
 
@@ -48,7 +49,7 @@ BROKEN = {
     "a plugin for a newer API": plugin("good", "2.0", NEEDS, manifest=NEWER),
     "a package that brings vox's": plugin("good", "2.0", NEEDS, files={"vox_core/__init__.py": ""}),
     "a package without a plugin": {**plugin("good", "2.0", NEEDS), "entry_points": ""},
-    "a file in the place of a folder": plugin("good", "2.0", NEEDS, files={"vox_t_lib": ""}),
+    "a file in the place of a folder": plugin("good", "2.0", NEEDS, files={"vox_t_dir": ""}),
     "another id": plugin("good", "2.0", NEEDS, manifest=MANIFEST.replace("{id}", "evil")),
 }
 
@@ -58,6 +59,7 @@ def test_a_broken_plugin_is_refused_before_anything_is_touched(
     half_upgraded: World, case: str
 ) -> None:
     world = half_upgraded
+    (world.site / "vox_t_dir").mkdir()
     world.wheel(BROKEN[case])
     world.refused("I003", "install", "--from-pypi", "vox-t-good==2.0", "--yes")
 
@@ -93,6 +95,27 @@ def test_a_failure_in_the_middle_is_undone(half_upgraded: World, case: str) -> N
     assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
     assert said in done.stderr
     assert world.state() == before
+
+
+def test_an_editable_install_is_restored(half_upgraded: World, tmp_path: Path) -> None:
+    world = half_upgraded
+    world.done("remove", "good", "--yes")
+    code = tmp_path / "good"
+    arguments = plugin("good", "1.0", ["vox-t-lib"])
+    for path, text in arguments["files"].items():
+        (code / path).parent.mkdir(parents=True, exist_ok=True)
+        (code / path).write_text(text)
+    info = "vox_t_good-1.0.dist-info"
+    origin = f'{{"url": "{code.as_uri()}", "dir_info": {{"editable": true}}}}'
+    files = {"_good.pth": f"{code}\n", f"{info}/direct_url.json": origin}
+    present(world, {**arguments, "files": files})
+    before = world.state()
+    ends = {"vox_t_good.pth": "import os; os._exit(0)\n"}
+    world.wheel(plugin("good", "2.0", NEEDS, files=ends))
+    done = world.vox("install", "--from-pypi", "vox-t-good==2.0", "--yes")
+    assert (done.returncode, "error[VOX-I008]" in done.stderr) == (1, True), done.stderr
+    assert world.state() == before
+    assert "installed from a checkout in place" in world.vox("upgrade", "good").stdout
 
 
 def test_a_build_that_fails_is_undone(half_upgraded: World, tmp_path: Path) -> None:

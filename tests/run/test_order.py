@@ -55,16 +55,3 @@ def test_other_weights_are_another_run(weighted, tmp_path):
     with pytest.raises(PlanError) as caught:
         train(plain)
     assert any("--source or --curriculum" in fault for fault in caught.value.faults)
-
-
-def test_a_run_of_before_is_cut_as_it_began(tiny, settings, tmp_path):
-    """Its plan says nothing of packing."""
-    killed(settings(tiny("llama"), save_every=1), cut_after(2, CheckpointWritten))
-    path = tmp_path / "run" / "plan.json"
-    recorded = plan_of(tmp_path / "run")
-    del recorded["packing"]
-    path.write_text(json.dumps(recorded))
-    from vox_core.run.ready import make_ready
-
-    asked = validate(TrainSettings, {"resume": tmp_path / "run"})
-    assert make_ready(asked, None, None, tell=print).prepared.plan.packing == "rows"

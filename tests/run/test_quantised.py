@@ -21,7 +21,7 @@ from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, PlanError, StorageError
 from vox_core.run import backend as run_backend
-from vox_core.run import load, prepare, telemetry
+from vox_core.run import inputs, load, telemetry
 from vox_core.run.dequantised_base import trained_weights
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
@@ -67,8 +67,12 @@ def lenient(monkeypatch):
     def load_base(folder, dtype, device, _quant):
         return engine.load_base(folder, dtype, device)
 
-    for module in (prepare, run_backend):
-        monkeypatch.setattr(module, "choose", choose)
+    def explain(request, seen):
+        asked.append(request)
+        return host.explain(replace(request, quant=None), seen=seen)
+
+    monkeypatch.setattr(inputs, "explain", explain)
+    monkeypatch.setattr(run_backend, "choose", choose)
     monkeypatch.setattr(trainer, "load_base", load_base)
     return asked
 

@@ -9,8 +9,9 @@ import pytest
 from vox_core.errors import BackendError
 from vox_core.host import Request, choose, discover, probe
 from vox_core.host.seen import Seen
-from vox_core.run import prepare
-from vox_core.run.planning.make import plan
+from vox_core.run import sources
+from vox_core.run.advice import with_advice
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
 
@@ -33,6 +34,10 @@ def looks(monkeypatch):
     return counted
 
 
+def plan(asked):
+    return with_advice(plan_run(asked, tell=print), print)
+
+
 def test_a_run_looks_once(looks, settings, tiny):
     train(settings(tiny("llama"), max_steps=1))
     assert {"packages", "cpu"} <= {*looks}
@@ -46,13 +51,13 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
     plan(asked)
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
-    resolve = prepare.models.resolve
+    resolve = sources.models.resolve
 
     def fetch(reference, *, progress, **options):
         progress("model", 1, 2)
         return resolve(reference, progress=progress, **options)
 
-    monkeypatch.setattr(prepare.models, "resolve", fetch)
+    monkeypatch.setattr(sources.models, "resolve", fetch)
     looks.clear()
     plan(asked)
     assert set(looks.values()) == {2}

@@ -1,8 +1,10 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
+from vox_core.cli.account import told as account_lines
+from vox_core.cli.data_flags import files_argument, with_files
 from vox_core.cli.errors import STOPPED
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
-from vox_core.cli.options import options_of, settings_from
+from vox_core.cli.options import backend_origin, options_of, settings_from
 from vox_core.cli.output import (
     duration,
     losses,
@@ -12,16 +14,22 @@ from vox_core.cli.output import (
     print_table,
     printable,
 )
-from vox_core.config import ConvertSettings
+from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
+from vox_core.config import ConvertSettings, TrainSettings
 
 __all__ = [
     "STOPPED",
+    "TRAIN_SECTIONS",
     "Command",
     "ConvertSettings",
     "Entry",
     "Group",
     "LazyGroup",
+    "TrainSettings",
+    "account_lines",
+    "backend_origin",
     "duration",
+    "files_argument",
     "json_option",
     "losses",
     "megabytes",
@@ -31,4 +39,5 @@ __all__ = [
     "print_table",
     "printable",
     "settings_from",
+    "with_files",
 ]

@@ -13,7 +13,7 @@ from vox_core.run.history import (
     require_run,
     runs_in,
 )
-from vox_core.run.resume import contract_differences
+from vox_core.run.resume import differences
 from vox_core.run.telemetry import Line, Tail
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "Tail",
     "Tally",
     "completed",
-    "contract_differences",
+    "differences",
     "is_run",
     "is_worked_in",
     "read_run",

@@ -21,7 +21,6 @@ COMMANDS = {
     "quickstart": Entry(
         "vox_core.cli.quickstart:quickstart", "The whole way on a small model, in minutes."
     ),
-    "plan": Entry("vox_core.cli.plan:plan", "What train would do, and the memory it would need."),
     "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
     "data": Entry("vox_core.cli.data:data", "Look at data before it is trained."),
     "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),

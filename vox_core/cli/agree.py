@@ -21,8 +21,7 @@ def require_agreement(question: str, yes: bool) -> None:
     if not _somebody_is_there():
         raise InputError(
             "I012",
-            "nobody is there to agree to this plan",
-            found="no terminal to ask on",
+            "the plan needs confirmation, and there is no terminal",
             remedy="look at the plan and run again with --yes",
         )
     click.confirm(question, abort=True, err=True)

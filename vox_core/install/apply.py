@@ -102,7 +102,11 @@ def _carry_out(
         (source / LOCK).write_text(plan.lock, encoding="utf-8")
     uv = Uv(environment, only=source if plan.unpack is not None else None)
     added = [] if removes else _fetched(plan, there, uv, scratch, report)
-    going = [change.name for change in plan.changes if change.before is not None]
+    going = [
+        each.name
+        for each in plan.changes
+        if each.before is not None and environment.owns(there.distributions[each.name])
+    ]
     replaced = [path for name in going for path in _files(there.distributions[name])]
     owned = _owned({*replaced}, there, but=going) if replaced else {}
     change = undo.begin(site, _named(plan), added, replaced)
@@ -117,13 +121,14 @@ def _carry_out(
             if not os.path.lexists(path):
                 change.put_back(str(path))
         _require_working(plan, uv, faults)
+        with _signals_wait():
+            change.forget()
     except BaseException as error:
         with _signals_wait():
             lost = change.back()
         if lost:
             raise _not_whole(environment, lost) from error
         raise
-    change.forget()
 
 
 def _fetched(
@@ -221,7 +226,7 @@ def _owned(
 
 
 def _misfits(plan: InstallPlan, sites: Sequence[Path]) -> Iterator[str]:
-    """What is wrong with the staged plugins; not what depends on other distributions."""
+    """Faults of the staged plugins, apart from requirements on other distributions."""
     found = discover([str(site) for site in sites])
     changed = {change.name for change in plan.changes}
     machine = this_machine(found)

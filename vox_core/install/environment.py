@@ -184,6 +184,11 @@ class Environment:
                     found.needs[name] = [*requirements(texts, self.version)]
         return found
 
+    def owns(self, distribution: metadata.Distribution) -> bool:
+        """Whether it is installed here, and not in an environment that lends it to this one."""
+        place = Path(str(distribution.locate_file(""))).resolve()
+        return place in {folder.resolve() for folder in self.folders}
+
     def require_changeable(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> None:
         """Refuse an environment that is not vox's to change.
 
@@ -214,7 +219,7 @@ class Environment:
         )
 
     def _uv_tool_command(self, add: Sequence[str], remove: Sequence[str]) -> str:
-        """uv makes a tool's environment anew, so the command repeats what the tool was made of."""
+        """Repeats all requirements of the tool, because uv makes its environment anew."""
         receipt = tomllib.loads((self.prefix / "uv-receipt.toml").read_text(encoding="utf-8"))
         rows = receipt.get("tool", {}).get("requirements", [])
         others = {row["name"]: _argument(row) for row in rows}

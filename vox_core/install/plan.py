@@ -51,11 +51,10 @@ from vox_core.install.environment import (
     origin,
 )
 from vox_core.install.targets import Target
-from vox_core.install.uv import ONLY_WHEELS, Row, Uv
+from vox_core.install.uv import ONLY_WHEELS, Report, Row, Uv
 from vox_core.install.wheel import needs_build, plugin_ids, project_table
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
-Say: TypeAlias = Callable[[str], None]
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
 _CORE_NEED = re.compile(rf"\b{CORE} ?((?:[=~!<>]=?=?[\w.*+!-]+,? ?)+)")
 
@@ -126,7 +125,7 @@ def plan_install(
     pypi: str | None = None,
     catalog: Mapping[str, PluginEntry] | None = None,
     allow_source: bool = False,
-    report: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> InstallPlan:
     """Plan to install plugins of the catalog, or one plugin from a source.
 
@@ -160,7 +159,7 @@ def plan_upgrade(
     *,
     catalog: Mapping[str, PluginEntry] | None = None,
     allow_source: bool = False,
-    report: Say = lambda line: None,
+    report: Report = lambda line: None,
 ) -> InstallPlan:
     """Plan to bring installed plugins, or all of them, to what their sources now hold.
 
@@ -234,7 +233,7 @@ def _plan(
     wanted: Sequence[Target],
     notes: Sequence[str],
     allow_source: bool,
-    report: Say,
+    report: Report,
 ) -> InstallPlan:
     requirements = [text for target in wanted for text in (target.requirement, *target.libraries)]
     requirements = list(dict.fromkeys(requirements))
@@ -358,17 +357,19 @@ def _here() -> tuple[Environment, Installed]:
 
 
 def require_whole(environment: Environment) -> None:
-    """Raises InputError I013 if an earlier change of the environment was cut off."""
+    """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
     site = environment.site_packages.resolve()
-    if change := undo.unfinished(site):
-        with environment.locked():  # or else it is under way
-            raise InputError(
-                "I013",
-                "an earlier change of this environment was cut off",
-                where=environment,
-                found=change.what,
-                remedy=undo.remedy(environment.python),
-            )
+    if (change := undo.unfinished(site)) is None:
+        return
+    with suppress(OSError), environment.locked():  # or else it is under way
+        pass
+    raise InputError(
+        "I013",
+        "an earlier change of this environment was cut off",
+        where=environment,
+        found=change.what,
+        remedy=undo.remedy(environment.python),
+    )
 
 
 def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:
@@ -558,13 +559,12 @@ def _installed(id: str, installed: Sequence[Found]) -> Found:
 
 def _require_inside(distribution: metadata.Distribution, environment: Environment) -> None:
     """Raises InputError I010 if another environment lends a distribution to this one."""
-    place = Path(str(distribution.locate_file("")))
-    if place.resolve() not in {folder.resolve() for folder in environment.folders}:
+    if not environment.owns(distribution):
         raise InputError(
             "I010",
             f"{distribution.metadata['Name']} is not in this environment",
             where=environment,
-            found=f"it is in {place}, which this environment sees",
+            found=f"it is in {distribution.locate_file('')}, which this environment sees",
             remedy="remove it with the Python that it was installed with",
         )
 

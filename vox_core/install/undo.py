@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -120,7 +121,8 @@ def unfinished(site: Path) -> Change | None:
 
 def remedy(python: Path) -> str:
     """The command that undoes an unfinished change."""
-    return f"put its files back: {python} -P -m vox_core.install.undo"
+    command = [str(python), "-P", "-m", "vox_core.install.undo"]
+    return f"put its files back: {shlex.join(command)}"
 
 
 def main() -> int:

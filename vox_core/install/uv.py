@@ -42,6 +42,7 @@ _SOURCE_ONLY = re.compile(
     r"Wheels are required for `([\w.-]+)|Building source distributions for `([\w.-]+)"
 )
 _ELSEWHERE = ("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_DRY_RUN")
+_NOT_WITH_A_LOCK = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE")
 _KEPT_OFFLINE = ("UV_CACHE_DIR", "UV_LINK_MODE")
 
 _VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -126,7 +127,10 @@ class Uv:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "constraints.txt")
             file.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
-            said = self.ask("install", ["--dry-run", "--constraints", str(file), *wanted])
+            # The flag replaces the variable, so the files of both are named.
+            files = [str(file), *self.environ.get("UV_CONSTRAINT", "").split()]
+            held = [text for each in files for text in ("--constraints", each)]
+            said = self.ask("install", ["--dry-run", *held, *wanted])
         matches = filter(None, map(_ROW.match, said.splitlines()))
         return [
             Row(canonicalize_name(match["name"]), match["version"], match["url"])
@@ -166,7 +170,7 @@ class Uv:
         return done.stdout or done.stderr
 
     def faults(self) -> dict[str, str]:
-        """Each unmet requirement in the environment, without and with what is there instead."""
+        """Unmet requirement -> the line of `uv pip check`, which adds the version found."""
         done = subprocess.run(
             self.command("check"), capture_output=True, text=True, check=False, env=self.environ
         )
@@ -179,10 +183,11 @@ class Uv:
         Raises:
             WorkError: I008, it fails.
         """
-        run([*self.command(verb, arguments)], self.environ, report, doing, self.environment)
+        environ = {key: text for key, text in self.environ.items() if key not in _NOT_WITH_A_LOCK}
+        run(self.command(verb, arguments), environ, report, doing, self.environment)
 
     def _refusal(self, said: str) -> InputError:
-        """A source without a wheel is told apart: the user may allow it."""
+        """The error for uv's refusal; the user may allow packages that have no wheel."""
         sources = {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}
         if not sources:
             return InputError(

@@ -6,10 +6,9 @@ resume reads. Nothing here writes.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core.config import Change, TrainSettings, validate
-from vox_core.contract import DataPolicy, ExecutionPlan
+from vox_core.contract import ExecutionPlan
 from vox_core.data.readers import is_hub
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
@@ -317,7 +316,7 @@ def require_same(
     Raises:
         PlanError: P003, naming each setting that changed, and each file.
     """
-    changes = [*contract_differences(recorded["contract"], made.contract.to_json())]
+    changes = [*differences(recorded["contract"], made.contract.to_json())]
     if recorded["dtype"] != made.dtype:
         changes.append(("dtype", recorded["dtype"], made.dtype))
     cut = recorded["micro_batch_tokens"], made.micro_batch_tokens
@@ -407,14 +406,6 @@ def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any
         yield where, a, b
 
 
-def contract_differences(
-    a: Mapping[str, Any], b: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    """The same of two contracts as `plan.json` has them: one without a policy has the default."""
-    default = json.loads(json.dumps(asdict(DataPolicy())))
-    return differences({"policy": default, **a}, {"policy": default, **b})
-
-
 # --- the run's own files ----------------------------------------------------------------------
 
 
@@ -438,7 +429,8 @@ class _Plan(_Json):
     dtype: str
     backend: str
     micro_batch_tokens: Count
-    tuning: dict[str, Any] = {}
+    packing: str
+    tuning: dict[str, Any]
     sources: dict[str, list[_File]] = {}
     changes: list[Any] = []
 
@@ -462,10 +454,7 @@ def last_step(run: RunFolder) -> int:
     Raises:
         AdapterError: A001.
     """
-    manifest = run.read(MANIFEST)
-    # Without `last_step` the adapter is the last step's.
-    said = {"last_step": manifest["step"], **manifest} if "step" in manifest else manifest
-    return int(_checked(_Ended, run, MANIFEST, said)["last_step"])
+    return int(_checked(_Ended, run, MANIFEST, run.read(MANIFEST))["last_step"])
 
 
 def _checked(kind: type[_Json], run: RunFolder, name: str, value: dict[str, Any]) -> dict[str, Any]:

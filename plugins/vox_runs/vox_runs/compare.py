@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core.api.runs import PLAN, Curve, RunFolder, Summary, contract_differences, read_run
+from vox_core.api.runs import PLAN, Curve, RunFolder, Summary, differences, read_run
 from vox_core.errors import AdapterError
 
 LAST = 20
@@ -69,7 +69,7 @@ def compare(a: Path, b: Path) -> Comparison:
     first, second = _contract(a), _contract(b)
     found = None
     if first is not None and second is not None:
-        found = [Difference(*each) for each in contract_differences(first, second)]
+        found = [Difference(*each) for each in differences(first, second)]
     return Comparison(one, other, found, verdict(one, other, _data(first), _data(second)))
 
 

@@ -76,6 +76,11 @@ class _Maker:
     def __init__(self, scratch: Path, folders: Sequence[Path], isolation: bool) -> None:
         self.scratch, self.folders, self.isolation = scratch, folders, isolation
         self.uv = Uv(Environment.here())
+        links = [
+            self.uv.environ.get("UV_FIND_LINKS", ""),
+            *(str(each.absolute()) for each in folders),
+        ]
+        self.uv.environ["UV_FIND_LINKS"] = ",".join(filter(None, links))
 
     def gather(self, parts: Mapping[str, Part]) -> dict[Wheel, Path]:
         """A wheel of each part, out of the folders or from its source."""
@@ -97,11 +102,9 @@ class _Maker:
 
     def closure(self, own: Mapping[Wheel, Path]) -> dict[Wheel, Path]:
         """Wheels of what the bundle's own wheels need, without these."""
-        links = [text for each in self.folders for text in ("--find-links", str(each.absolute()))]
         pins = [f"{wheel.name} @ {path.absolute().as_uri()}" for wheel, path in own.items()]
         names = {wheel.name for wheel in own}
-        target = self.scratch / "closure"
-        paths = self._fetch(pins, links, target, but=names)
+        paths = self._fetch(pins, [], self.scratch / "closure", but=names)
         return {Wheel.of(path): path for path in paths}
 
     def _make(self, part: Part, folder: Path) -> Path:

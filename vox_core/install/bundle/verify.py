@@ -132,7 +132,7 @@ def unpack(bundle: Bundle, wheels: Iterable[Wheel], folder: Path) -> None:
 
 
 def invalid(path: Path, faults: Sequence[str]) -> BackendError:
-    """The error that lists what is wrong with a bundle."""
+    """The error with every fault of a bundle."""
     return BackendError(
         "B008",
         "the bundle is not what its lock and the catalog say",
@@ -318,7 +318,7 @@ def _valid(lines: Iterable[str]) -> Iterator[Requirement]:
 
 
 def _counts(need: Requirement, extras: Collection[str]) -> bool:
-    """Whether a requirement is one of no extra, or of an extra that was asked for."""
+    """Whether a requirement belongs to no extra, or to one of these."""
     marker = str(need.marker or "")
     if "extra" not in marker:
         return True

@@ -20,8 +20,8 @@ from vox_core.data.preview.choose import named, numbered, spread
 from vox_core.data.preview.look import Looker, SeenRow
 from vox_core.data.preview.page import is_page, page
 from vox_core.errors import InputError, OutputError, VoxError
-from vox_core.run.audited import Opener
-from vox_core.run.rows import checked_files
+from vox_core.run.dataset import Opener
+from vox_core.run.inputs import chosen_rows
 
 QUICK_BYTES = 24_000_000
 """Of data files that are tokenised for the audit without being asked: some seconds."""
@@ -104,7 +104,8 @@ def preview(
     """
     if html:
         _require_writable(html)
-    train, valid = checked_files(settings)
+    rows = chosen_rows(settings)
+    train, valid = rows.train, rows.valid
     both = [*train, *valid]
     total = sum(file.used for file in both)
     chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))

@@ -30,8 +30,8 @@ from vox_core.data.stats.lengths import (
 )
 from vox_core.data.stats.rows import Counts, count
 from vox_core.errors import ConfigError
-from vox_core.run.audited import Opener
-from vox_core.run.rows import checked_files
+from vox_core.run.dataset import Opener
+from vox_core.run.inputs import chosen_rows
 
 MOST_VALUES = 20
 
@@ -184,7 +184,8 @@ def _turns(counts: Counts) -> dict[int, int]:
 def _tokens(
     settings: TrainSettings, progress: models.Progress | None
 ) -> dict[str, TokenStats | None]:
-    train, valid = checked_files(settings)
+    rows = chosen_rows(settings)
+    train, valid = rows.train, rows.valid
     opener = Opener.of(settings, progress)
 
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
