@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vox_core.contract import Packing
+from vox_core.data.batching import documents_in_step, micro_batches
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
-from vox_core.data.order import documents_in_step, micro_batches
 
 _STEPS_LOOKED_AT = 200
 """Steps whose micro-batches are made; the longest document is looked at in any case."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from vox_core import bounded_json, models
 from vox_core.config import TrainSettings
-from vox_core.data.audit.report import Audit, audit, vocabulary_of
+from vox_core.data.audit import Audit, audit, vocabulary_of
 from vox_core.data.checked import CheckedFile
 from vox_core.data.dataset import Dataset
-from vox_core.data.kept import Load, open_dataset
+from vox_core.data.dataset_cache import Load, open_dataset
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import plan
 from vox_core.run.sources import resolve_model

@@ -18,11 +18,11 @@ from vox_core import bounded_json, models
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import TrainSettings
 from vox_core.contract import ExecutionPlan, Notice, Packing, Quant
-from vox_core.data.audit.report import Audit, require_sound
+from vox_core.data.audit import Audit, require_sound
 from vox_core.data.checked import unused_fields
 from vox_core.data.chosen import Chosen
 from vox_core.data.dataset import Dataset
-from vox_core.data.kept import open_dataset
+from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.largest import assumed_dataset
 from vox_core.data.row_report import Report, Side
 from vox_core.data.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vox_core.contract import Batch, Event, Step, StepDone, Validation
-from vox_core.data.order import make_step_batches, validation_batches
+from vox_core.data.batching import make_step_batches, validation_batches
 from vox_core.errors import AdapterError
 from vox_core.run.history import read_run, runs_in
 from vox_core.run.metrics import peak_resident

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vox_core.data.order import documents_in_step, epochs_after
+from vox_core.data.batching import documents_in_step, epochs_after
 from vox_core.run.loop import is_validated
 from vox_core.run.planning.report import Work
 from vox_core.run.prepare import Prepared

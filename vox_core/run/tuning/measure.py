@@ -26,8 +26,8 @@ from vox_core.contract import (
     TrainJob,
     TrainState,
 )
+from vox_core.data.batching import cut, documents_in_step, steps_for
 from vox_core.data.encode import Document
-from vox_core.data.order import cut, documents_in_step, steps_for
 from vox_core.errors import TrainingError
 from vox_core.run.context import Context
 from vox_core.run.dequantised_base import seeded
