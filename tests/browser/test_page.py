@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import chromium
-from vox_core.data.audit.report import Finding
+from vox_core.data.audit import Finding
 from vox_data.page import page
 from vox_data.token_view import TokenView
 

@@ -444,7 +444,7 @@ def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
 def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
     """Tokens, weights and places are those of the same rows in JSONL; faults name the file."""
     from tests.core.tiny_tokenizer import tiny_tokenizer
-    from vox_core.data import kept
+    from vox_core.data import dataset_cache
     from vox_core.data.tokenizer import load_tokenizer
 
     model = tmp_path / "model"
@@ -458,7 +458,7 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
             path.write_bytes(gzip.compress(path.read_bytes()))
         (file,) = check_files([path])
         datasets.append(
-            kept.open_dataset(
+            dataset_cache.open_dataset(
                 [file],
                 model,
                 lambda: load_tokenizer(model),
@@ -473,7 +473,7 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
     assert [d.line for d in one.documents] == [d.line for d in other.documents]
     (model / "chat_template.jinja").unlink()
     with pytest.raises(DataError) as caught:
-        kept.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)
+        dataset_cache.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)
     assert caught.value.faults[0].startswith(f"{path}, row 2: ")
 
 

@@ -1,16 +1,15 @@
 """Data: rows, their facts and masks, tokens as training makes them, data sets."""
 
 from vox_core.cache import CACHE_VERSION
-from vox_core.data.audit.report import Audit, Finding, require_sound, row_findings
+from vox_core.data.audit import Audit, Finding, require_sound, row_findings
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.chosen import no_such_value
 from vox_core.data.dataset import build_dataset
 from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoded, Encoder
+from vox_core.data.encode_stats import StatsCollector
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.jsonl import numbered_lines, raw_lines
-from vox_core.data.observed import Observer
-from vox_core.data.ordering import apportion
 from vox_core.data.readers import FieldMap, Source, is_remote, open_source
 from vox_core.data.readers.opened import most_bytes, too_much
 from vox_core.data.records import (
@@ -32,8 +31,8 @@ from vox_core.data.row_facts import (
     filtered,
     value_counts,
 )
-from vox_core.data.tokenizer import special_ids
-from vox_core.data.tokens import Tokens, tokenise
+from vox_core.data.sampler import apportion
+from vox_core.data.tokenizer import Tokens, special_ids, tokenise
 from vox_core.models import Progress
 from vox_core.run.dataset import Opener
 from vox_core.run.inputs import chosen_rows
@@ -49,7 +48,6 @@ __all__ = [
     "Encoder",
     "FieldMap",
     "Finding",
-    "Observer",
     "Opener",
     "Placed",
     "Progress",
@@ -59,6 +57,7 @@ __all__ = [
     "RowFacts",
     "RowFault",
     "Source",
+    "StatsCollector",
     "Tokens",
     "apportion",
     "build_dataset",

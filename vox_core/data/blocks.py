@@ -7,17 +7,58 @@ records are parsed when they are asked for. What is read so has been looked at b
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vox_core.data.faults import RowError
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
 from vox_core.data.records import Record, changed, read_record, readable
-from vox_core.data.row_facts import RowMask
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BLOCK_BYTES = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Which lines of a file are used: a bit a line.
+
+    Args:
+        bits: bit n, counted from the lowest of each byte, is line n; there is no line 0.
+        rows: how many are used.
+    """
+
+    bits: bytes = field(repr=False)
+    rows: int
+
+    @classmethod
+    def of(cls, line_R: NDArray[np.int64]) -> RowMask:
+        """Of the numbers of the lines that are used."""
+        used_L = np.zeros(int(line_R.max(initial=0)) + 1, np.bool_)
+        used_L[line_R] = True
+        return cls(np.packbits(used_L, bitorder="little").tobytes(), len(line_R))
+
+    def __contains__(self, line: int) -> bool:
+        return line // 8 < len(self.bits) and bool(self.bits[line // 8] >> line % 8 & 1)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the bits, in hex; trailing zeros count for nothing."""
+        return hashlib.sha256(self.bits.rstrip(b"\0")).hexdigest()
+
+    def part(self, line: int, count: int) -> bytes:
+        """Of each of `count` lines from `line`, 1 if it is used and 0 if not."""
+        first = line // 8
+        bits = np.frombuffer(self.bits[first : (line + count) // 8 + 1], np.uint8)
+        used_L = np.unpackbits(bits, bitorder="little")[line - 8 * first :][:count]
+        return used_L.tobytes().ljust(count, b"\0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ halves of a digest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -352,42 +351,5 @@ def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
     pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
     count = len(said_N2)
     pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
-    return pairs_P2 - np.array([count, 0])
-
-
-# --- masks ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RowMask:
-    """Which lines of a file are used: a bit a line.
-
-    Args:
-        bits: bit n, counted from the lowest of each byte, is line n; there is no line 0.
-        rows: how many are used.
-    """
-
-    bits: bytes = field(repr=False)
-    rows: int
-
-    @classmethod
-    def of(cls, line_R: NDArray[np.int64]) -> RowMask:
-        """Of the numbers of the lines that are used."""
-        used_L = np.zeros(int(line_R.max(initial=0)) + 1, np.bool_)
-        used_L[line_R] = True
-        return cls(np.packbits(used_L, bitorder="little").tobytes(), len(line_R))
-
-    def __contains__(self, line: int) -> bool:
-        return line // 8 < len(self.bits) and bool(self.bits[line // 8] >> line % 8 & 1)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the bits, in hex; trailing zeros count for nothing."""
-        return hashlib.sha256(self.bits.rstrip(b"\0")).hexdigest()
-
-    def part(self, line: int, count: int) -> bytes:
-        """Of each of `count` lines from `line`, 1 if it is used and 0 if not."""
-        first = line // 8
-        bits = np.frombuffer(self.bits[first : (line + count) // 8 + 1], np.uint8)
-        used_L = np.unpackbits(bits, bitorder="little")[line - 8 * first :][:count]
-        return used_L.tobytes().ljust(count, b"\0")
+    pairs_P2[:, 0] -= count
+    return pairs_P2

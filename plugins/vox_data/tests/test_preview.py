@@ -14,7 +14,7 @@ from tests.core.data_samples import chat, completion, text
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
 
 from vox_core.contract import DataPolicy
-from vox_core.data.audit.report import Finding
+from vox_core.data.audit import Finding
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.chosen import choose_rows
 from vox_core.data.encode import Encoder

@@ -223,7 +223,7 @@ def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, Tok
                 progress("tokens", size * done // max(1, rows), size)
 
         dataset = opener.open(checked, tell)
-        found = histogram(dataset.observed.lengths)
+        found = histogram(dataset.stats.lengths)
         return TokenStats(
             opener.model.id,
             opener.seq_len,

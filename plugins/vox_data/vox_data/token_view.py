@@ -17,9 +17,9 @@ from vox_core.api.rows import (
     Columns,
     Encoded,
     Encoder,
-    Observer,
     Record,
     RenderError,
+    StatsCollector,
     Tokens,
     row_findings,
     special_ids,
@@ -92,14 +92,14 @@ class TokenViewer:
 
     def view(self, record: Record) -> TokenView:
         place = (record.source, record.line, record.form or record.kind)
-        observer = Observer(self._encoder)
+        collector = StatsCollector(self._encoder)
         try:
             rendered = self._encoder.renderer.render(record)
         except RenderError as fault:
             return TokenView(*place, fault=str(fault))
-        (encoded,), _ = self._encoder.encode_many([record], observer.rendered)
-        observer.encoded([encoded])
-        observer.columns(Columns.of(encoded.documents, observer.sources))
+        (encoded,), _ = self._encoder.encode_many([record], collector.rendered)
+        collector.encoded([encoded])
+        collector.columns(Columns.of(encoded.documents, collector.sources))
         (whole,), _ = self._unlimited.encode_many([record])
         texts, ids, weights = self._tokens(rendered.text, whole)
         kept = _kept(encoded, len(ids), self._encoder.seq_len)
@@ -113,7 +113,7 @@ class TokenViewer:
             _starts(encoded, len(ids), self._encoder.seq_len),
             encoded.cut,
             encoded.dropped,
-            tuple(row_findings(observer.observed())),
+            tuple(row_findings(collector.stats)),
         )
 
     def _tokens(self, text: str, whole: Encoded) -> tuple[list[str], list[int], list[float]]:

@@ -26,7 +26,7 @@ from vox_core.errors import ConfigError, InputError
 from vox_core.run.sources import resolve_model
 
 if TYPE_CHECKING:
-    from vox_core.data.audit.report import Audit
+    from vox_core.data.audit import Audit
     from vox_core.data.render import Renderer
 
 Progress = Callable[[str, int, int], None]

@@ -12,10 +12,10 @@ from __future__ import annotations
 import gc
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,7 @@ from vox_core.data.blocks import Block
 from vox_core.data.dataset import account, encode_rows
 from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoder
-from vox_core.data.observed import Observer
-from vox_core.data.store import Part
+from vox_core.data.encode_stats import EncodeStats, StatsCollector
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
 
@@ -36,6 +35,24 @@ _BYTES_FOR_ONE_MORE = 24_000_000
 """Some four seconds of work for a process, which takes two or three to start."""
 _MOST_WORKERS = 4
 """Each takes some 400 MB, and nobody has said how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What became of some rows that follow one another in a file.
+
+    Args:
+        faults: of the rows that cannot be rendered.
+        answers: rows that are not of the form text.
+    """
+
+    columns: Columns
+    rows: int
+    answers: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    truncated: Mapping[str, int] = field(default_factory=dict)
+    faults: Sequence[str] = ()
+    stats: EncodeStats = field(default_factory=EncodeStats)
 
 
 def workers_for(size: int) -> int:
@@ -55,9 +72,9 @@ def make_part(encoder: Encoder, block: Block) -> Part:
     faults: list[str] = []
     documents, dropped, truncated = account(())
     sources = {block.path: block.file}
-    observer = Observer(encoder, sources)
-    for some, (encoded, refused) in encode_rows(encoder, block.records(), observer.rendered):
-        observer.encoded(encoded)
+    collector = StatsCollector(encoder, sources)
+    for some, (encoded, refused) in encode_rows(encoder, block.records(), collector.rendered):
+        collector.encoded(encoded)
         rows += len(some)
         answers += sum(record.kind != "text" for record in some)
         faults += refused
@@ -66,8 +83,8 @@ def make_part(encoder: Encoder, block: Block) -> Part:
         dropped.update(lost)
         truncated.update(cut)
     columns = Columns.of(documents, sources)
-    observer.columns(columns)
-    return Part(columns, rows, answers, dropped, truncated, faults, observer.observed())
+    collector.columns(columns)
+    return Part(columns, rows, answers, dropped, truncated, faults, collector.stats)
 
 
 @contextmanager
@@ -84,7 +101,7 @@ def quick_collections() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TokenizeJob:
     """What any process needs to make the encoder: the folder of its tokenizer, and the other
     arguments of `Encoder`."""
 
@@ -93,7 +110,7 @@ class Recipe:
 
 
 def make_parts(
-    load: Callable[[], Encoder], blocks: Iterator[Block], recipe: Recipe, workers: int
+    load: Callable[[], Encoder], blocks: Iterator[Block], recipe: TokenizeJob, workers: int
 ) -> Iterator[Part]:
     """The parts of all blocks, in order.
 
@@ -120,7 +137,7 @@ def make_parts(
 class _Pool:
     """Children that make parts; one that died gives its block back, and starts again."""
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
+    def __init__(self, recipe: TokenizeJob, workers: int) -> None:
         self._recipe, self._idle = recipe, SimpleQueue[Worker]()
         self._children = [Worker() for _ in range(workers)]
         self._threads = ThreadPoolExecutor(workers)
@@ -149,11 +166,11 @@ class _Pool:
             self._idle.put(child)
 
 
-def _part(recipe: Recipe, block: Block) -> Part:
+def _part(recipe: TokenizeJob, block: Block) -> Part:
     with quick_collections():
         return make_part(_encoder(recipe), block)
 
 
 @cache
-def _encoder(recipe: Recipe) -> Encoder:
+def _encoder(recipe: TokenizeJob) -> Encoder:
     return Encoder(load_tokenizer(recipe.model), recipe.seq_len)

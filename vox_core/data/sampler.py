@@ -1,4 +1,4 @@
-"""What decides the order of training beside the seed: shares of sources, and difficulty.
+"""Which documents an epoch has, and in which order: permutations, weights of sources, difficulty.
 
 With weights an epoch has as many documents as there are, each source the share of them that its
 weight asks for (in whole documents, by the largest remainder). Each source is gone through in
@@ -6,6 +6,10 @@ permutations of its own, one after the other, over the epochs: none of its docum
 before all of them have been seen once, and one of which an epoch takes a part goes on in the next.
 
 With a curriculum an epoch goes from easy to difficult documents, in random order among equals.
+`beginner` and `easy` are 1, `intermediate` and `medium` 2, `advanced` and `hard` 3, `expert` 4; a
+number is itself, on any scale as long as all rows use it. A document whose row says nothing, or
+another word, is as difficult as the median of the others: first or last it would be trained apart
+from what it resembles.
 
 The documents of an epoch are a function of these arrays, the seed and the epoch.
 
@@ -15,6 +19,7 @@ Shape legend: D documents, N documents of an epoch, S documents of a source.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -136,3 +141,36 @@ def apportion(rows: int, weights: Sequence[float]) -> list[int]:
     for index in by_fraction[: rows - sum(counts)]:
         counts[index] += 1
     return counts
+
+
+LEVELS = {
+    "beginner": 1.0,
+    "easy": 1.0,
+    "intermediate": 2.0,
+    "medium": 2.0,
+    "advanced": 3.0,
+    "hard": 3.0,
+    "expert": 4.0,
+}
+UNKNOWN = math.nan
+
+
+def level(said: float | str | None) -> float:
+    """The number; `UNKNOWN` for what says nothing."""
+    if said is None:
+        return UNKNOWN
+    if isinstance(said, str):
+        if (named := LEVELS.get(said.strip().lower())) is not None:
+            return named
+        try:
+            said = float(said)
+        except ValueError:
+            return UNKNOWN
+    return float(np.float32(said)) if math.isfinite(said) and abs(said) < 1e30 else UNKNOWN
+
+
+def filled(levels_D: NDArray[np.float32]) -> NDArray[np.float32]:
+    """With the median of those that are known in place of the others; the lower of two."""
+    known = np.sort(levels_D[~np.isnan(levels_D)])
+    median = known[(len(known) - 1) // 2]
+    return np.where(np.isnan(levels_D), median, levels_D)

@@ -24,12 +24,12 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import kept, parts, row_facts, store, worker
-from vox_core.data.blocks import Block, cut
+from vox_core.data import dataset_cache, row_facts, tokenize_job, worker
+from vox_core.data.blocks import Block, RowMask, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
+from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import load_records, readable
-from vox_core.data.row_facts import RowMask
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -66,11 +66,11 @@ def data(tmp_path: Path) -> Path:
 
 def made(*data: Path, model: Path, seq_len: int = 64, **options: object) -> Dataset:
     load: Callable[[], object] = lambda: load_tokenizer(model)  # noqa: E731
-    return kept.open_dataset(check_files(data), model, load, seq_len, **options)
+    return dataset_cache.open_dataset(check_files(data), model, load, seq_len, **options)
 
 
 def from_cache(*data: Path, model: Path, seq_len: int = 64) -> Dataset:
-    return kept.open_dataset(check_files(data), model, not_asked, seq_len)
+    return dataset_cache.open_dataset(check_files(data), model, not_asked, seq_len)
 
 
 def not_asked(*_: object) -> NoReturn:
@@ -144,9 +144,9 @@ def test_other_versions_make_another_entry(
 ) -> None:
     made(data, model=model)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "version", lambda name: "99" if name == "tokenizers" else "1")
+        patch.setattr(dataset_cache, "version", lambda name: "99" if name == "tokenizers" else "1")
         made(data, model=model)
-    monkeypatch.setattr(kept, "CACHE_VERSION", 0)
+    monkeypatch.setattr(dataset_cache, "CACHE_VERSION", 0)
     made(data, model=model)
     assert len(entries(cache)) == 3
 
@@ -162,7 +162,7 @@ ALTERATIONS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["tokens_T", "weights_T", "starts_D1", "lines_D", store.ENTRY])
+@pytest.mark.parametrize("name", ["tokens_T", "weights_T", "starts_D1", "lines_D", ENTRY])
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_an_altered_entry_is_made_anew(
     model: Path, data: Path, cache: Path, name: str, alteration: str
@@ -170,7 +170,9 @@ def test_an_altered_entry_is_made_anew(
     whole = contents(made(data, model=model))
     (entry,) = entries(cache)
     ALTERATIONS[alteration](entry / name)
-    assert store.read(entry, [data]) is None or (name == store.ENTRY and alteration == "longer")
+    assert dataset_cache.read_dataset(entry, [data]) is None or (
+        name == ENTRY and alteration == "longer"
+    )
     assert contents(made(data, model=model)) == whole
     assert contents(from_cache(data, model=model)) == whole
 
@@ -180,10 +182,10 @@ def test_an_entry_that_says_other_numbers_is_made_anew(
 ) -> None:
     whole = contents(made(data, model=model))
     (entry,) = entries(cache)
-    said = json.loads((entry / store.ENTRY).read_text())
+    said = json.loads((entry / ENTRY).read_text())
     for change in ({"rows": 1}, {"digest": "0"}, {"dropped": {}}, {"sha256": ""}, {"arrays": {}}):
-        (entry / store.ENTRY).write_text(json.dumps({**said, **change}))
-        assert store.read(entry, [data]) is None
+        (entry / ENTRY).write_text(json.dumps({**said, **change}))
+        assert dataset_cache.read_dataset(entry, [data]) is None
     assert contents(made(data, model=model)) == whole
 
 
@@ -208,14 +210,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 def test_of_two_that_make_the_same_entry_the_later_takes_it(
     model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, whole = kept._Making.__call__, []
+    make, whole = dataset_cache._Making.__call__, []
 
-    def make_and_be_overtaken(self: kept._Making, folder: Path) -> None:
+    def make_and_be_overtaken(self: dataset_cache._Making, folder: Path) -> None:
         make(self, folder)
-        monkeypatch.setattr(kept._Making, "__call__", make)
+        monkeypatch.setattr(dataset_cache._Making, "__call__", make)
         whole.append(contents(made(data, model=model)))
 
-    monkeypatch.setattr(kept._Making, "__call__", make_and_be_overtaken)
+    monkeypatch.setattr(dataset_cache._Making, "__call__", make_and_be_overtaken)
     late = made(data, model=model)
     assert [contents(late)] == whole
     assert not late.notes
@@ -258,13 +260,13 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     (file,) = check_files([data])
     data.write_text(data.read_text() + "\n" + json.dumps(ROWS[0]))
     with pytest.raises(DataError, match="changed while it was read") as caught:
-        kept.open_dataset([file], model, lambda: load_tokenizer(model), 64)
+        dataset_cache.open_dataset([file], model, lambda: load_tokenizer(model), 64)
     assert caught.value.code == "VOX-D001"
     assert entries(cache) == []
     stale = replace(file, state=check_files([data])[0].state)
     data.write_text("nonsense")
     with pytest.raises(DataError, match="changed while it was read"):
-        kept.open_dataset([stale], model, lambda: load_tokenizer(model), 64)
+        dataset_cache.open_dataset([stale], model, lambda: load_tokenizer(model), 64)
 
 
 def test_rows_that_are_refused_leave_no_entry(model: Path, data: Path, cache: Path) -> None:
@@ -302,7 +304,7 @@ def test_any_number_of_processes_gives_the_same(
     data = write(tmp_path / "long.jsonl", rows=160)
     one = contents(made(data, model=model, workers=0))
     shutil.rmtree(cache)
-    monkeypatch.setattr(parts, "make_part", not_asked)
+    monkeypatch.setattr(tokenize_job, "make_part", not_asked)
     assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
 
 
@@ -336,9 +338,9 @@ def test_a_template_that_hangs_in_another_process_is_stopped(
 
 
 def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_cpus", lambda: 4)
+    monkeypatch.setattr(tokenize_job, "_cpus", lambda: 4)
     sizes = (1000, 20_000_000, 30_000_000, 60_000_000, 10**9)
-    assert [parts.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
+    assert [tokenize_job.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
 
 
 # --- child processes ------------------------------------------------------------------------------
@@ -403,7 +405,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_no_shorter_data_set(
         with readable(data):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(kept, "cut", failing)
+    monkeypatch.setattr(dataset_cache, "cut", failing)
     with pytest.raises(DataError, match="cannot be read") as caught:
         made(data, model=model, workers=workers, block_bytes=300)
     assert caught.value.where == str(data)

@@ -1,7 +1,8 @@
-"""What is found of the masks of a data set: from counts that were made with its tokens.
+"""Wrong masks found before training, from the statistics that were made with the tokens.
 
 Nothing is rendered or tokenised here, so an audit costs nothing beside opening the data set; only
 where a token is outside the vocabulary are the tokens read again, to name its rows.
+`docs/guide/looking-at-data.md` prints the table `FINDINGS`, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from vox_core.data.audit.findings import FEW_TRAINED, FINDINGS, Level
 from vox_core.data.dataset import Dataset
-from vox_core.data.observed import NAMED, Observed
+from vox_core.data.encode_stats import NAMED, EncodeStats
 from vox_core.errors import DataError
 
 
@@ -99,10 +99,8 @@ def audit(dataset: Dataset, sources: Sequence[Path], vocabulary: int | None) -> 
         vocabulary: ids that the model has embeddings for; None if it does not say.
     """
     findings = sorted(_findings(dataset, sources, vocabulary), key=_order)
-    observed = dataset.observed
-    return Audit(
-        dataset.rows, dataset.tokens, dataset.trained_tokens, observed.ended, tuple(findings)
-    )
+    ended = dataset.stats.ended
+    return Audit(dataset.rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:
@@ -138,31 +136,31 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def row_findings(observed: Observed) -> list[str]:
+def row_findings(stats: EncodeStats) -> list[str]:
     """Ids of what is found of single rows, the worst first."""
-    return sorted(observed.noted, key=[*FINDINGS].index)
+    return sorted(stats.counts, key=[*FINDINGS].index)
 
 
 def _findings(
     dataset: Dataset, sources: Sequence[Path], vocabulary: int | None
 ) -> Iterator[Finding]:
-    observed = dataset.observed
-    if vocabulary is not None and observed.largest >= vocabulary:
+    stats = dataset.stats
+    if vocabulary is not None and stats.largest >= vocabulary:
         yield _outside(dataset, vocabulary)
-    for name, noted in observed.noted.items():
+    for name, rows in stats.counts.items():
         yield Finding.of(
             name,
-            rows=noted.total,
-            looked_at=observed.served if name == "serving-differs" else None,
-            places=tuple(f"{sources[file]}:{line}" for file, line in noted.first),
-            detail=observed.details.get(name, ""),
+            rows=rows,
+            looked_at=stats.served if name == "serving-differs" else None,
+            places=tuple(f"{sources[file]}:{line}" for file, line in stats.places[name]),
+            detail=stats.details.get(name, ""),
         )
     if dataset.tokens and dataset.trained_tokens < FEW_TRAINED * dataset.tokens:
         share = dataset.trained_tokens / dataset.tokens
         yield Finding.of("few-trained", detail=f"{share:.2%}")
-    if not observed.template:
+    if not stats.template:
         yield Finding.of("no-template")
-    elif not observed.markers:
+    elif not stats.markers:
         yield Finding.of("no-markers")
 
 
@@ -171,7 +169,7 @@ def _outside(dataset: Dataset, vocabulary: int) -> Finding:
     for document in dataset.documents:
         if (document.tokens_T >= vocabulary).any():
             rows[f"{document.source}:{document.line}"] = None
-    largest = dataset.observed.largest
+    largest = dataset.stats.largest
     return Finding.of(
         "outside-vocabulary",
         rows=len(rows),
@@ -195,3 +193,108 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "detail": finding.detail,
         "remedy": finding.remedy,
     }
+
+
+Level: TypeAlias = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of finding: an error stops the run before it starts, a warning is told, and an info
+    stands in `preflight.json` and in the preview.
+
+    Args:
+        what: what is so, of the rows that are named beside it.
+        means: what it does to the model.
+        remedy: the next step.
+    """
+
+    level: Level
+    what: str
+    means: str
+    remedy: str
+
+
+FINDINGS: dict[str, Kind] = {
+    "outside-vocabulary": Kind(
+        "error",
+        "a token that the model has no embedding for",
+        "training fails there, or reads what is not the model's",
+        "use the tokenizer that belongs to the model: its ids must be below vocab_size of "
+        "config.json",
+    ),
+    "system-trained": Kind(
+        "error",
+        "the system prompt is trained",
+        "the model learns to recite its instructions",
+        "set {% generation %} in the chat template around the assistant's words alone",
+    ),
+    "prompt-trained": Kind(
+        "error",
+        "what the user or a tool says is trained",
+        "the model learns to ask, not to answer",
+        "set {% generation %} in the chat template around the assistant's words alone",
+    ),
+    "no-end": Kind(
+        "warning",
+        "no end-of-turn token is trained",
+        "the model does not learn to stop",
+        "use a chat template that closes each turn with a special token, or a tokenizer with an "
+        "eos_token",
+    ),
+    "cut-in-answer": Kind(
+        "warning",
+        "cut at --seq-len in the middle of an answer",
+        "the model learns a beginning without its end",
+        "raise --seq-len, or shorten these rows",
+    ),
+    "cut-before-answer": Kind(
+        "warning",
+        "dropped: the first answer begins beyond --seq-len",
+        "nothing of the row is trained",
+        "raise --seq-len, or shorten what comes before the answers",
+    ),
+    "nothing-trained": Kind(
+        "warning",
+        "dropped: no token of it would be trained",
+        "nothing of the row is trained",
+        "give the assistant something to say, or remove these rows",
+    ),
+    "rendered-text": Kind(
+        "warning",
+        'a "text" row holds the chat template\'s own tokens',
+        "a conversation as text is trained whole, questions and system prompt too",
+        'write it as {"messages": […]}, and vox renders it and trains the answers',
+    ),
+    "double-bos": Kind(
+        "warning",
+        "begins with two beginning-of-sequence tokens",
+        "the model is never asked with that, and answers worse",
+        "remove the token from the text, or from the chat template",
+    ),
+    "serving-differs": Kind(
+        "warning",
+        "the prompt that the model will be asked with is not how the trained text begins",
+        "the model answers prompts that it was not trained on",
+        "look at one with vox data preview --row, and correct the chat template",
+    ),
+    "few-trained": Kind(
+        "warning",
+        "less than 1 % of the tokens is trained",
+        "nearly all time goes into what is only read",
+        "shorten the prompts, or split long conversations",
+    ),
+    "no-template": Kind(
+        "info",
+        "the model has no chat template",
+        "prompts and completions are laid end to end, and nothing says where a turn begins",
+        "name one with --template chatml, or use an -instruct model",
+    ),
+    "no-markers": Kind(
+        "info",
+        "the chat template has no {% generation %} markers",
+        "vox finds by itself where answers begin and end, and refuses rows where that is unclear",
+        "nothing needs to be done; look at some rows with vox data preview",
+    ),
+}
+FEW_TRAINED = 0.01

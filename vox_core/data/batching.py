@@ -1,14 +1,21 @@
-"""Which documents make which step, and how they reach a backend.
+"""Which documents make which step, and how they share micro-batches.
 
 The order is a pure function of (rows, seed, step): no state is carried from step to step, so a run
 resumes at any step, on any backend, without replaying anything. Each epoch is a permutation of all
-documents; steps cut the endless row of epochs into pieces of `batch_size`, so the last step of an
-epoch is filled up from the next. With fewer rows than `batch_size` a step is one epoch.
+documents (sampler.py); steps cut the endless row of epochs into pieces of `batch_size`, so the last
+step of an epoch is filled up from the next. With fewer rows than `batch_size` a step is one epoch.
 
 Permutations are the stable sort of Philox's raw output, keyed by (seed, epoch): numpy promises that
 the raw stream never changes, and promises nothing for `Generator.permutation`. Philox: Salmon et
-al. 2011, "Parallel random numbers: as easy as 1, 2, 3". What may take the place of a permutation of
-all documents is in `ordering.py`, and how a step is cut into micro-batches in `packing.py`.
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+A backend lays a micro-batch out as rows, padded to the longest, or end to end. What it computes at
+once is bounded by `micro_batch_tokens` either way: positions there, tokens here. A document that is
+longer has a micro-batch to itself. End to end, no more packs are made than best-fit decreasing
+finds (Johnson 1973: at most 11/9 of the fewest possible, and one): the longest document first, each
+into the fullest pack that has room for it. Where neighbours in length fit into as few packs, they
+share them: attention works on documents of a pack together, for as long as the longest of them
+takes.
 
 Shape legend: T tokens of a batch, D documents of a batch, N rows.
 """
@@ -16,18 +23,18 @@ Shape legend: T tokens of a batch, D documents of a batch, N rows.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from vox_core.contract import Batch, Packing
+from vox_core.contract import Batch, Packing, padded_groups
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
-from vox_core.data.ordering import Ordering
-from vox_core.data.ordering import epoch_order as epoch_order
-from vox_core.data.packing import grouped
+from vox_core.data.sampler import Ordering
+from vox_core.data.sampler import epoch_order as epoch_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,3 +164,52 @@ def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:
     shifted_T[:-1] = values_T[1:]
     shifted_T[last_D] = 0
     return shifted_T
+
+
+def grouped(lengths: Sequence[int], micro_batch_tokens: int, packing: Packing) -> list[list[int]]:
+    """The documents of each micro-batch, by index; each stands in one of them, longest first.
+
+    Args:
+        lengths: tokens of each document.
+    """
+    if packing == "rows":
+        return padded_groups(lengths, micro_batch_tokens)
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    alike = _neighbours(lengths, longest_first, micro_batch_tokens)
+    fewest = -(-sum(min(n, micro_batch_tokens) for n in lengths) // micro_batch_tokens)
+    if len(alike) <= fewest:
+        return alike
+    best = _best_fit(lengths, longest_first, micro_batch_tokens)
+    return best if len(best) < len(alike) else alike
+
+
+def _neighbours(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
+    """Filled one after the other."""
+    packs: list[list[int]] = []
+    left = 0
+    for index in order:
+        if packs and lengths[index] <= left:
+            packs[-1].append(index)
+        else:
+            packs.append([index])
+            left = room
+        left -= lengths[index]
+    return packs
+
+
+def _best_fit(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
+    """Each into the fullest pack that has room for it, of equals the first."""
+    packs: list[list[int]] = []
+    left: list[tuple[int, int]] = []  # (room left, number of the pack), in order
+    for index in order:
+        length = lengths[index]
+        at = bisect_left(left, (length, 0))
+        if at == len(left):
+            packs.append([])
+            found, pack = room, len(packs) - 1
+        else:
+            found, pack = left.pop(at)
+        packs[pack].append(index)
+        if found > length:
+            insort(left, (found - length, pack))
+    return packs
