@@ -97,8 +97,8 @@ def install(
         allow_source=allow_source,
         report=_tell,
     )
-    _say_what_is_disabled(plan)
     _carry_out(plan, **how)
+    _say_what_is_disabled(plan)
 
 
 @click.command(
@@ -218,10 +218,14 @@ def _next(plan: InstallPlan) -> str:
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
     """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
-    from vox_core.host.blocked import COMMAND, blocking
-    from vox_core.install.plan import disabled_in
+    from packaging.utils import canonicalize_name
 
-    for id in disabled_in(plan):
+    from vox_core.host.blocked import COMMAND, blocking, disabled
+    from vox_core.host.discover import discover
+
+    names = {target.distribution for target in plan.targets}
+    ids = {each.id for each in discover() if canonicalize_name(each.distribution) in names}
+    for id in sorted({*disabled()} & {*ids, *(target.id for target in plan.targets)}):
         click.echo(f"note: {id} is {blocking(id, COMMAND)}", err=True)
 
 

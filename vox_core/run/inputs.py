@@ -6,27 +6,29 @@ Nothing is written, except what the cache of models keeps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vox_core import bounded_json, files, models
+from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.config import TrainSettings
-from vox_core.contract import Quant
 from vox_core.data.chosen import Chosen, Tell, choose_rows
-from vox_core.data.policy.report import Report
 from vox_core.data.records import find_split
 from vox_core.errors import ConfigError
-from vox_core.host import Origin, Request, Selection, explain
-from vox_core.host.load import Backend
+from vox_core.host import Request, explain
 from vox_core.host.seen import Seen
 from vox_core.run.backend import choose_for
 from vox_core.run.plan import sequence_length, settled_quant
 from vox_core.run.sources import Fetching, resolve_model
-from vox_core.weights import Weights, open_weights
+from vox_core.weights import open_weights
+
+if TYPE_CHECKING:
+    from vox_core import models
+    from vox_core.config import TrainSettings
+    from vox_core.contract import Quant
+    from vox_core.host import Origin, Selection
+    from vox_core.host.load import Backend
+    from vox_core.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,6 @@ def read_inputs(
     return RunInputs(rows, model, weights, config, quant, seq_len, backend, selection, seen)
 
 
-# --- rows -------------------------------------------------------------------------------------
-
-
 def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
@@ -124,17 +123,6 @@ def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
     return choose_rows(train, valid, settings.policy(), tell, settings.fields)
-
-
-def write_skipped(path: Path, report: Report | None) -> None:
-    """Write each row that is malformed or a duplicate as a line of JSON, if there are any.
-
-    Raises:
-        StorageError: the disk is full, or an I/O error.
-    """
-    rows = [each.to_json() for each in report.listed] if report else []
-    if rows:
-        files.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _request(settings: TrainSettings, origin: Origin | None, resumed_from: str | None) -> Request:

@@ -11,10 +11,12 @@ the same way.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vox_core import files
@@ -36,13 +38,13 @@ from vox_core.run import checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
-from vox_core.run.inputs import write_skipped
 from vox_core.run.metrics import StepMetrics
 from vox_core.run.progress import Progress
 from vox_core.run.sources import to_json
 from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from vox_core.data.row_report import Report
     from vox_core.run.metrics import Startup
     from vox_core.run.run_plan import RunPlan
 
@@ -159,7 +161,7 @@ class Session:
     def _fresh(self) -> TrainState:
         plan, path = self.plan, self.plan.run.path
         files.write_json(path / folder.PREFLIGHT, plan.preflight())
-        write_skipped(path / folder.SKIPPED, plan.inputs.rows.report)
+        _write_skipped(path / folder.SKIPPED, plan.inputs.rows.report)
         if templated := plan.inputs.model.templated:  # a resumed run reads this copy
             files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
         files.write_json(path / folder.PLAN, self._plan_json())
@@ -243,3 +245,10 @@ class Session:
                 quant=contract.quant,
             )
         )
+
+
+def _write_skipped(path: Path, report: Report | None) -> None:
+    """Write each row that is malformed or a duplicate as a line of JSON, if there are any."""
+    rows = [each.to_json() for each in report.listed] if report else []
+    if rows:
+        files.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -193,8 +193,8 @@ def test_a_resumed_run_that_does_not_fit_is_refused(tiny, settings, free, monkey
     with monkeypatch.context() as patch:
         patch.setattr(RunController, "stop_requested", lambda self: True)
         assert train(asked).stopped
-    peak = forecast(plan_run(asked)).prediction.peak
     again = {"resume": asked.out}
+    peak = forecast(plan_run(validate(TrainSettings, again))).prediction.peak
     free(None, round(peak / 1.3))
     with pytest.raises(PlanError) as caught:
         train(validate(TrainSettings, again))
@@ -342,7 +342,7 @@ def kept(tmp_path, capsys):
 def run_plan(path: Path, **flags: object):
     """What the command does."""
     planned = read_plan(path, flags)
-    return train(planned.settings, backend_origin="--plan", planned=planned)
+    return train(planned.settings, backend_origin="--plan", pinned=planned)
 
 
 def test_a_plan_is_run_as_it_was_made(tiny, settings, kept, tmp_path, monkeypatch):

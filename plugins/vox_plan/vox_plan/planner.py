@@ -284,7 +284,7 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
     rows = run.inputs.rows.report
     skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
     return (
-        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY),
+        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, folder.RECORD),
         f"{folder.CHECKPOINTS}/step-N (the newest {run.settings.keep})",
         *("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST),
         *tokenizer,
