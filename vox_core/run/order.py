@@ -6,8 +6,8 @@ import numpy as np
 
 from vox_core.config import DataSource, TrainSettings
 from vox_core.data.dataset import Dataset
-from vox_core.data.records import find_split
 from vox_core.data.sampler import Ordering, filled, sources_of
+from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
 

@@ -9,8 +9,8 @@ from vox_core import files
 from vox_core.config import TrainSettings
 from vox_core.data.checked import CheckedFile
 from vox_core.data.chosen import Chosen, Tell, choose_rows
-from vox_core.data.records import find_split
 from vox_core.data.row_report import Report
+from vox_core.data.split import find_split
 from vox_core.errors import ConfigError
 
 
