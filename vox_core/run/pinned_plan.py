@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vox_core import bounded_json
-from vox_core.config import DataSource, TrainSettings, validate
+from vox_core.config import TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.resume import absolute, differences, said
+from vox_core.run.resume import differences, in_force, said
 from vox_core.run.sources import to_json
 
 if TYPE_CHECKING:
@@ -137,26 +137,6 @@ def digest_of(exact: Mapping[str, Any]) -> str:
     """SHA-256 over canonical JSON, in hex: the identity of a plan."""
     text = json.dumps(exact, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def in_force(settings: TrainSettings) -> dict[str, Any]:
-    """Every setting as JSON; paths are absolute."""
-    told = settings.model_dump(mode="json", by_alias=False)
-    for name in type(settings).model_fields:
-        told[name] = _absolute(getattr(settings, name), told[name])
-    if Path(settings.model).exists():
-        told["model"] = str(Path(settings.model).resolve())
-    return told
-
-
-def _absolute(value: object, told: Any) -> Any:
-    if isinstance(value, Path):
-        return absolute(value)
-    if isinstance(value, DataSource):
-        return {**told, "path": absolute(value.path)}
-    if isinstance(value, tuple):
-        return [_absolute(*pair) for pair in zip(value, told, strict=True)]
-    return told
 
 
 def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
