@@ -28,7 +28,7 @@ from vox_core import bounded_json
 from vox_core.config import TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.resume import differences, in_force, said
+from vox_core.run.resume import describe_changes, differences, in_force
 from vox_core.run.sources import to_json
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class PinnedPlan:
                 "P011",
                 "the run would not be the one that was planned",
                 where=self.path,
-                faults=said(changes, then, plan.sources, since="the plan was made", then="planned"),
+                faults=describe_changes(
+                    changes, then, plan.sources, since="the plan was made", then="planned"
+                ),
                 remedy="undo these changes, or plan anew: vox plan ... --json > plan.json",
             )
 

@@ -37,7 +37,7 @@ from vox_core.run.progress import Progress
 from vox_core.run.sources import Sources, other_files
 
 # What changed, in the words in which it can be changed back.
-_SAID_WITH = {
+_FLAGS_OF = {
     "total_steps": "--max-steps or --epochs",
     "data.digest": "--data: the rows",
     "data.rows": "--data: the number of documents",
@@ -338,14 +338,14 @@ def require_same(
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",
-            faults=said(refused, recorded, sources),
+            faults=describe_changes(refused, recorded, sources),
             remedy="undo these changes, or train anew with another --out"
             + (f"; {allow} would let this run go on otherwise than it began" if allow else ""),
         )
-    return tuple(_said(change, "when it began") for change in changes)
+    return tuple(_described(change, "when it began") for change in changes)
 
 
-def said(
+def describe_changes(
     changes: Collection[tuple[str, Any, Any]],
     recorded: Mapping[str, Any],
     sources: Sources,
@@ -360,12 +360,12 @@ def said(
         sources: the files of today.
     """
     files = _of_files(changes, recorded, sources, since)
-    return [*files, *(_said(change, then) for change in changes)]
+    return [*files, *(_described(change, then) for change in changes)]
 
 
-def _said(change: tuple[str, Any, Any], then: str) -> str:
+def _described(change: tuple[str, Any, Any], then: str) -> str:
     field, was, now = change
-    what = _SAID_WITH.get(field, _flag(field))
+    what = _FLAGS_OF.get(field, _flag(field))
     return f"{what}: {_short(was)} {then}, {_short(now)} now"
 
 
