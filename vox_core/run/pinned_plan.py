@@ -53,7 +53,7 @@ class _File(BaseModel):
 
 
 class _Exact(BaseModel):
-    """What is read of a plan's `exact`."""
+    """The keys of a plan's `exact` that are read."""
 
     model_config = ConfigDict(strict=True)
     settings: dict[str, Any]
@@ -142,7 +142,7 @@ def digest_of(exact: Mapping[str, Any]) -> str:
 
 
 def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
-    """The plan in a file, and what is said beside it.
+    """Read the plan in a file, with the flags that may stand beside it.
 
     Args:
         flags: those that stand on the command line, by field name.
