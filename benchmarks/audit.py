@@ -18,16 +18,16 @@ from unittest.mock import patch
 
 from benchmarks.tokenising import conversations
 from vox_core import models
-from vox_core.data import observed, parts
-from vox_core.data.audit.report import audit
+from vox_core.data import encode_stats, tokenize_job
+from vox_core.data.audit import audit
 from vox_core.data.blocks import cut
 from vox_core.data.checked import check_files
+from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.encode import Encoder
-from vox_core.data.kept import open_dataset
 from vox_core.data.tokenizer import load_tokenizer
 
 
-class Blind(observed.Observer):
+class Blind(encode_stats.StatsCollector):
     """Looks at nothing."""
 
     def rendered(self, *_: object) -> None: ...
@@ -49,15 +49,15 @@ def main() -> None:
         rows = conversations(asked.rows, varied=True)
         path.write_text("\n".join(json.dumps(row) for row in rows))
         blocks = [*cut([path])]
-        times: dict[type, list[float]] = {observed.Observer: [], Blind: []}
+        times: dict[type, list[float]] = {encode_stats.StatsCollector: [], Blind: []}
         for _ in range(asked.rounds):
             for kind, taken in times.items():
                 began = time.process_time()
-                with patch.object(parts, "Observer", kind):
+                with patch.object(tokenize_job, "StatsCollector", kind):
                     for block in blocks:
-                        parts.make_part(encoder, block)
+                        tokenize_job.make_part(encoder, block)
                 taken.append(time.process_time() - began)
-        pairs = zip(times[observed.Observer], times[Blind], strict=True)
+        pairs = zip(times[encode_stats.StatsCollector], times[Blind], strict=True)
         print(*(f"{a:.2f} s with, {b:.2f} s without" for a, b in zip(*times.values(), strict=True)))
         print(f"ratio {statistics.median(a / b for a, b in pairs):.3f} (median)")
         dataset = open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 2048)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("", "libs/vox_torch", "plugins/vox_cpu")
+PACKAGES = ("", "libs/vox_formats", "libs/vox_torch", "plugins/vox_cpu")
 DATA = ROOT / "vox_core/quickstart/data/train.jsonl"
 FLAGS = ["--model", "smollm2-135m", "--data", str(DATA), "--backend", "cpu"]
 FLAGS += ["--max-steps", "3", "--batch-size", "2"]

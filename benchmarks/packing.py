@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.tokenising import conversations
 from benchmarks.training.documents import Data, make_steps
 from vox_core.contract import Event, Packing, Step, StepDone, TrainJob
-from vox_core.data.order import cut
-from vox_core.data.packing import grouped
+from vox_core.data.batching import cut, grouped
 
 WAYS: tuple[Packing, Packing] = ("rows", "end-to-end")
 STEPS = 200

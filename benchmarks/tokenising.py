@@ -78,7 +78,7 @@ def zipf_words(rng: random.Random) -> Callable[[], str]:
 
 def vox(data: Path) -> dict[str, Any]:
     from vox_core.data.checked import check_files
-    from vox_core.data.kept import open_dataset
+    from vox_core.data.dataset_cache import open_dataset
     from vox_core.data.tokenizer import load_tokenizer
 
     model = smollm2()
@@ -92,7 +92,7 @@ def vox(data: Path) -> dict[str, Any]:
 def vox_again(data: Path) -> dict[str, Any]:
     """As a second `vox train` does: nothing is loaded beforehand."""
     from vox_core.data.checked import check_files
-    from vox_core.data.kept import open_dataset
+    from vox_core.data.dataset_cache import open_dataset
 
     def load() -> Any:
         raise AssertionError("the tokenizer was asked for")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.browser import chromium
 from vox_core.config import TrainSettings, validate
-from vox_core.run.data.preview import preview
+from vox_data.preview import preview
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "preview.png"
 ROWS = [

@@ -1,20 +1,47 @@
-"""Where vox keeps what it can make again: converted models, digests.
+"""The cache: what vox can make again, such as converted models, row facts and tokens.
 
 `VOX_CACHE` names the root; without it the root follows the platform (`~/.cache/vox` on Linux).
+An entry of `cached` is a folder `KIND/KEY` that appears whole. An unreadable entry is a miss. An
+entry unused for a month goes when another of its kind is made; all may be deleted at any time.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from vox_core import files
-from vox_core.errors import OutputError
+from vox_core.errors import OutputError, StorageError, VoxError
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Version of everything derived from data files: rows, facts, templates, tokens. Raise it with each
 change of the code that changes them: entries of another version are not used. A test compares it
 with the golden tokens (`tests/golden/test_cache_version.py`)."""
+_UNUSED_SECONDS = 30 * 24 * 3600.0
+_LEFTOVER_SECONDS = 24 * 3600.0
+"""Age at which a killed process's unfinished entry goes; longer than any entry takes to make."""
+
+T = TypeVar("T")
+Make = Callable[[Path], None]
+"""Writes an entry into a folder."""
+Read = Callable[[Path, object], "T | None"]
+"""Reads the entry in a folder, None if it is not whole. The second argument, where it is not None,
+is the owner of a temporary folder: what is mapped from its files has to keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cached(Generic[T]):
+    """An entry. `fault` says why the cache does not hold it, if it does not."""
+
+    value: T
+    fault: VoxError | None = None
 
 
 def cache_root() -> Path:
@@ -44,3 +71,63 @@ def cache_folder(name: str) -> Path:
             remedy="set VOX_CACHE to a folder that you can write to",
         ) from error
     return folder
+
+
+def cached(kind: str, key: str, make: Make, read: Read[T]) -> Cached[T]:
+    """The entry `key`, from the cache or made now.
+
+    Of two processes that make the same entry, the later takes the other's. Where the cache cannot
+    be written, the entry lies in a temporary folder for as long as its owner lives.
+
+    Raises:
+        StorageError: not even a temporary folder can be written.
+        VoxError: whatever `make` raises.
+    """
+    if (found := read_cached(kind, key, read)) is not None:
+        return Cached(found)
+    try:
+        return Cached(_made(cache_folder(kind) / key, make, read))
+    except (OutputError, StorageError) as error:
+        with files.storage_errors(Path(tempfile.gettempdir())):
+            owner = tempfile.TemporaryDirectory(prefix=f"vox-{kind}-", ignore_cleanup_errors=True)
+            make(Path(owner.name))
+            found = read(Path(owner.name), owner)
+        if found is None:
+            raise
+        return Cached(found, error)
+
+
+def read_cached(kind: str, key: str, read: Read[T]) -> T | None:
+    """The entry `key` if the cache holds it whole."""
+    folder = cache_root() / kind / key
+    if not folder.is_dir() or (found := read(folder, None)) is None:
+        return None
+    with suppress(OSError):
+        os.utime(folder)
+    return found
+
+
+def _made(folder: Path, make: Make, read: Read[T]) -> T:
+    _evict(folder)
+    try:
+        with files.atomic_folder(folder) as temporary:
+            make(temporary)
+    except (OutputError, StorageError):
+        if (found := read(folder, None)) is not None:  # another process was quicker
+            return found
+        raise
+    if (found := read(folder, None)) is None:
+        raise files.storage_error(OSError("what was written cannot be read"), folder)
+    return found
+
+
+def _evict(folder: Path) -> None:
+    """Remove an unreadable entry, old ones, and what killed processes left. What another process
+    has mapped stays readable to it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for other in folder.parent.iterdir():
+        unfinished = other.name.startswith(files.TEMPORARY_PREFIX)
+        age = _LEFTOVER_SECONDS if unfinished else _UNUSED_SECONDS
+        with suppress(OSError):  # another process was quicker
+            if other.stat().st_mtime < time.time() - age:
+                files.remove(other)

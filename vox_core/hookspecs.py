@@ -28,10 +28,12 @@ if TYPE_CHECKING:
         Advice,
         Check,
         Event,
+        Ints,
         LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        RowStream,
         RunContext,
         TrainJob,
         TrainResult,
@@ -59,6 +61,21 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]
         """Load a model, with or without an adapter, for generation and logits."""
+
+    @hookspec(firstresult=True)
+    def vox_open_rows(self, reference: str) -> RowStream:  # type: ignore[empty-body]
+        """Open a data file of a suffix, or a data set of a scheme, named in `row-sources`."""
+
+    @hookspec(firstresult=True)
+    def vox_near_duplicates(  # type: ignore[empty-body]
+        self,
+        texts: Iterable[str],
+        count: int,
+        threshold: float,
+        progress: Callable[[int, int], None],
+    ) -> Ints:
+        """Texts that say nearly what an earlier one says: int64 (P, 2), text and earlier text.
+        `threshold` is a Jaccard similarity; `progress` takes texts done and all."""
 
     @hookspec(firstresult=True)
     def vox_write_model(self, job: WriteModelJob) -> None:

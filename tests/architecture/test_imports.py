@@ -33,9 +33,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"files"}),
     frozenset({"contract", "cache"}),
     frozenset({"hashes"}),
-    frozenset({"hookspecs", "catalog", "config", "weights", "data", "adapter", "display"}),
+    frozenset({"hookspecs", "catalog", "config", "weights", "adapter", "display"}),
     frozenset({"digests", "known"}),
-    frozenset({"host", "models"}),
+    frozenset({"host"}),
+    frozenset({"data"}),
+    frozenset({"models"}),
     frozenset({"install"}),
     frozenset({"run"}),
     frozenset({"library"}),
@@ -71,6 +73,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
     "vox_plan": {"vox_plan", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
+    "vox_data": {"vox_data", *FEATURE_CORE},
     "vox_extract": {"vox_extract", *FEATURE_CORE},
     "vox_testing": {"vox_testing", "vox_core.api", *PLUGIN_CORE},
 }
@@ -85,6 +88,7 @@ PACKAGES = {
     "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
+    "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
     "vox_testing": ROOT / "libs/vox_testing/vox_testing",
 }
@@ -101,6 +105,7 @@ BANNED: dict[str, set[str]] = {
     "vox_export": TENSOR_LIBRARIES,
     "vox_plan": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
+    "vox_data": TENSOR_LIBRARIES,
     "vox_extract": TENSOR_LIBRARIES,
     "vox_testing": TENSOR_LIBRARIES - {"torch"},  # of the float64 reference
 }

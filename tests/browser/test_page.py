@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser import chromium
-from vox_core.data.audit.report import Finding
-from vox_core.data.preview.look import SeenRow
-from vox_core.data.preview.page import page
+from vox_core.data.audit import Finding
+from vox_data.page import page
+from vox_data.token_view import TokenView
 
 PROGRAM = chromium.find()
 pytestmark = [
@@ -24,13 +24,13 @@ EVIL = f'<img src=x onerror="{TAKE}"></script><script>{TAKE}</script>'
 STEERING = "\u202ered\x1b[31m"
 
 
-def row(line: int, answer: str, **rest: object) -> SeenRow:
+def row(line: int, answer: str, **rest: object) -> TokenView:
     """A question and its answer, which is trained with the token that ends it."""
     texts = ("<s>", "question", f" {line}", "?\n", *answer.split("|"), "</s>")
     weights = (0.0, 0.0, 0.0, 0.0, *[1.0] * (len(texts) - 4))
     special = (0, len(texts) - 1)
     told = {"ids": tuple(range(100, 100 + len(texts))), "weights": weights, "special": special}
-    return SeenRow(
+    return TokenView(
         **{
             "source": Path("a.jsonl"),
             "line": line,
@@ -49,7 +49,7 @@ ROWS = [
     row(3, "weighted", weights=(0.0, 0.0, 0.0, 0.0, 0.25, 1.0)),
     row(4, "a|b|c", kept=6, cut="mid-turn", findings=("cut-in-answer",)),
     row(5, "elsewhere", source=Path("b.jsonl")),
-    SeenRow(Path("b.jsonl"), 6, "messages", fault="the chat template refuses the row"),
+    TokenView(Path("b.jsonl"), 6, "messages", fault="the chat template refuses the row"),
 ]
 
 

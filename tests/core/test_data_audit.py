@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,11 @@ from tests.core.tiny_tokenizer import (
     make_tokenizer,
     tiny_tokenizer,
 )
-from vox_core.data import kept, parts
-from vox_core.data.audit.findings import FINDINGS
-from vox_core.data.audit.report import Audit, audit, require_sound, vocabulary_of
+from vox_core.data import dataset_cache, tokenize_job
+from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import check_files
 from vox_core.data.dataset import build_dataset
-from vox_core.data.observed import Observed
+from vox_core.data.encode_stats import EncodeStats
 from vox_core.data.records import load_records
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
@@ -109,7 +109,9 @@ def opened(data: Path, case: Case, tmp_path: Path, **options: Any) -> Any:
     model = tmp_path / "model"
     tokenizer(case.family, case.template).save_pretrained(model)
     checked = check_files([data])
-    return kept.open_dataset(checked, model, lambda: load_tokenizer(model), case.seq_len, **options)
+    return dataset_cache.open_dataset(
+        checked, model, lambda: load_tokenizer(model), case.seq_len, **options
+    )
 
 
 def audited(data: Path, case: Case, tmp_path: Path) -> Audit:
@@ -188,16 +190,16 @@ def test_the_cache_and_other_processes_tell_the_same(
     case = replace(CASES["serving-differs"], seq_len=48)
     rows = [chat(*SOUND), case.bad, chat("how?", "a number " * 400), {"text": "a <|im_end|> b"}]
     data = write(tmp_path / "rows.jsonl", *rows * 20)
-    first = opened(data, case, tmp_path, block_bytes=999, workers=1).observed
+    first = opened(data, case, tmp_path, block_bytes=999, workers=1).stats
     with monkeypatch.context() as guarded:
-        guarded.setattr(parts, "make_part", None)
-        assert opened(data, case, tmp_path).observed == first
-    in_memory = build_dataset(load_records([data]), tokenizer(case.family, None), 48).observed
-    sampled = {"served": 0, "noted": {}, "details": {}}
+        guarded.setattr(tokenize_job, "make_part", None)
+        assert opened(data, case, tmp_path).stats == first
+    in_memory = build_dataset(load_records([data]), tokenizer(case.family, None), 48).stats
+    sampled = {"served": 0, "counts": Counter(), "places": {}, "details": {}}
     assert replace(first, **sampled) == replace(in_memory, **sampled)
-    seen = {name: noted.total for name, noted in first.noted.items()}
-    assert seen["rendered-text"] == in_memory.noted["rendered-text"].total == 20
-    assert Observed.from_json(json.loads(json.dumps(first.to_json()))) == first
+    seen = first.counts
+    assert seen["rendered-text"] == in_memory.counts["rendered-text"] == 20
+    assert EncodeStats.from_json(json.loads(json.dumps(first.to_json()))) == first
 
 
 def test_lengths_are_those_of_whole_rows(tmp_path: Path) -> None:
@@ -206,8 +208,8 @@ def test_lengths_are_those_of_whole_rows(tmp_path: Path) -> None:
     long, cut = (
         opened(data, replace(CASES["no-markers"], seq_len=n), tmp_path) for n in (9999, 32)
     )
-    assert dict(long.observed.lengths) == dict(cut.observed.lengths)
-    assert sorted(long.observed.lengths) == sorted({len(d) for d in long.documents})
+    assert dict(long.stats.lengths) == dict(cut.stats.lengths)
+    assert sorted(long.stats.lengths) == sorted({len(d) for d in long.documents})
 
 
 def test_the_vocabulary_is_the_models() -> None:

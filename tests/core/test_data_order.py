@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vox_core.contract import Batch
-from vox_core.data.dataset import Dataset
-from vox_core.data.encode import Document
-from vox_core.data.order import (
+from vox_core.data.batching import (
     documents_of_step,
     epoch_order,
     epochs_after,
@@ -23,6 +21,8 @@ from vox_core.data.order import (
     to_batch,
     validation_batches,
 )
+from vox_core.data.dataset import Dataset
+from vox_core.data.encode import Document
 
 FIRST = [7, 1, 6, 4, 3, 5, 0, 2]
 SECOND = [4, 5, 3, 0, 2, 7, 1, 6]

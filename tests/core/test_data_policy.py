@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,22 +19,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
+from vox_core.cache import cached
 from vox_core.contract import DataPolicy
-from vox_core.data import checked, chosen
-from vox_core.data.blocks import cut
-from vox_core.data.checked import check_files
-from vox_core.data.chosen import Chosen, choose_rows
+from vox_core.data import chosen, row_facts
+from vox_core.data.blocks import RowMask, cut
+from vox_core.data.checked import CheckedFile, check_files
+from vox_core.data.chosen import choose_rows
+from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
 from vox_core.data.jsonl import parse_object
-from vox_core.data.kept import open_dataset
 from vox_core.data.messages import Message
-from vox_core.data.policy import choose, facts, near, shelf
-from vox_core.data.policy.content import chars, digests, text_of
-from vox_core.data.policy.facts import Collector, Facts
-from vox_core.data.policy.leaks import shared
-from vox_core.data.policy.mask import Mask, used
-from vox_core.data.policy.reasons import NAMES, REASONS
 from vox_core.data.records import Record
+from vox_core.data.row_facts import (
+    NAMES,
+    REASONS,
+    FactCollector,
+    RowFacts,
+    characters,
+    digests,
+    duplicates,
+    filtered,
+    held_out,
+    overlap,
+)
 from vox_core.data.rows import Attributes, parse_row
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, DataError
@@ -51,21 +60,20 @@ def text(line: int, says: str, **attributes: Any) -> Record:
     return Record("text", HERE, line, text=says, attributes=Attributes(**attributes))
 
 
-def facts_of(rows: Sequence[Record]) -> Facts:
-    collector = Collector()
+def facts_of(rows: Sequence[Record]) -> RowFacts:
+    collector = FactCollector()
     for row in rows:
         collector.add(row)
     return collector.facts()
 
 
-def not_near(*_: object) -> Any:
-    raise AssertionError("nobody asked for near duplicates")
+def not_read(*_: object) -> Any:
+    raise AssertionError("no row is read")
 
 
 def become(rows: Sequence[Record], policy: DataPolicy) -> list[str]:
-    """What becomes of each row."""
-    code_N, _ = choose.choose([facts_of(rows)], policy, not_near)
-    return [NAMES[code] for code in code_N]
+    """Which filter refuses each row."""
+    return [NAMES[code] for code in filtered(facts_of(rows), policy)]
 
 
 def write(path: Path, rows: Sequence[object]) -> Path:
@@ -74,7 +82,7 @@ def write(path: Path, rows: Sequence[object]) -> Path:
     return path
 
 
-def lines_of(files: Sequence[checked.CheckedFile], block_bytes: int = 200) -> list[tuple[str, int]]:
+def lines_of(files: Sequence[CheckedFile], block_bytes: int = 200) -> list[tuple[str, int]]:
     """(file, line) of every row that would be trained."""
     blocks = cut([f.path for f in files], block_bytes, [f.chosen for f in files])
     return [(row.source.name, row.line) for block in blocks for row in block.records()]
@@ -116,8 +124,8 @@ def test_weights_make_another_row_of_the_same_words() -> None:
 
 
 def test_characters_are_those_of_all_messages() -> None:
-    assert chars(chat(ASKED, SAID)) == 6
-    assert chars(text(1, "日本")) == 2
+    assert characters(chat(ASKED, SAID)) == 6
+    assert characters(text(1, "日本")) == 2
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -173,11 +181,11 @@ MANY = settings(max_examples=40, deadline=None)
 @given(st.lists(SAYS, min_size=1, max_size=4))
 def test_of_each_row_that_is_there_several_times_the_first_stays(files: list[list[str]]) -> None:
     known = [facts_of([text(n, says) for n, says in enumerate(file, 1)]) for file in files]
-    code_N, pairs_P2 = choose.choose(known, DataPolicy(dedup="exact"), not_near)
+    pairs_P2 = duplicates(np.concatenate([facts.whole_R2 for facts in known]))
     flat = [says for file in files for says in file]
-    kept = [says for says, code in zip(flat, code_N, strict=True) if NAMES[code] == "kept"]
+    gone = set(pairs_P2[:, 0].tolist())
+    kept = [says for row, says in enumerate(flat) if row not in gone]
     assert kept == list(dict.fromkeys(flat))
-    assert {NAMES[code] for code in code_N} <= {"kept", "duplicate"}
     for row, stays in pairs_P2.tolist():
         assert stays == flat.index(flat[row]) < row
     assert len(pairs_P2) == len(flat) - len(kept)
@@ -212,97 +220,23 @@ def test_a_row_keeps_its_side_when_the_set_grows(
 def test_the_share_is_right(share: float) -> None:
     rows, deviations = 20_000, 4
     said = facts_of([text(n, f"row {n}") for n in range(rows)]).said_R2
-    found = choose.held_out(said, share).sum()
+    found = held_out(said, share).sum()
     assert abs(found - share * rows) <= deviations * (rows * share * (1 - share)) ** 0.5
 
 
 def test_weights_do_not_move_a_row_to_the_other_side() -> None:
     rows = [chat(ASKED, replace(SAID, content=f"{n}", weight=w)) for n in range(99) for w in (0, 1)]
-    sides = become(rows, DataPolicy(valid_share=0.5))
+    sides = held_out(facts_of(rows).said_R2, 0.5).tolist()
     assert sides[::2] == sides[1::2]
-    assert set(sides) == {"kept", "held out"}
+    assert set(sides) == {True, False}
 
 
-# --- near duplicates ------------------------------------------------------------------------------
-
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-LONG = " ".join(f"{word} {other}" for word in WORDS for other in WORDS[:5])
-
-
-def test_near_duplicates_are_found_and_others_are_not() -> None:
-    texts = [
-        LONG,
-        LONG.upper().replace(" ", "  ") + "!",
-        LONG.replace("seven three", "seven thirteen"),
-        " ".join(reversed(LONG.split())),
-        "",
-        "日本語の文章はとても長いです、そして面白いです",
-        "日本語の文章はとても長いです。そして面白いです!",
-        "?!",
-    ]
-    assert near.near_pairs(texts, len(texts), 0.8).tolist() == [[1, 0], [2, 0], [6, 5]]
-    assert near.near_pairs(texts, len(texts), 0.99).tolist() == [[1, 0], [6, 5]]
-    assert near.near_pairs([], 0, 0.8).shape == (0, 2)
-
-
-def test_similarity_is_estimated_within_its_error() -> None:
-    """Pairs with a known share of common sequences: below the threshold none goes, above it all."""
-    common = [f"w{n}" for n in range(300)]
-    first, found = " ".join(common), {}
-    for changed in (2, 6, *range(24, 30), 60, 90):  # each changes three of 298 sequences
-        spots = {n * (300 // changed) + 2 for n in range(changed)}
-        other = " ".join(f"x{changed}" if n in spots else w for n, w in enumerate(common))
-        a, b = ({*near.sequences(each).tolist()} for each in (first, other))
-        found[len(a & b) / len(a | b)] = len(near.near_pairs([first, other], 2, 0.7)) == 1
-    assert {round(similarity, 1) for similarity in found} >= {1.0, 0.9, 0.6, 0.2}
-    assert all(gone == (similarity > 0.7) for similarity, gone in found.items()), found
-
-
-def test_a_row_goes_for_one_that_stays_and_not_for_one_that_went() -> None:
-    words = [f"w{n}" for n in range(300)]
-    second = [f"x{n}" if n % 25 == 3 else word for n, word in enumerate(words)]  # J = 0.78
-    third = [f"y{n}" if n % 25 == 15 else word for n, word in enumerate(second)]  # 0.78 and 0.61
-    texts = [*map(" ".join, (words, second, third))]
-    assert near.near_pairs(texts, 3, 0.7).tolist() == [[1, 0]]
-    assert near.near_pairs(texts[1:], 2, 0.7).tolist() == [[1, 0]]
-
-
-def test_signatures_are_the_same_in_every_process() -> None:
-    """The numbers are what this gave when it was written."""
-    (hashes_KH,) = near._signatures(["one two three four"])
-    assert hashes_KH[0, :3].tolist() == [1250491910, 282575619, 473518289]
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(WORDS[:3]), max_size=12).map(" ".join), max_size=30))
-def test_near_duplicates_are_the_same_each_time_and_the_first_stays(texts: list[str]) -> None:
-    pairs = near.near_pairs(texts, len(texts), 0.8).tolist()
-    assert near.near_pairs(iter(texts), len(texts), 0.8).tolist() == pairs
-    gone = [row for row, _ in pairs]
-    assert len({*gone}) == len(gone)
-    for row, stays in pairs:
-        assert stays < row and stays not in gone
-    kept = [says for row, says in enumerate(texts) if row not in gone]
-    assert len({*kept}) == len(kept), "equal texts are near, too"
-
-
-def test_a_bucket_that_is_full_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "_DEPTH", 1)
-    texts = [LONG, LONG.replace("two", "2"), LONG]
-    assert near.near_pairs(texts, 3, 0.9).tolist() == [[2, 0]]
-
-
-def test_without_datasketch_it_is_said_what_to_install(
+def test_without_a_plugin_for_near_duplicates_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib.metadata
-
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    monkeypatch.setattr(chosen, "check_files", not_near)  # said before anything is read
-    with pytest.raises(ConfigError, match=r"pip install 'vox-ml\[data\]'") as caught:
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "data")
+    monkeypatch.setattr(chosen, "check_files", not_read)  # said before anything is read
+    with pytest.raises(ConfigError, match="or choose --dedup exact") as caught:
         choose_rows([tmp_path / "a.jsonl"], [], DataPolicy(dedup="near", near_threshold=0.8))
     assert caught.value.code == "VOX-C009"
 
@@ -313,16 +247,15 @@ def test_without_datasketch_it_is_said_what_to_install(
 @MANY
 @given(st.sets(st.integers(1, 60)), st.integers(1, 60), st.integers(1, 40))
 def test_a_part_of_a_mask_says_the_same(lines: set[int], first: int, count: int) -> None:
-    mask = Mask.of(np.array(sorted(lines), np.int64))
+    mask = RowMask.of(np.array(sorted(lines), np.int64))
     part = mask.part(first, count)
-    assert used(part, count) == [line in lines for line in range(first, first + count)]
-    assert bool(part) == any(used(part, count))
+    assert [*map(bool, part)] == [line in lines for line in range(first, first + count)]
     assert mask.rows == len(lines)
 
 
 def test_a_mask_is_named_after_the_lines_that_it_has() -> None:
     def digest(*lines: int) -> str:
-        return Mask.of(np.array(lines, np.int64)).digest
+        return RowMask.of(np.array(lines, np.int64)).digest
 
     assert digest(1, 2) == digest(1, 2) != digest(1, 3)
     assert len({digest(), digest(8), digest(1), digest(9), digest(1, 9)}) == 5
@@ -342,7 +275,7 @@ def test_masks_lose_and_repeat_nothing(
     sides = [wanted, {*rows} - wanted]
     read = []
     for side in sides:
-        mask = Mask.of(np.array(sorted(side), np.int64))
+        mask = RowMask.of(np.array(sorted(side), np.int64))
         read.append([r.line for b in cut([path], size, [mask]) for r in b.records()])
     assert read == [sorted(side) for side in sides]
 
@@ -437,53 +370,16 @@ def test_a_split_is_two_masks_of_the_same_file(tmp_path: Path) -> None:
     assert len({file.identity for file in (*found.train, *found.valid)}) == 4
 
 
-def test_near_duplicates_are_on_no_other_side(tmp_path: Path) -> None:
-    rows = [{"text": f"{LONG} {n}"} for n in range(30)] + GOOD
-    found = choose_rows(
-        [write(tmp_path / "a.jsonl", rows)],
-        [],
-        DataPolicy(dedup="near", near_threshold=0.8, valid_share=0.4),
-    )
-    both = lines_of(found.train) + lines_of(found.valid)
-    assert sorted(n for _, n in both if n <= 30) == [1]
-    assert found.report and found.report.left_out("train")["near duplicate"] == 29
-
-
-def test_near_duplicates_are_looked_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = DataPolicy(dedup="near", near_threshold=0.8)
-    path = write(tmp_path / "a.jsonl", [{"text": LONG}, *GOOD, {"text": f"{LONG}."}, GOOD[0]])
-    told: list[tuple[str, int, int]] = []
-    first = choose_rows([path], [], policy, lambda *what: told.append(what))
-    assert told[-1] == ("looking for near duplicates", 42, 42)
-    assert first.report is not None
-    assert [str(each).rpartition("/")[0] and each.to_json() for each in first.report.duplicates]
-    assert [(d.place.line, d.of and d.of.line, d.reason) for d in first.report.duplicates] == [
-        (42, 1, "near duplicate"),
-        (43, 2, "duplicate"),
-    ]
-    monkeypatch.setattr(near, "near_pairs", not_near)
-    monkeypatch.setattr(checked, "read_lines", not_near)
-    assert choose_rows([path], [], policy) == first
-    with pytest.raises(AssertionError, match="nobody asked"):
-        choose_rows([path], [], replace(policy, near_threshold=0.9))
-
-
 def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
-    train = write(tmp_path / "a.jsonl", [{"text": LONG}, *GOOD])
-    valid = write(tmp_path / "v.jsonl", [{"text": "new"}, GOOD[1], {"text": f"{LONG} x"}, GOOD[1]])
+    train = write(tmp_path / "a.jsonl", [{"text": "a long text"}, *GOOD])
+    valid = write(tmp_path / "v.jsonl", [{"text": "new"}, GOOD[1], {"text": "other text"}, GOOD[1]])
     for policy, leaks in (
         (ALL, {2: 3, 4: 3}),
-        (DataPolicy(dedup="near", near_threshold=0.8), {2: 3, 3: 1, 4: 3}),
         (DataPolicy(min_chars=8), {}),
     ):
         found = choose_rows([train], [valid], policy)
         assert found.report is not None
         assert {leak.held_out.line: leak.trained.line for leak in found.report.leaks} == leaks
-        assert [leak.held_out.line for leak in found.report.leaks if leak.near] == [
-            line for line in leaks if line == 3
-        ]
         warning = next(found.report.warnings(), "")
         assert (f"{len(leaks)} held-out row" in warning) == bool(leaks)
         assert lines_of(found.valid) == [("v.jsonl", n) for n in range(1, 5)], "it is left as it is"
@@ -496,7 +392,7 @@ def test_leaks_are_exactly_the_rows_on_both_sides(train: list[str], valid: list[
         facts_of([text(n, says) for n, says in enumerate(rows)]).said_R2 for rows in (train, valid)
     )
     expected = [[n, train.index(says)] for n, says in enumerate(valid) if says in train]
-    assert shared(said_N2, said_V2).tolist() == expected
+    assert overlap(said_N2, said_V2).tolist() == expected
 
 
 def test_what_no_row_has_is_refused_with_what_there_is(tmp_path: Path) -> None:
@@ -543,58 +439,52 @@ def test_a_policy_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
 # --- what is kept, and what is not asked ----------------------------------------------------------
 
 
-def test_without_a_policy_no_facts_are_taken(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(facts, "Collector", not_near)
-    path = write(tmp_path / "a.jsonl", GOOD)
-    found = choose_rows([path], [], ALL)
-    assert found == Chosen(check_files([path]), [], None)
-    assert [each.name for each in cache.iterdir()] == ["rows"]
-
-
 def test_another_policy_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl", [*GOOD, GOOD[0]])
     choose_rows([path], [], DataPolicy(dedup="exact"))
-    monkeypatch.setattr(checked, "read_lines", not_near)
+    monkeypatch.setattr(row_facts, "read_lines", not_read)
     again = choose_rows([path], [], DataPolicy(valid_share=0.5, dedup="exact", min_chars=1))
     assert again.report and again.report.left_out("train") == {"duplicate": 1}
 
 
-def test_torn_facts_and_those_of_other_rules_are_taken_anew(
+def test_torn_facts_and_those_of_another_version_are_taken_anew(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, policy = write(tmp_path / "a.jsonl", [*GOOD, GOOD[0]]), DataPolicy(dedup="exact")
     first = choose_rows([path], [], policy)
-    (entry,) = (cache / facts.SHELF).iterdir()
+    (entry,) = (cache / "facts").glob("*/*")
     whole = entry.read_bytes()
     for torn in (whole[:-9], b"", whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]):
         entry.write_bytes(torn)
         assert choose_rows([path], [], policy) == first
         assert entry.stat().st_size == len(whole)
-    monkeypatch.setattr(facts, "CACHE_VERSION", 0)
-    assert facts.recall(entry.stem) is None
+    monkeypatch.setattr(row_facts, "CACHE_VERSION", 0)
     assert choose_rows([path], [], policy) == first
+    assert len([*(cache / "facts").iterdir()]) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: Path) -> None:
     cache.write_text("a file in its place")
     path = write(tmp_path / "a.jsonl", [*GOOD, GOOD[0]])
-    found = choose_rows([path], [], DataPolicy(dedup="near", near_threshold=0.8))
+    found = choose_rows([path], [], DataPolicy(dedup="exact"))
     assert found.report and found.report.files[0].left_out["duplicate"] == 1
 
 
-def test_entries_that_nobody_used_for_a_month_go(cache: Path) -> None:
-    import os
-    import time
+def test_entries_unused_for_a_month_go(cache: Path) -> None:
+    def entry(name: str) -> str:
+        made = cached("kind", name, lambda folder: (folder / "a").write_text(name), read)
+        return made.value
+
+    def read(folder: Path, _owner: object) -> str | None:
+        return (folder / "a").read_text() if (folder / "a").exists() else None
 
     for name in ("old", "new"):
-        shelf.write("kind", name, {"x": np.arange(3)}, {"a": 1})
-    os.utime(cache / "kind" / "old.npz", (time.time() - 31 * 86400,) * 2)
-    found = shelf.read("kind", "new")
-    assert found and found[0]["x"].tolist() == [0, 1, 2] and found[1] == {"a": 1}
-    shelf.write("kind", "newer", {}, {})
-    assert sorted(each.name for each in (cache / "kind").iterdir()) == ["new.npz", "newer.npz"]
+        entry(name)
+    for name in ("old", "new"):
+        os.utime(cache / "kind" / name, (time.time() - 31 * 86400,) * 2)
+    assert entry("new") == "new"
+    entry("newer")
+    assert sorted(each.name for each in (cache / "kind").iterdir()) == ["new", "newer"]
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -617,7 +507,7 @@ def test_the_tokens_of_a_mask_are_kept_under_a_name_of_their_own(tmp_path: Path)
             assert made.rows == side[0].used
             if workers:
                 shutil.rmtree(tmp_path / "cache" / "documents")
-        again = open_dataset(side, model, not_near, 64)
+        again = open_dataset(side, model, not_read, 64)
         lines += [document.line for document in again.documents]
     assert sorted(lines) == list(range(1, 41))
 
@@ -678,42 +568,20 @@ def test_each_fault_has_its_code(code: str, read: Callable[[], object]) -> None:
     assert caught.value.faults[0].code == code
 
 
-def test_rows_that_differ_in_calls_or_rejected_answers_are_not_near() -> None:
-    def row(said: dict[str, Any]) -> str:
-        read = parse_row(said)
-        record = Record(read.kind, HERE, 1, read.messages, None, (), read.rejected, read.tools)
-        return text_of(record)
-
-    def called(name: str, **arguments: object) -> dict[str, object]:
-        call = {"function": {"name": name, "arguments": arguments}}
-        asked = {"role": "user", "content": "please do what I asked you for before"}
-        return {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]}
-
-    pair = {"prompt": "which of both?", "chosen": "this one and no other, please"}
-    texts = [
-        row(called("add", first=1, second=2)),
-        row(called("weather", town="Ulm", days="all of next week")),
-        row({**called("add", first=1, second=2), "tools": [{"name": "multiply"}]}),
-        row({**pair, "rejected": "none of them would do, I am afraid"}),
-        row({**pair, "rejected": "ask somebody else, who knows more of it"}),
-    ]
-    assert not len(near.near_pairs(texts, len(texts), 0.8))
-
-
 def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is another one while it is read, and then what it was."""
     rows = [json.dumps({"text": says}) + "\n" for says in ("short", "a row of several words")]
-    path, policy, listen = tmp_path / "train.jsonl", DataPolicy(min_chars=10), checked._listen
+    path, policy, listen = tmp_path / "train.jsonl", DataPolicy(min_chars=10), row_facts.read_lines
     path.write_text("".join(rows))
 
-    def disturbed(*given: Any) -> None:
+    def disturbed(*given: Any) -> Any:
         path.write_text("".join(reversed(rows)))
-        listen(*given)
+        return listen(*given)
 
-    monkeypatch.setattr(checked, "_listen", disturbed)
+    monkeypatch.setattr(row_facts, "read_lines", disturbed)
     with pytest.raises(DataError, match="changed while it was read"):
         choose_rows([path], [], policy)
-    monkeypatch.setattr(checked, "_listen", listen)
+    monkeypatch.setattr(row_facts, "read_lines", listen)
     path.write_text("".join(rows))
     (file,) = choose_rows([path], [], policy).train
-    assert file.chosen == Mask.of(np.array([2]))
+    assert file.chosen == RowMask.of(np.array([2]))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from hypothesis import strategies as st
 
 from vox_core.config import TrainSettings
 from vox_core.data.checked import check_files, unused_fields
-from vox_core.data.faults import RowError
 from vox_core.data.readers import json_rows, open_source, opened, source
-from vox_core.data.readers.arrow import parquet_rows
 from vox_core.data.records import load_records
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
@@ -58,17 +55,6 @@ def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
     return file.getvalue().encode()
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    file = io.BytesIO()
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    pq.write_table(table, file, row_group_size=max(2, len(rows) // 2))
-    return file.getvalue()
-
-
 def zstd(data: bytes) -> bytes:
     compressed: bytes = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
     return compressed
@@ -82,7 +68,6 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "lines.json": jsonl,
     "rows.csv": lambda rows: table(rows, ","),
     "rows.tsv": lambda rows: b"\xef\xbb\xbf" + table(rows, "\t"),
-    "rows.parquet": parquet,
 }
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstd}
 
@@ -167,33 +152,6 @@ def test_cells_that_are_no_texts(tmp_path: Path) -> None:
     assert (second.attributes.rating, second.attributes.difficulty) == (None, 0.5)
 
 
-def test_what_json_does_not_have(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import datetime
-    import decimal
-
-    import pyarrow.parquet as pq
-
-    path = tmp_path / "rows.parquet"
-    columns = {
-        "text": ["a", "b"],
-        "rating": [float("nan"), 2.0],
-        "when": [datetime.datetime(2024, 1, 2), None],
-        "raw": [b"xyz", None],
-        "price": [decimal.Decimal("1.50"), None],
-    }
-    pq.write_table(pa.table(columns), path)
-    lines = open_source(path).lines.read_text().splitlines()
-    assert json.loads(lines[0]) == {
-        "text": "a",
-        "rating": None,
-        "when": "2024-01-02T00:00:00",
-        "raw": {"bytes": 3},
-        "price": 1.5,
-    }
-    assert json.loads(lines[1]) == {"text": "b", "rating": 2.0}
-
-
 # --- text -----------------------------------------------------------------------------------------
 
 
@@ -214,7 +172,7 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 def test_a_long_text_is_cut_at_line_ends(
     text: str, pieces: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vox_core.data.readers.text.PIECE", 8)
+    monkeypatch.setattr("vox_core.data.readers.tables.PIECE", 8)
     path = tmp_path / "book.txt.gz"
     path.write_bytes(gzip.compress(text.encode()))
     assert [record.text for record in load_records([path])] == pieces
@@ -318,7 +276,7 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
         [files["a.csv"], files["b.jsonl.gz"]],
         [files["validation.json"]],
     )
-    parts = [tmp_path / f"train-0000{n}-of-00002.parquet" for n in range(2)]
+    parts = [tmp_path / f"train-0000{n}-of-00002.json" for n in range(2)]
     for part in parts:
         part.touch()
     assert find_split([tmp_path])[0] == parts
@@ -330,76 +288,42 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
     assert find_split([tmp_path])[0] == [tmp_path / "train.jsonl"]
 
 
-class Rows(list):  # type: ignore[type-arg]
-    _fingerprint = "f1"
-
-
-def hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., object]) -> None:
-    library = types.ModuleType("datasets")
-    library.load_dataset = load  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", library)
-
-
-def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def load(name: str, config: str | None, *, split: str) -> Rows:
-        asked.append((name, config, split))
-        return Rows([{"question": "a", "completion": "b", "text": None}, {"question": "c"}])
-
-    hub(monkeypatch, load)
-    named = Path("hf:owner/name:main@train[:2]")
-    assert find_split([named, Path("hf:squad")]) == ([named, Path("hf:squad")], [])
-    with pytest.raises(DataError) as caught:
-        check_files([named], {"prompt": "question"})
-    assert list(caught.value.faults) == [
-        f"{named}, row 2: found none of completion, response, output, answer, expected one"
-    ]
-    assert asked == [("owner/name", "main", "train[:2]")]
-    hub(monkeypatch, lambda *_, split: Rows([PAIR]))
-    (file,) = check_files([Path("hf:squad")])
-    assert (file.path, file.rows) == (Path("hf:squad"), 1)
-    file.require_unchanged()
-    file.lines.write_text("other")
-    with pytest.raises(DataError, match="changed"):
-        file.require_unchanged()
-    (again,) = check_files([Path("hf:squad")])
-    assert again.key == file.key
-    assert load_records([Path("hf:squad")])[0].place == "hf:squad, row 1"
-
-
-@pytest.mark.parametrize("code", ["VOX-D010", "VOX-D011", "VOX-D012"])
-def test_a_data_set_of_the_hub_that_cannot_be_had(
-    code: str, monkeypatch: pytest.MonkeyPatch
+def test_without_zstandard_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, split: str) -> Rows:
-        raise ValueError('Unknown split "train"')
-
-    hub(monkeypatch, fail)
-    if code == "VOX-D010":
-        monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    path = tmp_path / "a.csv.zst"
+    path.touch()
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # type: ignore[arg-type]
     with pytest.raises(DataError) as caught:
-        check_files([Path("hf:a b" if code == "VOX-D011" else "hf:owner/name")])
-    assert caught.value.code == code
-    if code == "VOX-D010":
-        assert "pip install datasets" in caught.value.remedy
-    if code == "VOX-D012":
-        assert caught.value.found == 'ValueError: Unknown split "train"'
+        check_files([path])
+    assert (caught.value.code, caught.value.where) == ("VOX-D010", str(path))
+    assert "pip install zstandard" in caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("name", "library"), [("a.parquet", "pyarrow"), ("a.csv.zst", "zstandard")]
-)
-def test_a_library_that_is_missing(
-    name: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow.gz", "hf:owner/name"])
+def test_without_its_plugin_it_says_what_to_install(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / name).touch()
-    monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # type: ignore[arg-type]
+    monkeypatch.setenv("VOX_DISABLE_PLUGINS", "data")
+    path = Path(name) if ":" in name else tmp_path / name
+    if ":" not in name:
+        path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
     with pytest.raises(DataError) as caught:
-        check_files([tmp_path / name])
-    assert (caught.value.code, caught.value.where) == ("VOX-D010", str(tmp_path / name))
-    assert f"pip install {library}" in caught.value.remedy
+        check_files([path])
+    assert (caught.value.code, caught.value.where) == ("VOX-D010", str(path))
+    assert "plugin 'data'" in (caught.value.found or "")
+
+
+def test_zstd_in_several_frames_and_one_that_is_cut_off(tmp_path: Path) -> None:
+    rows = [jsonl([PAIR]), jsonl([CHAT])]
+    path = tmp_path / "a.jsonl.zst"
+    skippable = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
+    path.write_bytes(zstd(rows[0]) + skippable + zstd(rows[1]))
+    assert open_source(path).lines.read_bytes() == b"".join(rows)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError) as caught:
+        check_files([path])
+    assert "zstd data that end before they are complete" in caught.value.faults[0]
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -417,11 +341,11 @@ def test_lines_are_made_once_and_anew_where_something_differs(tmp_path: Path, ca
     path.write_text(json.dumps([CHAT]))
     assert open_source(path).lines != first.lines
     old = time.time() - 31 * 24 * 3600
-    for entry in (cache / source.FOLDER).iterdir():
-        os.utime(entry / "entry.json", (old, old))
+    for entry in (cache / source.KIND).iterdir():
+        os.utime(entry, (old, old))
     path.write_text(json.dumps([PAIR, CHAT]))
     open_source(path)
-    assert len(list((cache / source.FOLDER).iterdir())) == 1
+    assert len(list((cache / source.KIND).iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: Path) -> None:
@@ -466,40 +390,29 @@ def test_lines_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
 # --- limits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.json.zst", "bomb.parquet"])
+@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "bomb.json.zst"])
 def test_data_that_expand_without_end_are_given_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "FREE_BYTES", 100_000)
     monkeypatch.setattr(opened, "MAX_RATIO", 10)
-    data = parquet([PAIR] * 50_000) if name == "bomb.parquet" else jsonl([PAIR]) * 50_000
+    data = jsonl([PAIR]) * 50_000
     (tmp_path / name).write_bytes(COMPRESSORS.get(Path(name).suffix, bytes)(data))
     with pytest.raises(DataError) as caught:
         check_files([tmp_path / name])
     assert "found data that expand to more than" in caught.value.faults[-1]
 
 
-def test_parquet_that_expands_without_end_is_not_begun(tmp_path: Path) -> None:
-    """A few kilobytes whose first rows alone would be an eighth of a gigabyte."""
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    path = tmp_path / "bomb.parquet"
-    table = pyarrow.table({"text": [f"{n}{'a' * 4_000_000}" for n in range(32)]})
-    pq.write_table(table, path, compression="zstd", use_dictionary=False)
-    with pytest.raises(RowError, match="expand to more than"):
-        next(parquet_rows(path))
-
-
 HUGE = """
 import gzip, resource, sys
 from pathlib import Path
-from vox_core.data.look import look
 from vox_core.data.readers import open_source
+from vox_core.data.records import read_records
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 faults = []
-look(open_source(Path(sys.argv[1])).lines, lambda number, text: faults.append((number, str(text))))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, faults)
+path = Path(sys.argv[1])
+assert len(list(read_records(path, faults, open_source(path).lines))) == 2
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, *faults)
 """
 
 
@@ -531,7 +444,7 @@ def test_a_huge_row_takes_no_memory(name: str, tmp_path: Path) -> None:
 def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
     """Tokens, weights and places are those of the same rows in JSONL; faults name the file."""
     from tests.core.tiny_tokenizer import tiny_tokenizer
-    from vox_core.data import kept
+    from vox_core.data import dataset_cache
     from vox_core.data.tokenizer import load_tokenizer
 
     model = tmp_path / "model"
@@ -545,7 +458,7 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
             path.write_bytes(gzip.compress(path.read_bytes()))
         (file,) = check_files([path])
         datasets.append(
-            kept.open_dataset(
+            dataset_cache.open_dataset(
                 [file],
                 model,
                 lambda: load_tokenizer(model),
@@ -560,7 +473,7 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
     assert [d.line for d in one.documents] == [d.line for d in other.documents]
     (model / "chat_template.jinja").unlink()
     with pytest.raises(DataError) as caught:
-        kept.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)
+        dataset_cache.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)
     assert caught.value.faults[0].startswith(f"{path}, row 2: ")
 
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from tests.core.test_data_order import contents, datasets, seeds
 from vox_core.contract import padded_groups
+from vox_core.data.batching import grouped, make_step_batches, validation_batches
 from vox_core.data.dataset import Dataset
-from vox_core.data.order import make_step_batches, validation_batches
-from vox_core.data.packing import grouped
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
 budgets = st.integers(1, 100)

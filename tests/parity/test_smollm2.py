@@ -29,8 +29,8 @@ from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import SamplingSettings, TrainSettings, validate
 from vox_core.contract import AdapterSpec
+from vox_core.data.batching import documents_of_step
 from vox_core.data.dataset import build_dataset
-from vox_core.data.order import documents_of_step
 from vox_core.data.records import load_records
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import telemetry

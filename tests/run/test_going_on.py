@@ -30,7 +30,7 @@ from tests.run.interrupted import (
 from vox_core.adapter.peft import read_adapter
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
-from vox_core.data.order import make_step_batches
+from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.context import StoppedAtOnce, TimeLimit

@@ -15,7 +15,7 @@ from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
 from vox_core import disk
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
-from vox_core.data.order import epochs_after
+from vox_core.data.batching import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.checkpoint import Origin, Retention

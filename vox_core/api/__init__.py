@@ -6,6 +6,8 @@
     models.py     models, adapters and backends
     plans.py      planned runs, before their first write
     progress.py   the display of vox train
+    rows.py       data: rows, tokens, data sets
+    settings.py   sections of vox.toml
     runs.py       run folders and telemetry
 
 tests/architecture/test_imports.py keeps plugins to these modules.

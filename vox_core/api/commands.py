@@ -1,10 +1,11 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
 from vox_core.cli.account import told as account_lines
-from vox_core.cli.data_flags import files_argument, with_files
-from vox_core.cli.errors import STOPPED
+from vox_core.cli.data_flags import SECTIONS as DATA_SECTIONS
+from vox_core.cli.data_flags import data_options, files_argument, with_files
+from vox_core.cli.errors import STOPPED, describe, end_with
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
-from vox_core.cli.options import backend_origin, options_of, settings_from
+from vox_core.cli.options import backend_origin, given, options_of, settings_from, source_of
 from vox_core.cli.output import (
     duration,
     losses,
@@ -18,6 +19,7 @@ from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
 from vox_core.config import ConvertSettings, TrainSettings
 
 __all__ = [
+    "DATA_SECTIONS",
     "STOPPED",
     "TRAIN_SECTIONS",
     "Command",
@@ -28,8 +30,12 @@ __all__ = [
     "TrainSettings",
     "account_lines",
     "backend_origin",
+    "data_options",
+    "describe",
     "duration",
+    "end_with",
     "files_argument",
+    "given",
     "json_option",
     "losses",
     "megabytes",
@@ -39,5 +45,6 @@ __all__ = [
     "print_table",
     "printable",
     "settings_from",
+    "source_of",
     "with_files",
 ]

@@ -3,9 +3,7 @@ steps that train nothing."""
 
 from vox_core.adapter.targets import HasShape, parameter_names, quantised_modules
 from vox_core.config import TrainSettings
-from vox_core.data.dataset import Dataset
-from vox_core.data.encode import Document
-from vox_core.data.order import (
+from vox_core.data.batching import (
     cut,
     documents_in_step,
     epochs_after,
@@ -14,6 +12,8 @@ from vox_core.data.order import (
     steps_for,
     validation_batches,
 )
+from vox_core.data.dataset import Dataset
+from vox_core.data.encode import Document
 from vox_core.digests import TOKENIZER_FILES
 from vox_core.host import Origin
 from vox_core.host.manifest import MemoryProfile

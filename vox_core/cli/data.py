@@ -6,9 +6,6 @@ from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS: dict[str, Entry] = {
     "check": Entry("vox_core.cli.data_check:check", "What is wrong with data, and what is in it."),
-    "stats": Entry("vox_core.cli.data_stats:stats", "Rows, lengths, duplicates, languages."),
-    "preview": Entry("vox_core.cli.data_preview:preview", "Rows as they will be trained."),
-    "mix": Entry("vox_core.cli.data_mix:mix", "Mix rows of several files into one."),
 }
 
 data = LazyGroup(

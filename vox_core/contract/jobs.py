@@ -5,7 +5,7 @@ Shape legend: T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,6 +160,20 @@ class RunContext(Protocol):
     def stop_requested(self) -> bool:
         """Ask after each step; on True finish with `stopped=True`."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStream:
+    """Rows that `vox_open_rows` opened, as JSON values. What is wrong with the source is raised
+    while they are read, as `vox_core.api.rows.RowError`.
+
+    Args:
+        fingerprint: tells one state of a remote source from another; empty for a file, whose bytes
+            do.
+    """
+
+    rows: Iterable[Mapping[str, object]]
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

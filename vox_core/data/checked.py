@@ -1,58 +1,47 @@
-"""Data files that have been looked at: every row is well formed, and it is known what is in them.
+"""Checked data files: each row is well formed or a reported fault, and its facts are there.
 
-A file's rows are read once to find their faults, and only counts are kept; with `facts`, also what
-policies ask of each row (`policy/facts.py`), in the same pass. What was found of a file without
-faults stays in the cache under the SHA-256 of its bytes, so that a file which has not changed is
-not read again.
+Each file is read once; the cache keeps the facts of its rows (`row_facts.py`) under the SHA-256 of
+its bytes, so a file that has not changed is not read again.
+
+Shape legend: N rows of several files, R of one; 2 halves of a digest.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from vox_core import files
-from vox_core.cache import CACHE_VERSION, cache_root
-from vox_core.data.faults import RowError, RowFault
-from vox_core.data.look import look
-from vox_core.data.policy.mask import Mask
-from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_hub, open_source
-from vox_core.data.records import (
-    Placed,
-    Record,
-    changed,
-    read_lines,
-    readable,
-    refuse,
-    unreadable,
-)
-from vox_core.errors import OutputError, StorageError
+import numpy as np
+
+from vox_core.data.blocks import RowMask, cut
+from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_remote, open_source
+from vox_core.data.records import Placed, changed, readable, refuse, unreadable
+from vox_core.data.row_facts import RowFacts, facts_of, text_of
+from vox_core.errors import StorageError
 from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
-    from vox_core.data.policy.facts import Facts
+    from numpy.typing import NDArray
 
 Progress = Callable[[Path, int], None]
-"""Told of a file and of the rows of it that have been read."""
-_TOLD_EVERY = 10_000
+"""Called with a file and the rows of it that have been read; not for a file in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A data file that has been looked at.
+    """A data file whose rows were checked.
 
     Args:
-        state: size and times of the file when it was looked at.
+        state: size and times of the file when it was read.
         rows: those that are well formed; all are, unless some may be skipped.
         unused: field that means nothing to vox -> rows that have it.
-        source: its rows as JSONL, where it is no such file itself.
+        source: its rows as JSONL.
         chosen: which rows are used; None for all.
-        facts: what policies ask of the rows, where somebody wanted to know.
+        facts: of the rows, until rows are chosen.
     """
 
     path: Path
@@ -60,9 +49,9 @@ class CheckedFile:
     state: tuple[int, int, int]
     rows: int
     unused: Mapping[str, int]
-    source: Source | None = None
-    chosen: Mask | None = None
-    facts: Facts | None = field(default=None, compare=False, repr=False)
+    source: Source
+    chosen: RowMask | None = None
+    facts: RowFacts | None = field(default=None, compare=False, repr=False)
 
     @property
     def used(self) -> int:
@@ -72,12 +61,12 @@ class CheckedFile:
     @property
     def lines(self) -> Path:
         """The JSONL with its rows."""
-        return self.source.lines if self.source else self.path
+        return self.source.lines
 
     @property
     def key(self) -> str:
         """SHA-256 of all that decides what its rows are."""
-        return self.source.key if self.source else self.sha256
+        return self.source.key
 
     @property
     def identity(self) -> str:
@@ -86,12 +75,12 @@ class CheckedFile:
 
     @property
     def on_disk(self) -> Path:
-        """The file that `sha256` and `state` are those of; of a data set of the hub, its rows."""
-        return self.lines if is_hub(self.path) else self.path
+        """The file that `sha256` and `state` are of: of a remote data set, its rows."""
+        return self.lines if is_remote(self.path) else self.path
 
     def require_unchanged(self) -> None:
         """Raises:
-        DataError: D001, the file is not the one that was looked at.
+        DataError: D001, the file is not the one that was checked.
         """
         _require_unchanged(self.path, self.on_disk, self.state)
 
@@ -100,76 +89,49 @@ def check_files(
     paths: Sequence[Path],
     fields: FieldMap = NO_FIELDS,
     *,
-    facts: bool = False,
     skip: bool = False,
     progress: Progress | None = None,
 ) -> list[CheckedFile]:
-    """Look at every row of every file.
+    """Check every row of every file.
 
     Args:
         fields: `[data.fields]`.
-        facts: take those of the rows, too.
-        skip: with `facts`; malformed rows are no fault, and stand among the facts. A file without
-            any other row is one all the same.
-        progress: told now and then while rows are read; not where all is known already.
+        skip: malformed rows stay among the facts and are no error. A file without any other row
+            is one all the same.
 
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
-            D010 to D012, a file cannot be read without a library, or a data set not be had.
+            D010, a plugin or library is missing; D011 and D012, of a remote data set.
     """
-    looking = _Looking(facts, skip, progress)
+    checked = []
     with refuse(paths) as (faults, empty):
-        checked = []
         for path in paths:
-            source, state = _opened(path, fields)
-            sha256 = _sha256(source.lines if is_hub(path) else path)
-            rows, unused, found = looking.at(source, state, faults, empty)
-            file = CheckedFile(path, sha256, state, rows, unused, source, facts=found)
-            file.require_unchanged()  # else these would be the rows of other bytes
+            file = _checked(path, fields, progress)
+            assert file.facts is not None
+            if not file.rows and not file.facts.faults:
+                empty.append(path)
+            if not skip or not file.rows:
+                faults.extend(Placed(path, line, fault) for line, fault in file.facts.faults)
             checked.append(file)
-    for file in checked:
-        with suppress(StorageError, OutputError):  # then the rows are read again next time
-            _remember(file)
     return checked
 
 
-class _Looking:
-    """Looks at one file after another, in the cache first."""
+def _checked(path: Path, fields: FieldMap, progress: Progress | None) -> CheckedFile:
+    if is_remote(path):
+        source = open_source(path, fields)
+        on_disk, state = source.lines, _state(source.lines)
+    else:
+        with readable(path):
+            on_disk, state = path, _state(path)
+        source = _opened(path, fields)
+    sha256 = _sha256(on_disk)
 
-    def __init__(self, facts: bool, skip: bool, progress: Progress | None) -> None:
-        self._facts, self._skip, self._progress = facts, skip, progress
+    def unchanged() -> None:
+        _require_unchanged(path, on_disk, state)
 
-    def at(
-        self,
-        source: Source,
-        state: tuple[int, int, int],
-        faults: list[Placed],
-        empty: list[Path],
-    ) -> tuple[int, Mapping[str, int], Facts | None]:
-        if not self._facts:
-            return (*(_recall(source.key) or _look(source, faults, empty)), None)
-        from vox_core.data.policy import facts
-
-        if (found := facts.recall(source.key)) is None:
-            collector = facts.Collector()
-            _listen(source, collector, self._progress)
-            found = collector.facts()
-            on_disk = source.lines if is_hub(source.path) else source.path
-            _require_unchanged(source.path, on_disk, state)  # else these are of other bytes
-            facts.remember(source.key, found)
-        if not found.rows and not found.faults:
-            empty.append(source.path)
-        if not self._skip or not found.rows:
-            faults += (Placed(source.path, line, fault) for line, fault in found.faults)
-        return found.rows, found.unused, found
-
-
-class _Listener(Protocol):
-    """Somebody who wants to know of each row."""
-
-    def add(self, record: Record) -> None: ...
-
-    def refuse(self, line: int, fault: RowError) -> None: ...
+    facts = facts_of(path, source.lines, source.key, unchanged, progress)
+    unchanged()  # else these would be the rows of other bytes
+    return CheckedFile(path, sha256, state, facts.rows, facts.unused, source, facts=facts)
 
 
 def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
@@ -180,39 +142,13 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     return counts
 
 
-def _opened(path: Path, fields: FieldMap) -> tuple[Source, tuple[int, int, int]]:
-    """A file as JSONL, and its state before it was read."""
-    if is_hub(path):
-        source = open_source(path, fields)
-        return source, _state(source.lines)
-    with readable(path):
-        state = _state(path)
-    _sha256(path)  # which says what is wrong where it cannot be read
-    return open_source(path, fields), state
-
-
-def _look(source: Source, faults: list[Placed], empty: list[Path]) -> tuple[int, Mapping[str, int]]:
-    def refuse_row(line: int, fault: RowFault) -> None:
-        faults.append(Placed(source.path, line, fault))
-
-    with readable(source.path):
-        seen = look(source.lines, refuse_row)
-    if not seen.rows and not seen.faulty:
-        empty.append(source.path)
-    return seen.rows, seen.unused
-
-
-def _listen(source: Source, listener: _Listener, progress: Progress | None) -> None:
-    """Read every row, for somebody who wants to know what each says."""
-    rows = 0
-    for line, found in read_lines(source.path, source.lines):
-        if isinstance(found, RowError):
-            listener.refuse(line, found)
-            continue
-        rows += 1
-        listener.add(found)
-        if progress and not rows % _TOLD_EVERY:
-            progress(source.path, rows)
+def _opened(path: Path, fields: FieldMap) -> Source:
+    try:
+        return open_source(path, fields)
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise unreadable(path, error.__cause__) from error
+        raise
 
 
 def _sha256(path: Path) -> str:
@@ -238,28 +174,55 @@ def _require_unchanged(path: Path, on_disk: Path, state: tuple[int, int, int]) -
         raise changed(path)
 
 
-def _kept(sha256: str) -> Path:
-    return cache_root() / "rows" / f"{sha256}.json"
+class CheckedRows:
+    """The rows of several checked files with their facts, numbered over all files."""
+
+    def __init__(self, files: Sequence[CheckedFile]) -> None:
+        self.files, self.facts = files, [_facts(file) for file in files]
+        self._ends = np.cumsum([0, *(each.rows for each in self.facts)])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def digests(self, column: str) -> NDArray[np.uint64]:
+        """`said_R2` or `whole_R2` of all rows."""
+        empty_02 = np.zeros((0, 2), np.uint64)
+        return np.concatenate([empty_02, *(getattr(each, column) for each in self.facts)])
+
+    def place(self, row: int) -> tuple[Path, int]:
+        """File and line of a row."""
+        file = int(self._ends.searchsorted(row, side="right")) - 1
+        line = self.facts[file].line_R[row - int(self._ends[file])]
+        return self.files[file].path, int(line)
+
+    def parts(self, value_N: NDArray[Any]) -> list[NDArray[Any]]:
+        """Values of all rows, cut into those of each file."""
+        return [value_N[a:b] for a, b in pairwise(self._ends.tolist())]
+
+    def masked(self, used_N: NDArray[np.bool_]) -> list[CheckedFile]:
+        """The files with some of their rows; without a mask if that is all there is in one."""
+        return [
+            replace(file, chosen=_mask(facts, used_R), facts=None)
+            for file, facts, used_R in zip(self.files, self.facts, self.parts(used_N), strict=True)
+        ]
+
+    def texts(self, used_N: NDArray[np.bool_]) -> Iterator[str]:
+        """What some of the rows say, read from their files.
+
+        Raises:
+            DataError: D001, a file has changed.
+        """
+        for file in self.masked(used_N):
+            for block in cut([file.path], masks=[file.chosen], lines=[file.lines]):
+                yield from map(text_of, block.records())
+            file.require_unchanged()
 
 
-def _remember(file: CheckedFile) -> None:
-    path = _kept(file.key)
-    if (file.facts and file.facts.faults) or (path.exists() and _recall(file.key)):
-        return
-    files.make_folder(path.parent)
-    found = {"version": CACHE_VERSION, "rows": file.rows, "unused": dict(file.unused)}
-    files.write_json(path, found)
+def _facts(file: CheckedFile) -> RowFacts:
+    assert file.facts is not None
+    return file.facts
 
 
-def _recall(sha256: str) -> tuple[int, Mapping[str, int]] | None:
-    """What was found of a file with these bytes, under this cache version."""
-    try:
-        entry = json.loads(_kept(sha256).read_bytes())
-    except (OSError, ValueError):
-        return None
-    match entry:
-        case {"version": version, "rows": int(rows), "unused": dict(unused)} if (
-            version == CACHE_VERSION and all(isinstance(n, int) for n in unused.values())
-        ):
-            return rows, unused
-    return None
+def _mask(facts: RowFacts, used_R: NDArray[np.bool_]) -> RowMask | None:
+    everything = bool(used_R.all()) and not facts.faults
+    return None if everything else RowMask.of(facts.line_R[used_R])

@@ -1,41 +1,62 @@
 """Data files and a policy -> which of their rows are trained on, and which are held out.
 
-Rows are read once, for their facts, which the cache keeps; near duplicates take a second pass over
-the rows that are left, and the cache keeps those, too. Where no policy asks for anything and no row
-is held out, this is `check_files` and nothing else.
-
 Rows of files that were named for validation are all used, whatever the policy says of training
 rows, so that runs under different policies are judged by the same rows; malformed ones are skipped
-there, too.
+there, too. Of rows that say the same the first stays, in the order of the files. Near duplicates
+are searched by a plugin (point `dedup`, hook `vox_near_duplicates`); the cache keeps the result.
 
-Shape legend: K training rows that are compared, V rows of validation files, P pairs.
+Shape legend: N training rows, K of them that are compared, V validation rows, P pairs.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vox_core.cache import CACHE_VERSION
+import numpy as np
+
+from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
-from vox_core.data.checked import CheckedFile, check_files
-from vox_core.data.policy.report import Report
+from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.readers import NO_FIELDS, FieldMap
+from vox_core.data.records import Placed
+from vox_core.data.row_facts import (
+    CODES,
+    HELD_OUT,
+    KEPT,
+    NAMES,
+    duplicates,
+    filtered,
+    held_out,
+    read_arrays,
+    value_counts,
+    write_arrays,
+)
+from vox_core.data.row_report import Report, report_of
+from vox_core.errors import BackendError, ConfigError, DataError
+from vox_core.host.load import call_hook
+from vox_core.host.provide import provider
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from vox_core.data.policy.choose import Pairs
-    from vox_core.data.policy.table import Table
+    from vox_core.data.row_facts import Codes, Pairs
+    from vox_core.host.discover import Found
 
 Tell = Callable[[str, int, int], None]
-"""Told of what is done, and of rows done and all; 0 while nobody knows how many there are."""
-_SHELF = "near"
+"""Called with what is done, and rows done and all; 0 while nobody knows how many there are."""
+_NEAR_FILE = "pairs.npz"
+
+_LONGEST, _SHOWN, _NEAREST = 60, 10, 1000
+"""Characters of a value in a message; values listed; values searched for the one that is meant."""
+_FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
+"""Flag -> column of the facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +64,7 @@ class Chosen:
     """Files with the rows that are used of them.
 
     Args:
-        report: None where nothing was asked and nothing looked for.
+        report: None under the default policy without validation files.
     """
 
     train: list[CheckedFile]
@@ -58,95 +79,245 @@ def choose_rows(
     tell: Tell | None = None,
     fields: FieldMap = NO_FIELDS,
 ) -> Chosen:
-    """Look at the files, and choose among their rows.
+    """Check the files, and choose among their rows.
 
     Raises:
         DataError: D001, D002, D003; D020, too many rows are malformed; D021, a filter names what no
             row has; D022, rows have no rating; D023, no row is left, or none is held out.
-        ConfigError: C009, datasketch is not installed.
+        ConfigError: C009, no plugin finds near duplicates.
     """
     if policy == DataPolicy() and not valid:
-        return Chosen(check_files(train, fields), [])
+        return Chosen([replace(file, facts=None) for file in check_files(train, fields)], [])
 
     def read(path: Path, rows: int) -> None:
         if tell:
             tell(f"reading {path.name}", rows, 0)
 
+    finder = _near_finder() if policy.dedup == "near" else None  # before anything is read
     skip = policy.malformed_rows == "skip"
-    if policy.dedup == "near":
-        from vox_core.data.policy import near
-
-        near.version()  # before anything is read
-    checked = check_files([*train, *valid], fields, facts=True, skip=skip, progress=read)
-    return _choose(checked[: len(train)], checked[len(train) :], policy, tell)
+    checked = check_files([*train, *valid], fields, skip=skip, progress=read)
+    rows = CheckedRows(checked[: len(train)]), CheckedRows(checked[len(train) :])
+    return _choose(*rows, policy, finder, tell)
 
 
 def _choose(
-    train_files: Sequence[CheckedFile],
-    valid_files: Sequence[CheckedFile],
+    train: CheckedRows,
+    valid: CheckedRows,
     policy: DataPolicy,
+    finder: Found | None,
     tell: Tell | None,
 ) -> Chosen:
-    from vox_core.data.policy import refused
-    from vox_core.data.policy.account import account
-    from vox_core.data.policy.choose import choose
-    from vox_core.data.policy.reasons import HELD_OUT, KEPT
-    from vox_core.data.policy.table import Table
-
-    train, valid = Table(train_files), Table(valid_files)
-    refused.require_few_malformed(train, valid, policy.max_skipped)
-    refused.require_known(train, policy)
-    refused.require_rated(train, policy)
-    search = _Search(train, valid, policy.near_threshold, tell)
-    code_N, pairs_P2 = choose(train.facts, policy, search)
-    refused.require_some(code_N, policy)
-    held_out = train.masked(code_N == HELD_OUT) if policy.valid_share else []
+    _require_few_malformed(train, valid, policy.max_skipped)
+    _require_known(train, policy)
+    _require_rated(train, policy)
+    code_N = np.concatenate([np.zeros(0, np.uint8), *(filtered(f, policy) for f in train.facts)])
+    pairs_P2, near = np.zeros((0, 2), np.int64), dict[int, int]()
+    if policy.dedup != "none":
+        row_K = np.flatnonzero(code_N == KEPT)
+        pairs_P2 = row_K[duplicates(train.digests("whole_R2")[row_K])]
+        code_N[pairs_P2[:, 0]] = CODES["duplicate"]
+    if finder:
+        search = _NearSearch(train, valid, finder, policy.near_threshold, tell)
+        found_P2, near = search.run(np.flatnonzero(code_N == KEPT))
+        code_N[found_P2[:, 0]] = CODES["near duplicate"]
+        pairs_P2 = np.concatenate([pairs_P2, found_P2])
+    if policy.valid_share:
+        held_N = held_out(train.digests("said_R2"), policy.valid_share)
+        code_N[(code_N == KEPT) & held_N] = HELD_OUT
+    _require_some(code_N, policy)
+    held = train.masked(code_N == HELD_OUT) if policy.valid_share else []
     return Chosen(
         train.masked(code_N == KEPT),
-        valid.well_formed() or [file for file in held_out if file.used],
-        account(train, valid, code_N, pairs_P2, search.leaks),
+        valid.masked(np.ones(len(valid), np.bool_)) or [file for file in held if file.used],
+        report_of(train, valid, code_N, pairs_P2, near),
     )
 
 
-class _Search:
-    """Looks for near duplicates among training rows and, while it is at it, held-out ones.
+# --- near duplicates ------------------------------------------------------------------------------
 
-    Attributes:
-        leaks: held-out row -> training row that says nearly the same, once it has looked.
+
+def _near_finder() -> Found:
+    """The plugin that finds near duplicates.
+
+    Raises:
+        ConfigError: C009, there is none.
     """
+    try:
+        return provider("dedup", "near")
+    except BackendError as error:
+        raise ConfigError(
+            "C009",
+            "--dedup near needs a plugin",
+            where="--dedup near",
+            found=f"{error.what}; {error.found}" if error.found else error.what,
+            remedy=f"{error.remedy}; or choose --dedup exact",
+        ) from error
 
-    def __init__(self, train: Table, valid: Table, threshold: float, tell: Tell | None) -> None:
-        self._train, self._valid, self._threshold, self._tell = train, valid, threshold, tell
-        self.leaks: dict[int, int] = {}
 
-    def __call__(self, row_K: NDArray[np.int64]) -> Pairs:
-        """Of training rows that are left, those that say nearly what an earlier one says."""
-        pairs_P2 = self._recalled(row_K)
-        trained_P2 = pairs_P2 < len(row_K)  # the others come after them
+@dataclass(frozen=True, slots=True)
+class _NearSearch:
+    """Searches near duplicates among training rows and, in the same pass, validation rows."""
+
+    train: CheckedRows
+    valid: CheckedRows
+    finder: Found
+    threshold: float
+    tell: Tell | None
+
+    def run(self, row_K: NDArray[np.int64]) -> tuple[Pairs, dict[int, int]]:
+        """Of training rows that are left, (row, earlier row that stays) pairs; and validation row
+        -> training row that says nearly the same."""
+        pairs_P2 = self._pairs(row_K)
+        trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them
         leaks_P2 = pairs_P2[~trained_P2[:, 0] & trained_P2[:, 1]]
-        self.leaks = {v - len(row_K): int(row_K[n]) for v, n in leaks_P2.tolist()}
-        found: Pairs = row_K[pairs_P2[trained_P2[:, 0]]]
-        return found
+        leaks = {row - len(row_K): int(row_K[other]) for row, other in leaks_P2.tolist()}
+        return row_K[pairs_P2[trained_P2[:, 0]]], leaks
 
-    def _recalled(self, row_K: NDArray[np.int64]) -> Pairs:
-        """Pairs among these rows and the held-out ones: kept before, or looked for now."""
-        import numpy as np
+    def _pairs(self, row_K: NDArray[np.int64]) -> Pairs:
+        said_K2 = np.concatenate(
+            [self.train.digests("said_R2")[row_K], self.valid.digests("said_R2")]
+        )
+        made_by = f"{CACHE_VERSION} {self.finder.id} {self.finder.version} {self.threshold}\n"
+        key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
 
-        from vox_core.data.policy import near, shelf
+        def make(folder: Path) -> None:
+            used_N = np.zeros(len(self.train), np.bool_)
+            used_N[row_K] = True
+            used_V = np.ones(len(self.valid), np.bool_)
+            pairs = call_hook(
+                self.finder,
+                "vox_near_duplicates",
+                texts=chain(self.train.texts(used_N), self.valid.texts(used_V)),
+                count=len(said_K2),
+                threshold=self.threshold,
+                progress=self._progress,
+            )
+            pairs_P2 = np.asarray(pairs, np.int64).reshape(-1, 2)
+            write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
 
-        said_K2 = np.concatenate([self._train.said_N2[row_K], self._valid.said_N2])
-        made_by = f"{CACHE_VERSION} {near.version()} {self._threshold}\n"
-        name = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
-        if found := shelf.read(_SHELF, name):
-            return found[0]["pairs_P2"]
-        used_N = np.zeros(len(self._train), np.bool_)
-        used_N[row_K] = True
-        used_V = np.ones(len(self._valid), np.bool_)
-        texts = chain(self._train.texts(used_N), self._valid.texts(used_V))
-        pairs_P2 = near.near_pairs(texts, len(said_K2), self._threshold, self._told)
-        shelf.write(_SHELF, name, {"pairs_P2": pairs_P2}, {})
-        return pairs_P2
+        def read(folder: Path, _owner: object) -> Pairs | None:
+            found = read_arrays(folder / _NEAR_FILE)
+            return found[0].get("pairs_P2") if found else None
 
-    def _told(self, done: int, count: int) -> None:
-        if self._tell:
-            self._tell("looking for near duplicates", done, count)
+        return cached("near", key, make, read).value
+
+    def _progress(self, done: int, count: int) -> None:
+        if self.tell:
+            self.tell("looking for near duplicates", done, count)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) -> None:
+    """Raises:
+    DataError: D020, the share of malformed rows is above `most`.
+    """
+    both = [
+        (file, facts)
+        for side in (train, valid)
+        for file, facts in zip(side.files, side.facts, strict=True)
+    ]
+    malformed = sum(facts.malformed for _, facts in both)
+    rows = malformed + len(train) + len(valid)
+    if malformed / rows <= most:
+        return
+    raise DataError(
+        "D020",
+        "more rows are malformed than may be skipped",
+        where=", ".join(str(file.path) for file, facts in both if facts.faults),
+        found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
+        expected=f"at most {most:.2%} (--max-skipped)",
+        faults=[
+            str(Placed(file.path, line, fault))
+            for file, facts in both
+            for line, fault in facts.faults
+        ],
+        remedy="correct these lines, or raise --max-skipped",
+    )
+
+
+def _require_known(train: CheckedRows, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D021, a filter names a value that no row has.
+    """
+    for flag, name in _FILTERS.items():
+        wanted = getattr(policy, flag)
+        there = value_counts(train.facts, name) if wanted else Counter[str]()
+        if unknown := [value for value in wanted if value not in there]:
+            raise no_such_value(flag, f"--{flag}", f"--{flag}", unknown, there)
+
+
+def no_such_value(
+    name: str, setting: str, where: str, unknown: Sequence[str], there: Counter[str]
+) -> DataError:
+    """The error for a filter that names what no row has.
+
+    Args:
+        name: of the attribute: lane, category, tag.
+        setting: the filter itself.
+        there: values that rows have, and how many have each.
+    """
+    return DataError(
+        "D021",
+        f"no row has the {name} that is asked for",
+        where=where,
+        found=", ".join(unknown) if setting == where else f"{setting}: {', '.join(unknown)}",
+        expected=_shown(there) or f"rows with a {name}; none has one",
+        remedy=f"{_meant(unknown, there)}name a {name} that rows have, or leave out {setting}",
+    )
+
+
+def _meant(unknown: Sequence[str], there: Counter[str]) -> str:
+    """`did you mean …? `, where a value of rows is near."""
+    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
+    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
+    meant = dict.fromkeys(known[each[0]] for each in near if each)
+    return f"did you mean {' or '.join(meant)}? " if meant else ""
+
+
+def _shown(counts: Counter[str]) -> str:
+    names = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
+    more = len(counts) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D022, rows have no rating, and it is not said what becomes of them.
+    """
+    if policy.min_rating is None or policy.unrated is not None:
+        return
+    unrated = [int(np.isnan(facts.rating_R).sum()) for facts in train.facts]
+    if not any(unrated):
+        return
+    files = zip(train.files, unrated, strict=True)
+    raise DataError(
+        "D022",
+        "rows have no rating, and nothing says what becomes of them",
+        where=", ".join(str(file.path) for file, rows in files if rows),
+        found=f"{sum(unrated):,} of {len(train):,} rows without a rating",
+        expected="a rating in every row, or --unrated",
+        remedy="say --unrated keep, or --unrated drop",
+    )
+
+
+def _require_some(code_N: Codes, policy: DataPolicy) -> None:
+    """Raises:
+    DataError: D023, no row is left, or none is held out.
+    """
+    counts = np.bincount(code_N, minlength=len(NAMES)).tolist()
+    what = remedy = ""
+    if not counts[KEPT]:
+        what, remedy = "no row is left to train on", "ask for less, or bring other data"
+    elif policy.valid_share and not counts[HELD_OUT]:
+        what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
+    if what:
+        raise DataError(
+            "D023",
+            what,
+            where="the rows, after everything that was asked of them",
+            found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
+            expected="at least one row",
+            remedy=remedy,
+        )

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +21,9 @@ import numpy as np
 
 from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoded, Encoder, Look
-from vox_core.data.observed import Observed, Observer
-from vox_core.data.ordering import Ordering
+from vox_core.data.encode_stats import EncodeStats, StatsCollector
 from vox_core.data.records import Record
+from vox_core.data.sampler import Ordering
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 ROWS_AT_A_TIME = 512
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dataset:
     """Documents in the order of their rows.
 
@@ -44,7 +43,7 @@ class Dataset:
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
         notes: what somebody should be told of how it was made.
-        observed: what was noticed of the rows.
+        stats: of the rows, from tokenising them.
         ordering: of training; None for permutations of all documents.
     """
 
@@ -53,36 +52,33 @@ class Dataset:
     dropped: Mapping[str, int]
     truncated: Mapping[str, int]
     notes: tuple[str, ...] = ()
-    observed: Observed = field(default_factory=Observed)
+    stats: EncodeStats = field(default_factory=EncodeStats)
     ordering: Ordering | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "documents", Documents.of(self.documents))
+        self.documents = Documents.of(self.documents)
 
     def ordered(self, ordering: Ordering, notes: tuple[str, ...] = ()) -> Dataset:
-        """The same in another order; what was looked up is not computed again."""
-        made = replace(self, ordering=ordering, notes=(*self.notes, *notes))
-        for name in {"digest", "trained_tokens"} & self.__dict__.keys():
-            made.__dict__[name] = self.__dict__[name]
-        return made
+        """The same in another order."""
+        return replace(self, ordering=ordering, notes=(*self.notes, *notes))
 
     @property
     def tokens(self) -> int:
         return self.documents.tokens
 
     @property
+    def trained_tokens(self) -> int:
+        return self.documents.trained_tokens
+
+    @property
+    def digest(self) -> str:
+        """Of the documents and of nothing else (`Documents.digest`)."""
+        return self.documents.digest
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest document."""
         return self.documents.longest
-
-    @cached_property
-    def trained_tokens(self) -> int:
-        return self.documents.trained_tokens()
-
-    @cached_property
-    def digest(self) -> str:
-        """Of the documents and of nothing else (`Documents.digest`)."""
-        return self.documents.digest()
 
 
 def build_dataset(
@@ -105,9 +101,9 @@ def build_dataset(
     encoded: list[Encoded] = []
     faults: list[str] = []
     done = 0
-    observer = Observer(encoder)
-    for some, (rows, refused) in encode_rows(encoder, records, observer.rendered):
-        observer.encoded(rows)
+    collector = StatsCollector(encoder)
+    for some, (rows, refused) in encode_rows(encoder, records, collector.rendered):
+        collector.encoded(rows)
         encoded += rows
         faults += refused
         done += len(some)
@@ -115,11 +111,10 @@ def build_dataset(
             progress(done, len(records))
     require_rendered(faults, encoder)
     kept, dropped, truncated = account(encoded)
-    columns = Columns.of(kept, observer.sources)
-    observer.columns(columns)
-    documents = Documents(columns, starts_of(columns.lengths_D), tuple(observer.sources))
-    observed = observer.observed()
-    dataset = Dataset(documents, len(encoded), dropped, truncated, observed=observed)
+    columns = Columns.of(kept, collector.sources)
+    collector.columns(columns)
+    documents = Documents(columns, starts_of(columns.lengths_D), tuple(collector.sources))
+    dataset = Dataset(documents, len(encoded), dropped, truncated, stats=collector.stats)
     require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))
     return dataset
 

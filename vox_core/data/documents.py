@@ -74,6 +74,7 @@ class Documents(Sequence[Document]):
         starts_D1: int64; document d has the tokens [starts[d], starts[d + 1]).
         sources: the files that `columns.sources_D` counts.
         owner: kept as long as this is, such as the temporary folder of mapped files.
+        digest, trained_tokens: of these documents, where they were computed before.
     """
 
     def __init__(
@@ -82,9 +83,12 @@ class Documents(Sequence[Document]):
         starts_D1: NDArray[np.int64],
         sources: Sequence[Path],
         owner: object = None,
+        digest: str | None = None,
+        trained_tokens: int | None = None,
     ) -> None:
         self._columns, self._starts = columns, starts_D1
         self._sources, self._owner = tuple(sources), owner
+        self._digest, self._trained_tokens = digest, trained_tokens
 
     @classmethod
     def of(cls, documents: Sequence[Document]) -> Documents:
@@ -157,11 +161,15 @@ class Documents(Sequence[Document]):
         """End-of-turn tokens that are trained, in all documents."""
         return int(self._columns.ends_D.sum(dtype=np.int64))
 
+    @property
     def trained_tokens(self) -> int:
         """Of all documents."""
-        weights_T = self._columns.weights_T
-        blocks = range(0, len(weights_T), _BLOCK)
-        return sum(int(np.count_nonzero(weights_T[at : at + _BLOCK])) for at in blocks)
+        if self._trained_tokens is None:
+            weights_T = self._columns.weights_T
+            blocks = range(0, len(weights_T), _BLOCK)
+            counts = (np.count_nonzero(weights_T[at : at + _BLOCK]) for at in blocks)
+            self._trained_tokens = sum(map(int, counts))
+        return self._trained_tokens
 
     def trained_D(self) -> NDArray[np.int64]:
         """Of each document the tokens whose loss is computed; nothing precedes its first one."""
@@ -173,9 +181,15 @@ class Documents(Sequence[Document]):
             counts.append(np.add.reduceat(trained_T, starts[:-1] - starts[0]))
         return np.concatenate(counts)
 
+    @property
     def digest(self) -> str:
         """SHA-256, in hex, of each document's length (int64), tokens (int64) and weights (float32),
         little-endian, in order. Nothing else enters: not paths, not lines."""
+        if self._digest is None:
+            self._digest = self._computed_digest()
+        return self._digest
+
+    def _computed_digest(self) -> str:
         sha256 = hashlib.sha256(_DIGEST_FORMAT)
         for tokens_T, weights_T, bounds in self._blocks():
             tokens, weights = tokens_T.data.cast("B"), weights_T.data.cast("B")

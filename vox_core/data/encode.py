@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from vox_core.data.difficulty import UNKNOWN, level
 from vox_core.data.records import Record
 from vox_core.data.render import Rendered, Renderer, RenderError
-from vox_core.data.tokens import Tokens, tokenise
+from vox_core.data.sampler import UNKNOWN, level
+from vox_core.data.tokenizer import Tokens, tokenise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

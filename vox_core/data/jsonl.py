@@ -46,27 +46,35 @@ _WHOLE = _UNREAD + b" "
 """The same of a whole file."""
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Each line that is not blank, with its number from 1; None for one that is too long.
-
-    A byte order mark at the start of the file is dropped.
-    """
+def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
+    """Each line that is not blank: its number from 1, where it begins, and its bytes; None for one
+    that is too long. A byte order mark at the start of the file is dropped."""
     with path.open("rb") as file:
-        number = 0
+        number = end = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if number == 1:
-                line = line.removeprefix(BOM)
+            number, start, end = number + 1, end, end + len(line)
+            if number == 1 and line.startswith(BOM):
+                line, start = line.removeprefix(BOM), len(BOM)
             if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                _skip_rest_of_line(file)
-                yield number, None
+                end += _skip_rest_of_line(file)
+                yield number, start, None
             elif line and not line.isspace():
-                yield number, line
+                yield number, start, line
 
 
-def _skip_rest_of_line(file: IO[bytes]) -> None:
-    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
-        pass
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Each line that is not blank, with its number from 1; None for one that is too long."""
+    return ((number, line) for number, _, line in raw_lines(path))
+
+
+def _skip_rest_of_line(file: IO[bytes]) -> int:
+    """Bytes skipped."""
+    size = 0
+    while part := file.readline(MAX_LINE_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
 
 
 def no_text(start: bytes) -> RowFault | None:

@@ -7,22 +7,26 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vox_core.data.faults import Code, RowError, RowFault
-from vox_core.data.jsonl import file_faults, no_text, numbered_lines
+from vox_core.data.jsonl import file_faults, no_text, raw_lines
 from vox_core.data.messages import Message
-from vox_core.data.readers import NO_FIELDS, FieldMap, is_hub, open_source, place_of
+from vox_core.data.readers import NO_FIELDS, FieldMap, is_remote, open_source, place_of
 from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row, read_row
 from vox_core.data.split import find_split, require_files
 from vox_core.errors import DataError
 
 STEP = "correct these lines, or remove them, and run again"
 """What can be done about any malformed row."""
+_TELL_EVERY = 1 << 14
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read and all bytes."""
 
 __all__ = ["Message", "Record", "find_split", "load_records"]
 
@@ -86,7 +90,7 @@ def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[Placed], list[Path]]]:
     Raises:
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
     """
-    require_files([path for path in paths if not is_hub(path)])
+    require_files([path for path in paths if not is_remote(path)])
     faults: list[Placed] = []
     empty: list[Path] = []
     yield faults, empty
@@ -112,22 +116,39 @@ def read_records(path: Path, faults: list[Placed], lines: Path | None = None) ->
             yield found
 
 
-def read_lines(path: Path, lines: Path | None = None) -> Iterator[tuple[int, Record | RowError]]:
+def read_lines(
+    path: Path, lines: Path | None = None, progress: Progress | None = None
+) -> Iterator[tuple[int, Record | RowError]]:
     """Each row of one file with its number: what it says, or what is wrong with it. A file in
     another format than its name says has one fault, in line 0.
 
     Raises:
         DataError: D001, it cannot be read.
     """
+    lines = lines or path
     with readable(path):
-        if faults := file_faults(lines or path):
+        if faults := file_faults(lines):
             yield 0, RowError(*faults)
             return
-        for number, line in numbered_lines(lines or path):
+        size = lines.stat().st_size
+        for count, (number, start, line) in enumerate(raw_lines(lines)):
+            if progress and not count % _TELL_EVERY:
+                progress(start, size)
             try:
-                yield number, record_of(read_row(line), path, number)
+                yield number, read_record(line, path, number)
             except RowError as fault:
                 yield number, fault
+        if progress:
+            progress(size, size)
+
+
+def read_record(line: bytes | None, path: Path, number: int) -> Record:
+    """The row in one line of a JSONL file; None stands for a line that was too long to read.
+
+    Raises:
+        RowError: with everything that is wrong with it.
+    """
+    return record_of(read_row(line), path, number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import IO
 
 from vox_core import disk, files
 from vox_core.cache import cache_folder, cache_root
-from vox_core.data.readers.formats import format_of, is_hub, is_known, stem_of
+from vox_core.data.readers.formats import format_of, is_known, is_remote, stem_of
 from vox_core.errors import DataError
 
 TRAIN_NAME = "train.jsonl"
@@ -44,13 +44,13 @@ def find_split(paths: Sequence[Path], valid: Path | None = None) -> tuple[list[P
     train = [file for path in paths for file in _of(path)]
     found = [file for path in paths if path.is_dir() for file in _side(path, _VALID)]
     validation = [valid] if valid else found
-    require_files([path for path in (*train, *validation) if not is_hub(path)])
+    require_files([path for path in (*train, *validation) if not is_remote(path)])
     return train, validation
 
 
 def _of(path: Path) -> list[Path]:
     """The files to train on that `path` stands for."""
-    if is_hub(path) or not path.is_dir():
+    if is_remote(path) or not path.is_dir():
         return [path]
     if train := _side(path, _TRAIN):
         return train

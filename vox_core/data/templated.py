@@ -15,12 +15,11 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vox_core import bounded_json, files
-from vox_core.cache import CACHE_VERSION, cache_folder, cache_root
+from vox_core.cache import CACHE_VERSION, cached
 from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.data.tokenizer import (
     GENERATION_CONFIG,
@@ -29,7 +28,7 @@ from vox_core.data.tokenizer import (
     load_tokenizer,
     special_ids,
 )
-from vox_core.errors import ConfigError, DataError, OutputError
+from vox_core.errors import ConfigError, DataError
 from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
@@ -95,14 +94,16 @@ def templated(model: Path, template: str | Path) -> Templated:
     decides = [str(template) if named else source, CACHE_VERSION]
     decides += [f"{path.name} {file_sha256(path)}" for path in files_of(model)]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
-    if found := _recall(cache_root() / _FOLDER / key):
-        return found
-    tokenizer = load_tokenizer(model)
-    written = named(tokenizer) if named else _Written(source)
-    folder = cache_folder(_FOLDER) / key
-    with suppress(OutputError), files.atomic_folder(folder) as made:  # of two, one is as good
-        _make(made, model, tokenizer, written, template)
-    return _recall(folder) or _not_kept(folder)
+
+    def make(folder: Path) -> None:
+        tokenizer = load_tokenizer(model)
+        written = named(tokenizer) if named else _Written(source)
+        _make(folder, model, tokenizer, written, template)
+
+    found = cached(_FOLDER, key, make, _recall)
+    if found.fault:
+        raise found.fault
+    return found.value
 
 
 def _read(path: Path) -> str:
@@ -123,21 +124,11 @@ def _same(path: Path, source: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == source
 
 
-def _recall(folder: Path) -> Templated | None:
+def _recall(folder: Path, _owner: object) -> Templated | None:
     try:
         return Templated(folder, tuple(json.loads((folder / _ENTRY).read_bytes())["notes"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _not_kept(folder: Path) -> Templated:
-    raise OutputError(
-        "O002",
-        "the folder of a tokenizer with its chat template cannot be used",
-        where=folder,
-        expected="what vox writes there",
-        remedy=f"remove it, and run again: rm -r {folder}",
-    )
 
 
 def _make(

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pluggy
 
@@ -76,6 +76,20 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     except BaseException as error:  # a plugin may raise anything at all
         raise broken(found, told(error)) from error
     return manager
+
+
+def call_hook(found: Found, hook: str, **arguments: object) -> Any:
+    """Load a plugin and call one of its hooks.
+
+    Raises:
+        BackendError: B004; it cannot be loaded, or lacks the hook.
+        PluginError: X001, the hook raised something of its own.
+    """
+    caller = getattr(load_plugin(found).hook, hook)
+    if not caller.get_hookimpls():
+        raise broken(found, f"no {hook}", f"{hook}, marked with @hookimpl")
+    with foreign_errors(found.id, hook, "plugin"):
+        return caller(**arguments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +187,7 @@ def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[It
 
 
 @contextmanager
-def foreign_errors(plugin: str, hook: str) -> Iterator[None]:
+def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[None]:
     """Map what is no `VoxError`; an interrupt by the user passes."""
     try:
         yield
@@ -182,7 +196,7 @@ def foreign_errors(plugin: str, hook: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise PluginError(
             "X001",
-            f"backend {plugin!r} failed in {hook}",
+            f"{kind} {plugin!r} failed in {hook}",
             found=told(error),
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error

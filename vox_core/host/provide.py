@@ -20,7 +20,15 @@ from vox_core.host.known import known_plugins
 from vox_core.host.load import broken, foreign_errors, load_plugin
 from vox_core.host.machine import this_machine, unmet
 
-POINTS = ("hooks", "row-sources", "objectives", "model-sources", "model-formats", "launchers")
+POINTS = (
+    "hooks",
+    "row-sources",
+    "dedup",
+    "objectives",
+    "model-sources",
+    "model-formats",
+    "launchers",
+)
 """Extension points of the core. Plugins may define further ones among themselves."""
 
 

@@ -20,7 +20,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -186,7 +185,7 @@ def plan_remove(ids: Sequence[str]) -> InstallPlan:
     names = sorted({canonicalize_name(plugin.distribution) for plugin in plugins})
     environment.require_changeable(remove=names)
     for name in names:
-        _require_inside(there.distributions[name], environment)
+        _require_inside(name, environment, there)
     changes = tuple(Change(name, there.versions[name], None) for name in names)
     require_kept(changes, environment, there)
     left = _orphans(names, there)
@@ -229,7 +228,8 @@ def _plan(
     for text in unclear:
         report(f"Building metadata of {text} (runs its build script)")
     options = () if allow_source else _build_only(named[text] for text in unclear)
-    again = [part for text in named for part in ("--reinstall-package", named[text])]
+    # uv compares a folder's pyproject.toml alone with what is installed.
+    again = [f"--reinstall-package={named[text]}" for text in named if Path(text).is_dir()]
     rows = _rows(uv, [*options, *again, *requirements], _held(wanted, there.versions))
     lock = uv.lock([_pin(row) for row in rows], options) if rows else ""
     changes = _changes(rows, lock, there.versions) if rows else ()
@@ -520,14 +520,16 @@ def _installed(id: str, installed: Sequence[Found]) -> Found:
     )
 
 
-def _require_inside(distribution: metadata.Distribution, environment: Environment) -> None:
+def _require_inside(name: str, environment: Environment, there: Installed) -> None:
     """Raises InputError I010 if another environment lends a distribution to this one."""
-    if not environment.owns(distribution):
+    distribution = there.distributions.get(name)
+    if distribution is None or not environment.owns(distribution):
+        place = distribution.locate_file("") if distribution else "a place without its metadata"
         raise InputError(
             "I010",
-            f"{distribution.metadata['Name']} is not in this environment",
+            f"{name} is not in this environment",
             where=environment,
-            found=f"it is in {distribution.locate_file('')}, which this environment sees",
+            found=f"it is in {place}, which this environment sees",
             remedy="remove it with the Python that it was installed with",
         )
 

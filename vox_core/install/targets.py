@@ -20,8 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from vox_core.catalog import PluginEntry, Source
-from vox_core.catalog.entries import objections
+from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
 from vox_core.install.environment import Installed, is_editable
 

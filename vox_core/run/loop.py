@@ -20,7 +20,7 @@ from vox_core.contract import (
     TrainResult,
     TrainState,
 )
-from vox_core.data.order import epochs_after, make_step_batches, validation_batches
+from vox_core.data.batching import epochs_after, make_step_batches, validation_batches
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
 from vox_core.run.artifacts import emergency_save, versions

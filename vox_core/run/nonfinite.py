@@ -20,8 +20,8 @@ from typing import Any
 
 from vox_core import files
 from vox_core.contract import Notice, StepSkipped, TrainState
+from vox_core.data.batching import documents_in_step
 from vox_core.data.dataset import Dataset
-from vox_core.data.order import documents_in_step
 from vox_core.errors import StorageError, TrainingError, command
 
 SHOWN = 3

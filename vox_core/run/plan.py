@@ -32,7 +32,7 @@ from vox_core.contract import (
     Packing,
     Quant,
 )
-from vox_core.data.order import steps_for
+from vox_core.data.batching import steps_for
 from vox_core.errors import PlanError
 from vox_formats.quant import CODECS
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.contract import ExecutionPlan
-from vox_core.data.readers import is_hub
+from vox_core.data.readers import is_remote
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX
@@ -269,7 +269,7 @@ def _absolute(value: object, told: Any) -> Any:
 
 def absolute_path(path: Path) -> str:
     """A path as it holds in any folder; a data set of the hub lies in none."""
-    return str(path if is_hub(path) else path.resolve())
+    return str(path if is_remote(path) else path.resolve())
 
 
 def _require_no_checkpoint(path: Path) -> None:

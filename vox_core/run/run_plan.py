@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core import files, models
 from vox_core.contract import Advice, Notice
 from vox_core.data.checked import unused_fields
-from vox_core.data.readers import is_hub
+from vox_core.data.readers import is_remote
 from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, command
 from vox_core.host.provide import no_provider, providers
 from vox_core.run import folder, plan, resume
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vox_core.config import TrainSettings
     from vox_core.contract import ExecutionPlan, FineTuneContract, Packing
     from vox_core.data.dataset import Dataset
-    from vox_core.data.policy.report import Side
+    from vox_core.data.row_report import Side
     from vox_core.host import Origin
     from vox_core.run.pinned_plan import PinnedPlan
 
@@ -324,7 +324,7 @@ def _require_apart(settings: TrainSettings) -> None:
         return
     named = [("--data", path) for path in settings.data]
     named += [("--valid", settings.valid)] if settings.valid else []
-    local = [(flag, path) for flag, path in named if not is_hub(path)]
+    local = [(flag, path) for flag, path in named if not is_remote(path)]
     model = Path(settings.model)
     files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
 

@@ -26,8 +26,8 @@ from vox_core.contract import (
     TrainJob,
     TrainState,
 )
+from vox_core.data.batching import micro_batches, to_batch
 from vox_core.data.encode import Document
-from vox_core.data.order import micro_batches, to_batch
 from vox_core.host import Request, Selection, choose
 from vox_core.run.context import Context
 from vox_core.weights import WeightFolder

@@ -10,7 +10,7 @@ from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, trai
 from libs.vox_torch.tests.test_train import ADAPTER, LOSS, frobenius
 
 from vox_core.contract import Step, cut_to_rows
-from vox_core.data.packing import grouped
+from vox_core.data.batching import grouped
 from vox_torch.forward import Padded
 
 BUDGET = 60

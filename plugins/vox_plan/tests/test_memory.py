@@ -12,8 +12,8 @@ from tests.core.test_data_order import datasets, seeds
 
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import DType, Packing, Quant
+from vox_core.data.batching import make_step_batches
 from vox_core.data.dataset import Dataset, assumed_dataset
-from vox_core.data.order import make_step_batches
 from vox_core.host.manifest import MemoryProfile
 from vox_plan.activations import Elements, kept_beside, kept_by_layer, working_of_layer
 from vox_plan.architecture import read_architecture

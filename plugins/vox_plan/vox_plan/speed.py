@@ -85,7 +85,7 @@ def speed(
     tokens = steps.work.tokens if steps.work else None
     if measured is None and tuned is None:
         return _earlier(run, tokens, runs)
-    plan = _tuned(tuned, tokens) if tuned else _NONE
+    plan = _tuned(tuned, tokens) if tuned else SpeedPlan(0.0)
     if measured is None:
         return plan
     rate, paths = measured.tokens / measured.seconds, measured.log.paths
@@ -104,9 +104,6 @@ def speed(
     )
 
 
-_NONE = SpeedPlan(0.0, None, "", 1.0, {}, {}, {}, 0.0)
-
-
 def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
     """The tokens/s of the newest run of the same model, backend, device and precision."""
     plan = run.execution
@@ -118,8 +115,7 @@ def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
             continue
         rate = found.tokens_per_second
         if rate and wanted == (found.model, found.backend, found.device, found.dtype, found.quant):
-            return replace(
-                _NONE,
+            return SpeedPlan(
                 tokens_per_second=rate,
                 seconds=tokens / rate if tokens else None,
                 measured=found.last or 0.0,

@@ -3,17 +3,16 @@
     plain JSONL           itself
     anything else         read once, streaming, into a JSONL file in the cache, line N for row N
 
-What comes after (a look, blocks, processes, masks of rows) knows JSONL alone. formats.py says what
-a file is by its name, opened.py undoes gzip and zstd, json_rows.py, tables.py, arrow.py and hub.py
-give rows, mapping.py puts a row's fields where vox looks for them, source.py keeps the result. A
-row that cannot be read is a line with its faults (`jsonl.unread`), so that it is told where it
-stands, together with the others.
+What comes after (checks, blocks, processes, masks of rows) reads JSONL alone. formats.py says what
+a file is by its name, opened.py undoes gzip and zstd, json_rows.py and tables.py read rows, plugins
+read what they declare in `row-sources`, mapping.py puts a row's fields where vox looks for them,
+source.py keeps the result. A row that cannot be read is a line with its faults (`jsonl.unread`), so
+that it is reported where it stands, together with the others.
 
-What a row means is `rows.py`'s business. Nothing here keeps more of a file in memory than a row
-(or, of Parquet, some rows) at a time.
+Nothing here keeps more of a file in memory than a row at a time.
 """
 
-from vox_core.data.readers.formats import format_of, is_hub, is_plain, place_of
+from vox_core.data.readers.formats import format_of, is_plain, is_remote, place_of
 from vox_core.data.readers.mapping import NO_FIELDS, FieldMap
 from vox_core.data.readers.source import Source, open_source
 
@@ -22,8 +21,8 @@ __all__ = [
     "FieldMap",
     "Source",
     "format_of",
-    "is_hub",
     "is_plain",
+    "is_remote",
     "open_source",
     "place_of",
 ]

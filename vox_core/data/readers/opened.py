@@ -18,13 +18,14 @@ from typing import IO, Any
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.jsonl import MAX_LINE_BYTES, too_long
 from vox_core.data.readers.formats import Compression, format_of
-from vox_core.data.readers.needed import needed
+from vox_core.errors import DataError
 
 MAX_RATIO = 1000
 FREE_BYTES = 100_000_000
 """What may come out of a file whatever its size."""
 _WINDOW = 1 << 27
-_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
+_ZSTD_BYTES = 1 << 12
+"""Compressed bytes at a time: a block of 128 KiB may take four of them."""
 
 
 class Stream:
@@ -93,11 +94,7 @@ def opened(path: Path) -> Iterator[Stream]:
             with gzip.GzipFile(fileobj=raw) as file:
                 yield Stream(io.BufferedReader(file), size, compression)
         elif compression == "zstd":
-            zstandard = needed("zstandard", path)
-            reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(
-                _WholeFrames(raw, zstandard), read_across_frames=True
-            )
-            with io.BufferedReader(reader) as file:
+            with io.BufferedReader(_ZstdFrames(raw, path)) as file:
                 yield Stream(file, size, compression)
         else:
             yield Stream(raw, size, compression)
@@ -120,50 +117,49 @@ def damage(compression: Compression) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ != "ZstdError":
             raise
-        found = f"damaged {compression} data ({error})"
+        said = str(error).rpartition(": ")[2]  # the library names its own function before
+        found = f"damaged {compression} data ({said})"
         raise RowError(RowFault("damaged file", (), found, "whole ones")) from None
 
 
-class _WholeFrames:
-    """A file of zstd frames; reading to its end raises EOFError where a frame is cut off, which the
-    library passes over."""
+class _ZstdFrames(io.RawIOBase):
+    """What is in the zstd frames of a file; EOFError where the last one is cut off.
 
-    def __init__(self, file: IO[bytes], zstandard: Any) -> None:
-        self._file, self._zstandard = file, zstandard
+    Raises:
+        DataError: D010, zstandard is not installed.
+    """
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        if not data and not self._whole():
-            raise EOFError
-        return data
-
-    def _whole(self) -> bool:
-        """Whether the last frame is complete: the lengths of all blocks, added up."""
-        end = self._file.seek(0, io.SEEK_END)
-        at = 0
+    def __init__(self, file: IO[bytes], path: Path) -> None:
         try:
-            while at < end:
-                at = self._after_frame(at)
-        except (IndexError, self._zstandard.ZstdError):
-            return False
-        finally:
-            self._file.seek(0, io.SEEK_END)
-        return at == end
+            import zstandard
+        except ImportError as error:
+            raise DataError(
+                "D010",
+                "this data needs zstandard, which is not installed",
+                where=path,
+                found=error,
+                expected="the package zstandard",
+                remedy="pip install zstandard",
+            ) from error
+        self._file, self._data, self._rest = file, memoryview(b""), b""
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        self._frame: Any = None
 
-    def _after_frame(self, at: int) -> int:
-        head = self._at(at, 18)
-        if int.from_bytes(head[:4], "little") in _SKIPPABLE:
-            return at + 8 + int.from_bytes(head[4:8], "little")
-        parameters = self._zstandard.get_frame_parameters(head)
-        at += self._zstandard.frame_header_size(head)
-        last = False
-        while not last:
-            header = self._at(at, 3)
-            number = header[0] | header[1] << 8 | header[2] << 16
-            last, kind, size = bool(number & 1), number >> 1 & 3, number >> 3
-            at += 3 + (1 if kind == 1 else size)
-        return at + (4 if parameters.has_checksum else 0)
+    def readable(self) -> bool:
+        return True
 
-    def _at(self, at: int, size: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(size)
+    def readinto(self, buffer: Any) -> int:
+        while not self._data:
+            if not (data := self._rest or self._file.read(_ZSTD_BYTES)):
+                if self._frame:
+                    raise EOFError
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._data = memoryview(self._frame.decompress(data))
+            self._rest = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._data))
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size

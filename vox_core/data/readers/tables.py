@@ -1,9 +1,15 @@
-"""Rows of CSV and TSV: the first row names the columns, and every other has as many cells.
+"""Rows of CSV, TSV and text files.
+
+Of a table the first row names the columns, and every other has as many cells.
 
 Cells are texts; an empty one is not there. What a text cannot be is read out of it: messages, tools
 and tags from JSON, a rating from a number. A row with more or fewer cells than there are columns is
 a fault: what follows a comma that should have been quoted would stand in the wrong column. Names
 of which no row can be made are one fault, of the header.
+
+A text file is one document of the form text: blank lines separate paragraphs, not documents. One of
+more than `PIECE` bytes is several documents, each cut at a line end, because a row has a bounded
+size. Lines end in a line feed, whatever the file has.
 """
 
 from __future__ import annotations
@@ -14,9 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from vox_core.data.faults import FileError, RowError, RowFault
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_value
+from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, no_text, parse_value
 from vox_core.data.readers.opened import Stream
 
+PIECE = 4_000_000
 _JSON_STARTS = ("[", "{")
 _NOT_TEXTS = ("messages", "turns", "conversations", "chosen", "rejected", "tools", "tags")
 _NUMBERS = ("rating", "difficulty")
@@ -167,3 +174,46 @@ class _Lines:
             found = f"0x{line[error.start]:02x}, byte {error.start} of line {self.number}"
             fault = RowFault("invalid UTF-8", (), f"invalid UTF-8 ({found})", "UTF-8")
             raise _BadLine(fault) from None
+
+
+# --- text files -----------------------------------------------------------------------------------
+
+
+def text_rows(stream: Stream) -> Iterator[dict[str, object]]:
+    """Each document that says something.
+
+    Raises:
+        RowError: the file is no UTF-8; nothing more can be read.
+    """
+    data, offset = stream.read(PIECE), 0
+    if meaning := no_text(data):
+        raise FileError(meaning)
+    data = data.removeprefix(BOM)
+    while data:
+        data += stream.read(PIECE - len(data))
+        end = _end(data)
+        text = _decode(data[:end], offset).replace("\r\n", "\n")
+        if text.strip():
+            yield {"text": text}
+        data, offset = data[end:], offset + end
+        data = data or stream.read(PIECE)
+
+
+def _end(data: bytes) -> int:
+    """Where a document ends: with the file, after the last line end, or between characters."""
+    if len(data) < PIECE:
+        return len(data)
+    if end := data.rfind(b"\n") + 1:
+        return end
+    end = len(data)
+    while end and data[end - 1] & 0xC0 == 0x80:  # the character's first byte stays with the rest
+        end -= 1
+    return max(1, end - 1)
+
+
+def _decode(data: bytes, offset: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"invalid UTF-8 (0x{data[error.start]:02x}, byte {offset + error.start})"
+        raise RowError(RowFault("invalid UTF-8", (), found, "UTF-8")) from None

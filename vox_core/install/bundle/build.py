@@ -18,8 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, objections
 from vox_core.errors import BackendError, InputError, PluginError, WorkError
 from vox_core.install.bundle.apply import platform_name
 from vox_core.install.bundle.archive import ANY, About, Bundle, Part, Wheel, parts_of, write

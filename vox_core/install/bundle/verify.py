@@ -344,8 +344,6 @@ def _counts(need: Requirement, extras: Collection[str]) -> bool:
 
 def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry) -> list[str]:
     """How the manifest in a plugin's wheel differs from the catalog."""
-    if plugin.payload_kind == "skill":
-        return []
     name = f"{plugin.import_package}/{FILE_NAME}"
     try:
         with archive_in(archive, wheel.member) as unpacked:

@@ -12,22 +12,21 @@ under the same settings, policy and all, and their masks audited. The tokens sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.config import TrainSettings
-from vox_core.data.faults import Code, FaultCounts, RowFault
-from vox_core.data.look import look
-from vox_core.data.readers import FieldMap, Source, open_source, place_of
-from vox_core.data.records import next_step, read_records, readable
+from vox_core.data.faults import Code, FaultCounts, RowError
+from vox_core.data.readers import FieldMap, open_source, place_of
+from vox_core.data.records import Record, next_step, read_lines
 from vox_core.data.split import find_split
 from vox_core.errors import ConfigError, InputError
 from vox_core.run.sources import resolve_model
 
 if TYPE_CHECKING:
-    from vox_core.data.audit.report import Audit
+    from vox_core.data.audit import Audit
     from vox_core.data.render import Renderer
 
 Progress = Callable[[str, int, int], None]
@@ -189,24 +188,32 @@ def _checked(
     progress: Progress | None,
 ) -> FileReport:
     source = open_source(path, fields)
-
-    def refuse(number: int, fault: RowFault) -> None:
-        faults.add(place_of(path, number), fault)
+    forms, unused = Counter[str](), Counter[str]()
+    faulty = refused = 0
 
     def tell(done: int, size: int) -> None:
         if progress:
             progress(f"checking {path.name}", done, size)
 
-    with readable(path):
-        seen = look(source.lines, refuse, tell)
-    refused = sum(1 for _ in _refused(source, renderer, faults)) if renderer else 0
+    for number, found in read_lines(path, source.lines, tell):
+        if isinstance(found, RowError):
+            faulty += 1
+            for fault in found.faults:
+                faults.add(place_of(path, number), fault)
+            continue
+        forms[found.form] += 1
+        if found.unused:
+            unused.update(found.unused)
+        if renderer and (refusal := _refusal(renderer, found)):
+            refused += 1
+            faults.count("chat template", f"{found.place}: {refusal}")
     return FileReport(
         str(path),
         side,
-        seen.rows - refused,
-        dict(seen.forms),
-        dict(seen.unused),
-        seen.faulty + refused,
+        forms.total() - refused,
+        dict(forms.most_common()),
+        dict(unused),
+        faulty + refused,
     )
 
 
@@ -223,16 +230,15 @@ def _renderer(settings: TrainSettings, progress: Progress | None) -> Renderer:
     return Renderer(load_tokenizer(model.tokenizer))
 
 
-def _refused(source: Source, renderer: Renderer, faults: FaultCounts) -> Iterator[int]:
-    """The rows that the chat template refuses."""
+def _refusal(renderer: Renderer, record: Record) -> str:
+    """Why the chat template refuses a row; empty if it does not."""
     from vox_core.data.render import RenderError
 
-    for record in read_records(source.path, [], source.lines):
-        try:
-            renderer.render(record)
-        except RenderError as fault:
-            faults.count("chat template", f"{record.place}: {fault}")
-            yield record.line
+    try:
+        renderer.render(record)
+    except RenderError as fault:
+        return str(fault)
+    return ""
 
 
 def _empty(reports: Sequence[FileReport]) -> list[str]:

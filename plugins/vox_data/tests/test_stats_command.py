@@ -1,0 +1,125 @@
+"""`vox data stats`: what it says, and when it tokenises."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from tests.core.tiny_tokenizer import tiny_tokenizer
+
+from vox_core import models
+from vox_core.errors import ConfigError
+from vox_core.models import LocalModel
+
+ROWS = [
+    {"prompt": "how?", "completion": "so", "category": "a"},
+    {"prompt": "how?", "completion": "so", "category": "\x1b[31m"},
+    {"text": "the answer is a number " * 60},
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    tiny_tokenizer("chatml").save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 400}))
+    found = LocalModel(folder, "tiny", None, None, "llama")
+    monkeypatch.setattr(models, "resolve", lambda *_, **__: found)
+
+
+def test_without_a_model_nothing_is_tokenised(vox, data: Path, monkeypatch) -> None:
+    monkeypatch.setattr(models, "resolve", None)
+    with data.open("a") as file:
+        file.write("\n{")
+    done = vox("data", "stats", "--data", data)
+    assert done.code == 0
+    lines = dict(line.split("  ", 1) for line in done.out.splitlines() if line[0] != " ")
+    told = {name: text.strip() for name, text in lines.items()}
+    assert told["rows"] == "3, 1 more cannot be read: vox data check says why"
+    assert told["forms"] == "prompt/completion 67 %, text 33 %"
+    assert told["messages"] == "2 user, 2 assistant"
+    assert told["duplicates"] == f"1 rows repeat one of 1 ({data}:2 as {data}:1)"
+    assert "tokens" not in told and "--seq-len" not in done.out
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.usefixtures("model")
+def test_with_a_model_tokens_and_truncation_are_told(vox, data: Path) -> None:
+    done = vox("data", "stats", "--data", data, "--model", "tiny", "--seq-len", 128)
+    assert done.code == 0
+    found = json.loads(vox("data", "stats", "--data", data, "--model", "tiny", "--json").out)
+    tokens = found["train"]["tokens"]
+    assert tokens["rows"] == 3 and tokens["lengths"]["total"] == tokens["tokens"] > 300
+    assert 0 < tokens["trained"] < tokens["tokens"]
+    longest = tokens["lengths"]["longest"]
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["128", "*", "1", "33", "%", str(longest - 128)] in [row[:6] for row in rows]
+    assert "with tiny" in done.out
+
+
+@pytest.mark.usefixtures("model")
+def test_files_are_data_and_what_is_of_chosen_rows_says_so(vox, data: Path) -> None:
+    said = vox("data", "stats", data).out
+    assert said == vox("data", "stats", "--data", data).out
+    asked = ("data", "stats", data, "--model", "tiny")
+    assert "that are chosen" not in vox(*asked).out
+    some = vox(*asked, "--category", "a").out
+    assert "with tiny, of the 1 rows that are chosen; all else here is of all rows" in some
+
+
+def test_a_model_in_vox_toml_counts_as_named(vox, data: Path, monkeypatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def stop(*_: object, **rest: object) -> None:
+        asked.append(rest)
+        raise ConfigError("C004", "enough", remedy="none")
+
+    monkeypatch.setattr("vox_data.stats.stats", stop)
+    Path("vox.toml").write_text('[train]\nmodel = "m"\n')
+    vox("data", "stats", "--data", data)
+    Path("vox.toml").write_text("")
+    vox("data", "stats", "--data", data)
+    assert [rest["tokenise"] for rest in asked] == [True, False]
+
+
+def test_any_format_with_other_names_is_counted_as_jsonl_is(vox, data: Path) -> None:
+    rows = [("how?", "so"), ("why?", "a word"), ("how?", "so"), ("", "b"), ("who?", "a")]
+    same = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
+    data.write_text("\n".join(map(json.dumps, same)))
+    expected = json.loads(vox("data", "stats", "--data", data, "--json").out)["train"]
+    assert (expected["rows"], expected["malformed"]) == (4, 1)
+    Path("vox.toml").write_text('[data.fields]\nprompt = "q"\ncompletion = "a.0"\n')
+    renamed = [{"q": prompt, "a": [completion]} for prompt, completion in rows]
+    array, packed = data.with_name("rows.json"), data.with_name("rows.ndjson.gz")
+    array.write_text(json.dumps(renamed, indent=1))
+    packed.write_bytes(gzip.compress("\n".join(map(json.dumps, renamed)).encode()))
+    table = data.with_name("rows.csv")
+    table.write_text("".join(f"{q},{a}\n" for q, a in [("q", "a.0"), *rows]))
+    for path in (array, packed, table):
+        found = json.loads(vox("data", "stats", "--data", path, "--json").out)["train"]
+        assert found["files"] == {str(path): 4}
+        assert found["duplicates"]["first"] == [[f"{path}:3", f"{path}:1"]]
+        for told in ("rows", "malformed", "forms", "characters", "roles", "turns", "languages"):
+            assert found[told] == expected[told]
+
+
+def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:
+    done = vox("data", "stats", "--data", data, "--valid", data, "--json")
+    found = json.loads(done.out)
+    assert found["train"] == found["valid"]
+    assert vox("data", "stats", "--data", data, "--valid", data).out.count("forms") == 2
+
+
+def test_without_data_it_says_so(vox) -> None:
+    done = vox("data", "stats")
+    assert done.code == 2 and "error[VOX-C004]" in done.err

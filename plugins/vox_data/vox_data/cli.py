@@ -1,0 +1,359 @@
+"""`vox data stats`, `vox data preview`, `vox data mix`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.api.commands import (
+    DATA_SECTIONS,
+    Command,
+    data_options,
+    describe,
+    end_with,
+    files_argument,
+    given,
+    json_option,
+    print_columns,
+    print_json,
+    print_table,
+    printable,
+    settings_from,
+    source_of,
+    with_files,
+)
+from vox_core.api.progress import display
+from vox_core.api.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from vox_data.mix import MixReport, SourceReport
+    from vox_data.preview import PreviewReport
+    from vox_data.stats import Lengths, Stats, StatsReport, TokenStats
+    from vox_data.token_view import TokenView
+
+MOST_SHOWN = 8
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+# --- vox data stats -------------------------------------------------------------------------------
+
+
+@click.command(
+    "stats",
+    cls=Command,
+    params=[files_argument(), *data_options(), json_option()],
+    sections=DATA_SECTIONS,
+    epilog="Example: vox data stats train.jsonl --model smollm2-135m",
+)
+def stats(
+    files: tuple[Path, ...], config_file: Path | None, as_json: bool, **flags: Any
+) -> StatsReport:
+    """What there is in the data: rows, lengths, duplicates, languages, attributes.
+
+    FILES are data files, as --data names them. All rows are counted, whatever is chosen among them;
+    tokens are those of the chosen ones. Lengths are in characters, and nothing is tokenised, unless
+    a model is named, here or in vox.toml: then in tokens, with what is trained and what each limit
+    would cut.
+    """
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    named = "model" in given(flags) or source_of(TrainSettings, "model", config_file) != "default"
+    from vox_data.stats import stats as count
+
+    with display() as shown:
+        report = count(settings, tokenise=named, progress=shown.transfer)
+    if as_json:
+        print_json(
+            {
+                "train": report.train.to_json(),
+                "valid": report.valid.to_json() if report.valid else None,
+            }
+        )
+        return report
+    _show_stats(report.train)
+    if report.valid:
+        click.echo("\nvalidation")
+        _show_stats(report.valid)
+    return report
+
+
+def _show_stats(found: Stats) -> None:
+    print_table(_stats_rows(found))
+    if found.tokens:
+        click.echo()
+        print_columns(_truncation(found.tokens))
+
+
+def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
+    malformed = f", {found.malformed:,} more cannot be read: vox data check says why"
+    yield "rows", f"{found.rows:,}" + (malformed if found.malformed else "")
+    if len(found.files) > 1:
+        for path, rows in found.files.items():
+            yield f"  {path}", f"{rows:,}"
+    yield "forms", _shares(found.forms, found.rows)
+    if found.tokens:
+        tokens = found.tokens
+        share = tokens.trained / tokens.tokens if tokens.tokens else 0
+        of = f", of the {tokens.rows:,} rows that are chosen; all else here is of all rows"
+        chosen = of if tokens.rows != found.rows else ""
+        yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
+        yield (
+            "  at seq-len",
+            f"{tokens.tokens:,} of at most {tokens.seq_len:,} a row, "
+            f"{tokens.trained:,} trained ({share:.1%})",
+        )
+        yield "  a row", _lengths(tokens.lengths)
+    yield "characters", f"{found.characters.total:,}"
+    yield "  a row", _lengths(found.characters)
+    yield "messages", ", ".join(f"{n:,} {role}" for role, n in found.roles.items()) or "none"
+    turns = {f"{n} answer{'' if n == 1 else 's'}": rows for n, rows in found.turns.items()}
+    yield "turns", _shares(turns, sum(found.turns.values())) or "none"
+    yield "duplicates", _duplicates(found)
+    yield "languages", f"{_shares(found.languages, found.sample)}, of {found.sample:,} rows"
+    for name, values in found.attributes.items():
+        yield name, _shares(values, found.rows)
+
+
+def _shares(counts: Mapping[str, int], of: int) -> str:
+    """`chat 80 %, text 20 %`, the most frequent ones."""
+    told = [f"{name} {_share(n, of)}" for name, n in [*counts.items()][:MOST_SHOWN]]
+    return ", ".join(told + (["…"] if len(counts) > MOST_SHOWN else []))
+
+
+def _share(n: int, of: int) -> str:
+    share = 100 * n / of if of else 0
+    return f"{share:.0f} %" if share >= 1 or not n else f"{share:.2g} %"
+
+
+def _lengths(found: Lengths) -> str:
+    told = ", ".join(f"{p} %: {length:,}" for p, length in found.percentiles.items())
+    return f"{found.mean:,.0f} in the mean, longest {found.longest:,}; up to {told}"
+
+
+def _duplicates(found: Stats) -> str:
+    twice = found.duplicates
+    if not twice.rows:
+        return "none"
+    named = ", ".join(f"{row} as {first}" for row, first in twice.first)
+    more = ", …" if twice.rows > len(twice.first) else ""
+    return f"{twice.rows:,} rows repeat one of {twice.repeated:,} ({named}{more})"
+
+
+def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
+    yield ["--seq-len", "rows cut", "", "tokens beyond", ""]
+    for each in tokens.truncation:
+        yield [
+            f"{each.seq_len}{' *' if each.seq_len == tokens.seq_len else ''}",
+            f"{each.rows:,}",
+            _share(each.rows, tokens.rows),
+            f"{each.tokens:,}",
+            _share(each.tokens, tokens.lengths.total),
+        ]
+
+
+# --- vox data preview -----------------------------------------------------------------------------
+
+
+@click.command(
+    "preview",
+    cls=Command,
+    params=[
+        files_argument(),
+        *data_options(),
+        click.Option(["-n", "number"], type=click.IntRange(1), default=5, help="Rows to show."),
+        click.Option(
+            ["--row", "places"],
+            metavar="[FILE:]LINE",
+            multiple=True,
+            help="Show this row instead; without FILE where there is one. Repeatable.",
+        ),
+        click.Option(
+            ["--seed"], type=click.IntRange(0), default=0, help="Seed of the rows.  [default: 0]"
+        ),
+        click.Option(["--weights"], is_flag=True, help="Show the weight of what is trained."),
+        click.Option(
+            ["--audit", "whole"], is_flag=True, help="Audit all rows, however long it takes."
+        ),
+        click.Option(
+            ["--html"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="Write a page for a browser instead, which needs no network.",
+        ),
+        json_option(),
+    ],
+    sections=DATA_SECTIONS,
+    epilog="Example: vox data preview train.jsonl --model smollm2-135m -n 3",
+)
+def preview(
+    files: tuple[Path, ...],
+    config_file: Path | None,
+    as_json: bool,
+    number: int,
+    places: tuple[str, ...],
+    seed: int,
+    weights: bool,
+    whole: bool,
+    html: Path | None,
+    **flags: Any,
+) -> PreviewReport:
+    """Rows as they will be trained: rendered, with what is trained marked.
+
+    FILES are data files, as --data names them. The rows are spread over the data. Special tokens
+    are shown; what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end
+    stands what the audit of the masks found.
+    """
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    from vox_data.preview import preview as look
+
+    with display() as shown:
+        report = look(
+            settings,
+            number=number,
+            seed=seed,
+            places=places,
+            whole=whole,
+            html=html,
+            progress=shown.transfer,
+        )
+    if as_json:
+        print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
+    else:
+        _show_preview(report, weights)
+    if report.error:
+        end_with(report.error)
+    return report
+
+
+def _show_preview(report: PreviewReport, weights: bool) -> None:
+    colour = _colourful()
+    if report.html is None:
+        for row in report.shown:
+            click.echo(_heading(row), color=colour)
+            click.echo(_body(row, colour, weights), color=colour)
+            click.echo()
+    facts = {label: text for label, text in report.facts().items() if label != "error"}
+    print_table(facts | ({"page": str(report.html)} if report.html else {}))
+    for finding in report.findings:
+        level = click.style(finding.level, fg=_COLOURS[finding.level]) if colour else finding.level
+        click.echo(f"{level}: {printable(finding, lines=True)}", color=colour)
+
+
+def _colourful() -> bool:
+    """Whether stdout is a terminal whose user wants colours (no-color.org)."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def _heading(row: TokenView) -> str:
+    told = [f"{row.source}:{row.line}", row.form, f"{len(row.ids):,} tokens"]
+    told += [f"{row.trained:,} trained"]
+    told += [f"cut: {row.cut}"] if row.cut != "none" else []
+    told += [f"dropped: {row.dropped}"] if row.dropped else []
+    return printable(f"── {', '.join([*told, *row.findings])} ──")
+
+
+def _body(row: TokenView, colour: bool, weights: bool) -> str:
+    if row.fault is not None:
+        return f"cannot be rendered: {printable(row.fault, lines=True)}"
+    special = set(row.special)
+    tokens = enumerate(row.texts[: row.kept])
+    runs = groupby(
+        tokens, key=lambda token: (row.weights[token[0]], token[0] in special and colour)
+    )
+    text = "".join(
+        _run("".join(text for _, text in run), weight, named, colour, weights)
+        for (weight, named), run in runs
+    )
+    lost = len(row.ids) - row.kept
+    return text + (f"\n… {lost:,} more tokens, cut away" if lost else "")
+
+
+def _run(text: str, weight: float, special: bool, colour: bool, weights: bool) -> str:
+    """Tokens of one weight."""
+    text = printable(text, lines=True)
+    told = f"{{{weight:g}}}" if weight and weights else ""
+    if not colour:
+        return f"⟦{text}⟧{told}" if weight else text
+    style: dict[str, Any] = {"fg": "black", "bg": "green"} if weight else {}
+    style |= {"bold": True} if special else {}
+    style |= {"fg": "magenta"} if special and not weight else {}
+    return "\n".join(_styled(line, style) for line in text.split("\n")) + told
+
+
+def _styled(line: str, style: dict[str, Any]) -> str:
+    """One line by itself: a background that goes over its end would colour the rest of it."""
+    return click.style(line, **style) if line and style else line
+
+
+# --- vox data mix ---------------------------------------------------------------------------------
+
+
+@click.command(
+    "mix",
+    cls=Command,
+    params=[
+        click.Argument(["recipe"], metavar="MIX.TOML", type=click.Path(path_type=Path)),
+        click.Option(
+            ["--out"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            required=True,
+            help="JSONL file to make; its report is beside it, as FILE.mix.json.",
+        ),
+        click.Option(
+            ["--force"], is_flag=True, help="Make it anew, whatever is in its place already."
+        ),
+        json_option(),
+    ],
+    epilog="Example: vox data mix mix.toml --out train.jsonl",
+)
+def mix(recipe: Path, out: Path, force: bool, as_json: bool) -> MixReport:
+    """Mix rows of several files into one, in the proportions of MIX.TOML.
+
+    The same recipe and the same files give the same bytes. What is up to date is not made again.
+    """
+    from vox_data.mix import mix as make_mixture
+
+    with display() as shown:
+        report = make_mixture(recipe, out, force=force, progress=shown.transfer)
+    if as_json:
+        print_json(report)
+    else:
+        _show_mix(report, out)
+    return report
+
+
+def _show_mix(report: MixReport, out: Path) -> None:
+    print_columns([("source", "rows", "taken", "asked", "share", "left out"), *_mix_rows(report)])
+    done = "made" if report.fresh else "up to date, nothing written"
+    print_table(
+        {
+            "mixture": f"{out}: {report.rows:,} rows, {report.bytes / 1e6:,.1f} MB; {done}",
+            "fingerprint": report.fingerprint,
+        }
+    )
+    for fault in report.faults:
+        click.echo(printable(f"left out: {fault}"), err=True)
+
+
+def _mix_rows(report: MixReport) -> Iterator[tuple[str, ...]]:
+    for source in report.sources:
+        yield (
+            source.path,
+            f"{source.rows:,}",
+            _taken(source),
+            "" if source.asked is None else f"{source.asked:.2%}",
+            f"{source.share:.2%}",
+            ", ".join(f"{count:,} {reason}" for reason, count in source.left_out.items()),
+        )
+
+
+def _taken(source: SourceReport) -> str:
+    return f"{source.taken:,}" + (f" + {source.repeated:,} again" if source.repeated else "")

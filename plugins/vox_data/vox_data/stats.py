@@ -1,0 +1,310 @@
+"""`vox data stats`: what there is in the data files, and, with a model, how many tokens that is.
+
+Without a model the files are read once, as they are: of any format, with the fields where
+`[data.fields]` says, before any policy. With one the rows are those of `vox train`
+under the same settings, tokenised as there and kept in the same cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vox_core.api.rows import (
+    CheckedFile,
+    FieldMap,
+    Opener,
+    Progress,
+    Source,
+    chosen_rows,
+    find_split,
+    is_remote,
+    open_source,
+    readable,
+)
+from vox_core.api.settings import TrainSettings
+from vox_core.errors import ConfigError
+from vox_data.counting import Counts, Duplicates, count
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_VALUES = 20
+UNCLEAR = "unclear"
+_LEAST_LETTERS = 12
+_LEAST_PROBABLE = 0.7
+PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
+LIMITS = tuple(512 << n for n in range(12))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of some rows.
+
+    Args:
+        percentiles: p -> the length that p % of the rows do not exceed.
+    """
+
+    total: int
+    mean: float
+    longest: int
+    percentiles: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What a limit does: rows that are longer, and the tokens that they have beyond it."""
+
+    seq_len: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """Args:
+    rows: that are used: after policies, and before any is dropped.
+    lengths: of whole rows, before they are cut.
+    trained: tokens that are trained, of what is left at `seq_len`.
+    """
+
+    model: str
+    seq_len: int
+    rows: int
+    lengths: Lengths
+    tokens: int
+    trained: int
+    truncation: tuple[Truncation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Of some files.
+
+    Args:
+        forms: name of a form, as `vox data check` says it -> rows.
+        malformed: rows that are left out, because they cannot be read.
+        characters: lengths of what a row says, in characters.
+        roles: messages of each role.
+        turns: answers in a conversation -> conversations.
+        languages: name -> rows of the sample.
+        attributes: name -> the most frequent values -> rows.
+    """
+
+    files: dict[str, int]
+    rows: int
+    malformed: int
+    forms: dict[str, int]
+    characters: Lengths
+    roles: dict[str, int]
+    turns: dict[int, int]
+    duplicates: Duplicates
+    languages: dict[str, int]
+    sample: int
+    attributes: dict[str, dict[str, int]]
+    tokens: TokenStats | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReport:
+    """Of the files to train on, and of those to validate on."""
+
+    train: Stats
+    valid: Stats | None
+
+
+def stats(
+    settings: TrainSettings, *, tokenise: bool, progress: Progress | None = None
+) -> StatsReport:
+    """Count.
+
+    Args:
+        tokenise: with the model of the settings.
+        progress: told of the bytes that are read.
+
+    Raises:
+        InputError: a file cannot be read; with a model, what `vox train` would refuse.
+    """
+    if not settings.data:
+        raise ConfigError(
+            "C004",
+            "there is no data to count",
+            where="--data",
+            expected="a data file, or a folder with train.jsonl",
+            remedy="vox data stats --data train.jsonl",
+        )
+    told: dict[str, TokenStats | None] = {"train": None, "valid": None}
+    if tokenise:
+        told = _tokens(settings, progress)
+    train, valid = find_split(settings.data, settings.valid)
+    return StatsReport(
+        _stats(train, settings.fields, told["train"], progress),
+        _stats(valid, settings.fields, told["valid"], progress) if valid else None,
+    )
+
+
+def _stats(
+    paths: Sequence[Path],
+    fields: FieldMap,
+    tokens: TokenStats | None,
+    progress: Progress | None,
+) -> Stats:
+    def tell(done: int, size: int) -> None:
+        if progress:
+            progress("rows", done, size)
+
+    sources = [_opened(path, fields) for path in paths]
+    counts = count(sources, tell)
+    languages = language_mix(counts.sample)
+    bounds = [*counts.first, counts.rows]
+    return Stats(
+        files={str(path): bounds[n + 1] - bounds[n] for n, path in enumerate(paths)},
+        rows=counts.rows,
+        malformed=counts.malformed,
+        forms=dict(counts.forms.most_common()),
+        characters=lengths(*histogram_of(counts.characters)),
+        roles=_roles(counts),
+        turns=_turns(counts),
+        duplicates=counts.duplicates(sources),
+        languages=dict(languages.most_common()),
+        sample=len(counts.sample),
+        attributes={
+            name: {str(value): rows for value, rows in found.most_common(MOST_VALUES)}
+            for name, found in counts.attributes.items()
+        },
+        tokens=tokens,
+    )
+
+
+def _opened(path: Path, fields: FieldMap) -> Source:
+    if not is_remote(path):
+        with readable(path):  # as an error of the data
+            path.open("rb").close()
+    return open_source(path, fields)
+
+
+def _roles(counts: Counts) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for roles, rows in counts.roles.items():
+        for role in roles:
+            found[role] += rows
+    return dict(found.most_common())
+
+
+def _turns(counts: Counts) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for roles, rows in counts.roles.items():
+        if roles:
+            found[roles.count("assistant")] += rows
+    return dict(sorted(found.items()))
+
+
+def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, TokenStats | None]:
+    rows = chosen_rows(settings)
+    train, valid = rows.train, rows.valid
+    opener = Opener.of(settings, progress)
+
+    def of(checked: Sequence[CheckedFile]) -> TokenStats | None:
+        if not checked:
+            return None
+        size = sum(file.state[0] for file in checked)
+
+        def tell(done: int, rows: int) -> None:
+            if progress:
+                progress("tokens", size * done // max(1, rows), size)
+
+        dataset = opener.open(checked, tell)
+        found = histogram(dataset.stats.lengths)
+        return TokenStats(
+            opener.model.id,
+            opener.seq_len,
+            dataset.rows,
+            lengths(*found),
+            dataset.tokens,
+            dataset.trained_tokens,
+            tuple(truncations(*found, opener.seq_len)),
+        )
+
+    return {"train": of(train), "valid": of(valid)}
+
+
+# --- lengths and languages ------------------------------------------------------------------------
+
+
+def lengths(values_R: NDArray[np.int64], rows_R: NDArray[np.int64]) -> Lengths:
+    """Args:
+    values_R, rows_R: int64; lengths, in rising order, and how many rows have each.
+    """
+    if not len(values_R):
+        return Lengths(0, 0.0, 0, dict.fromkeys(PERCENTILES, 0))
+    reached_R = np.cumsum(rows_R)
+    rows, total = int(reached_R[-1]), int(values_R @ rows_R)
+    ranks = [max(1, -(-rows * p // 100)) for p in PERCENTILES]  # nearest rank
+    found = values_R[np.searchsorted(reached_R, ranks)].tolist()
+    return Lengths(
+        total, total / rows, int(values_R[-1]), dict(zip(PERCENTILES, found, strict=True))
+    )
+
+
+def truncations(
+    values_R: NDArray[np.int64], rows_R: NDArray[np.int64], seq_len: int
+) -> list[Truncation]:
+    """At `seq_len`, and at each power of two from 512 up to where nothing is cut any more."""
+    longest = int(values_R.max(initial=0))
+    limits = [limit for limit in LIMITS if limit < longest]
+    limits += [limit for limit in LIMITS if limit >= longest][:1]
+    return [
+        Truncation(
+            limit,
+            int(rows_R[values_R > limit].sum()),
+            int((np.maximum(values_R - limit, 0) * rows_R).sum()),
+        )
+        for limit in sorted({*limits, seq_len})
+    ]
+
+
+def histogram(found: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths in rising order, and rows of each."""
+    pairs = sorted(found.items())
+    return (
+        np.array([length for length, _ in pairs], np.int64),
+        np.array([rows for _, rows in pairs], np.int64),
+    )
+
+
+def histogram_of(values: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same, of one length a row."""
+    values_R, rows_R = np.unique(np.asarray(values, np.int64), return_counts=True)
+    return values_R, rows_R.astype(np.int64)
+
+
+def language_mix(texts: Sequence[str]) -> Counter[str]:
+    """Language, by py3langid -> texts; "unclear" for few letters or an unsure answer."""
+    identifier = _identifier()
+    found: Counter[str] = Counter()
+    for text in texts:
+        name, probability = identifier.classify(text)
+        sure = _letters(text) >= _LEAST_LETTERS and probability >= _LEAST_PROBABLE
+        found[str(name) if sure else UNCLEAR] += 1
+    return found
+
+
+@cache
+def _identifier() -> Any:
+    """The model; loading it takes most of a second."""
+    from py3langid import langid
+
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text[:200]))

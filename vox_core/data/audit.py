@@ -1,0 +1,300 @@
+"""Wrong masks found before training, from the statistics that were made with the tokens.
+
+Nothing is rendered or tokenised here, so an audit costs nothing beside opening the data set; only
+where a token is outside the vocabulary are the tokens read again, to name its rows.
+`docs/guide/looking-at-data.md` prints the table `FINDINGS`, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from vox_core.data.dataset import Dataset
+from vox_core.data.encode_stats import NAMED, EncodeStats
+from vox_core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something found of a data set.
+
+    Args:
+        id: key of `FINDINGS`.
+        rows: how many rows; None where it is about the model or all rows together.
+        looked_at: rows that were looked at, where that is not all of them.
+        places: the first few rows, as `FILE:LINE`.
+        detail: more words about the first of them.
+    """
+
+    id: str
+    level: Level
+    what: str
+    remedy: str
+    rows: int | None = None
+    looked_at: int | None = None
+    places: tuple[str, ...] = ()
+    detail: str = ""
+
+    @classmethod
+    def of(cls, id: str, **rest: Any) -> Finding:
+        kind = FINDINGS[id]
+        return cls(id, kind.level, kind.what, kind.remedy, **rest)
+
+    def __str__(self) -> str:
+        told = self.what
+        if self.rows is not None:
+            of = "" if self.looked_at is None else f" of {self.looked_at:,} looked at"
+            told = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'}{of}: {told}"
+        more = ", …" if self.rows is not None and self.rows > len(self.places) else ""
+        where = f" ({', '.join(self.places)}{more})" if self.places else ""
+        detail = f"; {self.detail}" if self.detail else ""
+        return f"{told}{where}{detail}; {self.remedy} [{self.id}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What is found of one data set.
+
+    Args:
+        rows: of the files.
+        ended: rows with an end-of-turn token that is trained.
+    """
+
+    rows: int
+    tokens: int
+    trained_tokens: int
+    ended: int
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def trained_share(self) -> float:
+        return self.trained_tokens / self.tokens if self.tokens else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens:,} tokens, {self.trained_tokens:,} trained ({self.trained_share:.1%}); "
+            f"{self.ended:,} rows end with a trained end-of-turn token"
+        )
+
+    def of_level(self, level: Level) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == level]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "trained_share": round(self.trained_share, 6),
+            "rows_with_trained_end": self.ended,
+            "rows_without_trained_end": self.rows - self.ended,
+            "findings": [_finding_json(finding) for finding in self.findings],
+        }
+
+
+def audit(dataset: Dataset, sources: Sequence[Path], vocabulary: int | None) -> Audit:
+    """Audit a data set.
+
+    Args:
+        sources: its files, in order.
+        vocabulary: ids that the model has embeddings for; None if it does not say.
+    """
+    findings = sorted(_findings(dataset, sources, vocabulary), key=_order)
+    ended = dataset.stats.ended
+    return Audit(dataset.rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
+
+
+def require_sound(audits: Mapping[str, Audit]) -> None:
+    """Refuse what must not be trained.
+
+    Args:
+        audits: by what the rows are for.
+
+    Raises:
+        DataError: D050, with every error that was found.
+    """
+    errors = [(what, error) for what, each in audits.items() for error in each.of_level("error")]
+    if not errors:
+        return
+    first = errors[0][1]
+    raise DataError(
+        "D050",
+        "the masks of the data are wrong",
+        where=first.places[0] if first.places else f"the {errors[0][0]} rows",
+        found=first.what,
+        expected="tokens of the model's vocabulary, and nothing trained but answers",
+        faults=[f"{what} rows: {error}" for what, error in errors],
+        remedy=first.remedy,
+    )
+
+
+def vocabulary_of(config: Mapping[str, Any]) -> int | None:
+    """How many ids the model of a config.json has embeddings for."""
+    for part in (config, config.get("text_config")):
+        size = part.get("vocab_size") if isinstance(part, Mapping) else None
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def row_findings(stats: EncodeStats) -> list[str]:
+    """Ids of what is found of single rows, the worst first."""
+    return sorted(stats.counts, key=[*FINDINGS].index)
+
+
+def _findings(
+    dataset: Dataset, sources: Sequence[Path], vocabulary: int | None
+) -> Iterator[Finding]:
+    stats = dataset.stats
+    if vocabulary is not None and stats.largest >= vocabulary:
+        yield _outside(dataset, vocabulary)
+    for name, rows in stats.counts.items():
+        yield Finding.of(
+            name,
+            rows=rows,
+            looked_at=stats.served if name == "serving-differs" else None,
+            places=tuple(f"{sources[file]}:{line}" for file, line in stats.places[name]),
+            detail=stats.details.get(name, ""),
+        )
+    if dataset.tokens and dataset.trained_tokens < FEW_TRAINED * dataset.tokens:
+        share = dataset.trained_tokens / dataset.tokens
+        yield Finding.of("few-trained", detail=f"{share:.2%}")
+    if not stats.template:
+        yield Finding.of("no-template")
+    elif not stats.markers:
+        yield Finding.of("no-markers")
+
+
+def _outside(dataset: Dataset, vocabulary: int) -> Finding:
+    rows: dict[str, None] = {}
+    for document in dataset.documents:
+        if (document.tokens_T >= vocabulary).any():
+            rows[f"{document.source}:{document.line}"] = None
+    largest = dataset.stats.largest
+    return Finding.of(
+        "outside-vocabulary",
+        rows=len(rows),
+        places=tuple(rows)[:NAMED],
+        detail=f"the largest id is {largest}, and the vocabulary has {vocabulary}",
+    )
+
+
+def _order(finding: Finding) -> int:
+    return [*FINDINGS].index(finding.id)
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "level": finding.level,
+        "what": finding.what,
+        "rows": finding.rows,
+        "looked_at": finding.looked_at,
+        "places": list(finding.places),
+        "detail": finding.detail,
+        "remedy": finding.remedy,
+    }
+
+
+Level: TypeAlias = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of finding: an error stops the run before it starts, a warning is told, and an info
+    stands in `preflight.json` and in the preview.
+
+    Args:
+        what: what is so, of the rows that are named beside it.
+        means: what it does to the model.
+        remedy: the next step.
+    """
+
+    level: Level
+    what: str
+    means: str
+    remedy: str
+
+
+FINDINGS: dict[str, Kind] = {
+    "outside-vocabulary": Kind(
+        "error",
+        "a token that the model has no embedding for",
+        "training fails there, or reads what is not the model's",
+        "use the tokenizer that belongs to the model: its ids must be below vocab_size of "
+        "config.json",
+    ),
+    "system-trained": Kind(
+        "error",
+        "the system prompt is trained",
+        "the model learns to recite its instructions",
+        "set {% generation %} in the chat template around the assistant's words alone",
+    ),
+    "prompt-trained": Kind(
+        "error",
+        "what the user or a tool says is trained",
+        "the model learns to ask, not to answer",
+        "set {% generation %} in the chat template around the assistant's words alone",
+    ),
+    "no-end": Kind(
+        "warning",
+        "no end-of-turn token is trained",
+        "the model does not learn to stop",
+        "use a chat template that closes each turn with a special token, or a tokenizer with an "
+        "eos_token",
+    ),
+    "cut-in-answer": Kind(
+        "warning",
+        "cut at --seq-len in the middle of an answer",
+        "the model learns a beginning without its end",
+        "raise --seq-len, or shorten these rows",
+    ),
+    "cut-before-answer": Kind(
+        "warning",
+        "dropped: the first answer begins beyond --seq-len",
+        "nothing of the row is trained",
+        "raise --seq-len, or shorten what comes before the answers",
+    ),
+    "nothing-trained": Kind(
+        "warning",
+        "dropped: no token of it would be trained",
+        "nothing of the row is trained",
+        "give the assistant something to say, or remove these rows",
+    ),
+    "rendered-text": Kind(
+        "warning",
+        'a "text" row holds the chat template\'s own tokens',
+        "a conversation as text is trained whole, questions and system prompt too",
+        'write it as {"messages": […]}, and vox renders it and trains the answers',
+    ),
+    "double-bos": Kind(
+        "warning",
+        "begins with two beginning-of-sequence tokens",
+        "the model is never asked with that, and answers worse",
+        "remove the token from the text, or from the chat template",
+    ),
+    "serving-differs": Kind(
+        "warning",
+        "the prompt that the model will be asked with is not how the trained text begins",
+        "the model answers prompts that it was not trained on",
+        "look at one with vox data preview --row, and correct the chat template",
+    ),
+    "few-trained": Kind(
+        "warning",
+        "less than 1 % of the tokens is trained",
+        "nearly all time goes into what is only read",
+        "shorten the prompts, or split long conversations",
+    ),
+    "no-template": Kind(
+        "info",
+        "the model has no chat template",
+        "prompts and completions are laid end to end, and nothing says where a turn begins",
+        "name one with --template chatml, or use an -instruct model",
+    ),
+    "no-markers": Kind(
+        "info",
+        "the chat template has no {% generation %} markers",
+        "vox finds by itself where answers begin and end, and refuses rows where that is unclear",
+        "nothing needs to be done; look at some rows with vox data preview",
+    ),
+}
+FEW_TRAINED = 0.01

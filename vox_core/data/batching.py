@@ -1,0 +1,215 @@
+"""Which documents make which step, and how they share micro-batches.
+
+The order is a pure function of (rows, seed, step): no state is carried from step to step, so a run
+resumes at any step, on any backend, without replaying anything. Each epoch is a permutation of all
+documents (sampler.py); steps cut the endless row of epochs into pieces of `batch_size`, so the last
+step of an epoch is filled up from the next. With fewer rows than `batch_size` a step is one epoch.
+
+Permutations are the stable sort of Philox's raw output, keyed by (seed, epoch): numpy promises that
+the raw stream never changes, and promises nothing for `Generator.permutation`. Philox: Salmon et
+al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+A backend lays a micro-batch out as rows, padded to the longest, or end to end. What it computes at
+once is bounded by `micro_batch_tokens` either way: positions there, tokens here. A document that is
+longer has a micro-batch to itself. End to end, no more packs are made than best-fit decreasing
+finds (Johnson 1973: at most 11/9 of the fewest possible, and one): the longest document first, each
+into the fullest pack that has room for it. Where neighbours in length fit into as few packs, they
+share them: attention works on documents of a pack together, for as long as the longest of them
+takes.
+
+Shape legend: T tokens of a batch, D documents of a batch, N rows.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from vox_core.contract import Batch, Packing, padded_groups
+from vox_core.data.dataset import Dataset
+from vox_core.data.documents import Documents
+from vox_core.data.encode import Document
+from vox_core.data.sampler import Ordering
+from vox_core.data.sampler import epoch_order as epoch_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from vox_core.contract import Ints
+
+
+def steps_for(rows: int, batch_size: int, epochs: float) -> int:
+    """Steps in which every document is seen `epochs` times, the last one filled up."""
+    return math.ceil(round(epochs * rows / min(batch_size, rows), 9))  # 0.1 * 3 is above 0.3
+
+
+def epochs_after(rows: int, batch_size: int, step: int) -> float:
+    """Epochs finished after `step` (from 1), as a fraction."""
+    return step * min(batch_size, rows) / rows
+
+
+def documents_of_step(
+    rows: int, batch_size: int, seed: int, step: int, ordering: Ordering | None = None
+) -> Ints:
+    """Indices of the documents of `step` (from 1); int64, min(batch_size, rows) of them.
+
+    Args:
+        ordering: of the data set; None for permutations of all documents.
+    """
+
+    def epoch(number: int) -> Ints:
+        return ordering.epoch(seed, number) if ordering else epoch_order(rows, seed, number)
+
+    size = min(batch_size, rows)
+    first = (step - 1) * size
+    number, offset = divmod(first, rows)
+    order = epoch(number)[offset : offset + size]
+    if missing := size - len(order):
+        order = np.concatenate([order, epoch(number + 1)[:missing]])
+    return order
+
+
+def documents_in_step(dataset: Dataset, batch_size: int, seed: int, step: int) -> Ints:
+    """The same of a data set, which knows how it is ordered."""
+    return documents_of_step(len(dataset.documents), batch_size, seed, step, dataset.ordering)
+
+
+def micro_batches(
+    documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
+) -> list[list[int]]:
+    """Group documents, by index: every index occurs once, the longest documents come first."""
+    return grouped([len(document) for document in documents], micro_batch_tokens, packing)
+
+
+def to_batch(documents: Sequence[Document]) -> Batch:
+    """Lay documents end to end, and shift: position t predicts the token after it.
+
+    The last position of a document has target 0 and weight 0.
+    """
+    bounds_D1 = np.cumsum([0, *(len(document) for document in documents)], dtype=np.int64)
+    tokens_T = np.concatenate([document.tokens_T for document in documents]).astype(np.int64)
+    weights_T = np.concatenate([document.weights_T for document in documents]).astype(np.float32)
+    last_D = bounds_D1[1:] - 1
+    return Batch(
+        tokens_T=tokens_T,
+        targets_T=_shifted(tokens_T, last_D),
+        weights_T=_shifted(weights_T, last_D),
+        starts_D=bounds_D1[:-1],
+    )
+
+
+def make_step_batches(
+    dataset: Dataset,
+    step: int,
+    *,
+    batch_size: int,
+    micro_batch_tokens: int,
+    seed: int,
+    packing: Packing = "rows",
+) -> tuple[tuple[Batch, ...], float]:
+    """The micro-batches of `step` (from 1), and the sum of weights over all of them.
+
+    `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
+    """
+    chosen = documents_in_step(dataset, batch_size, seed, step)
+    return cut([dataset.documents[index] for index in chosen], micro_batch_tokens, packing)
+
+
+def cut(
+    documents: Sequence[Document], micro_batch_tokens: int, packing: Packing = "rows"
+) -> tuple[tuple[Batch, ...], float]:
+    """A step's documents as micro-batches, and the sum of weights over all of them."""
+    groups = micro_batches(documents, micro_batch_tokens, packing)
+    batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
+    return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
+
+
+def validation_batches(
+    dataset: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
+) -> Sequence[Batch]:
+    """Every document once; a batch is made when it is asked for."""
+    return _Batches(dataset.documents, micro_batch_tokens, packing)
+
+
+class _Batches(Sequence[Batch]):
+    """Micro-batches of documents that may not fit into memory."""
+
+    def __init__(self, documents: Documents, micro_batch_tokens: int, packing: Packing) -> None:
+        self._documents = documents
+        self._groups = grouped(documents.lengths_D.tolist(), micro_batch_tokens, packing)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return tuple(self._made(group) for group in self._groups[index])
+        return self._made(self._groups[index])
+
+    def _made(self, group: Sequence[int]) -> Batch:
+        return to_batch([self._documents[index] for index in group])
+
+
+def _shifted(values_T: NDArray[Any], last_D: Ints) -> NDArray[Any]:
+    """Each value at the position before its own; 0 at the last position of a document."""
+    shifted_T = np.empty_like(values_T)
+    shifted_T[:-1] = values_T[1:]
+    shifted_T[last_D] = 0
+    return shifted_T
+
+
+def grouped(lengths: Sequence[int], micro_batch_tokens: int, packing: Packing) -> list[list[int]]:
+    """The documents of each micro-batch, by index; each stands in one of them, longest first.
+
+    Args:
+        lengths: tokens of each document.
+    """
+    if packing == "rows":
+        return padded_groups(lengths, micro_batch_tokens)
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    alike = _neighbours(lengths, longest_first, micro_batch_tokens)
+    fewest = -(-sum(min(n, micro_batch_tokens) for n in lengths) // micro_batch_tokens)
+    if len(alike) <= fewest:
+        return alike
+    best = _best_fit(lengths, longest_first, micro_batch_tokens)
+    return best if len(best) < len(alike) else alike
+
+
+def _neighbours(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
+    """Filled one after the other."""
+    packs: list[list[int]] = []
+    left = 0
+    for index in order:
+        if packs and lengths[index] <= left:
+            packs[-1].append(index)
+        else:
+            packs.append([index])
+            left = room
+        left -= lengths[index]
+    return packs
+
+
+def _best_fit(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
+    """Each into the fullest pack that has room for it, of equals the first."""
+    packs: list[list[int]] = []
+    left: list[tuple[int, int]] = []  # (room left, number of the pack), in order
+    for index in order:
+        length = lengths[index]
+        at = bisect_left(left, (length, 0))
+        if at == len(left):
+            packs.append([])
+            found, pack = room, len(packs) - 1
+        else:
+            found, pack = left.pop(at)
+        packs[pack].append(index)
+        if found > length:
+            insort(left, (found - length, pack))
+    return packs

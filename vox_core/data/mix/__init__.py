@@ -1,1 +1,0 @@
-"""Several files of rows made into one, in proportions that somebody asked for."""

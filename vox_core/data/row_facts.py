@@ -1,0 +1,355 @@
+"""What filters, dedup and split need of each row of a file, in columns, and what they make of it.
+
+Facts are taken in one pass over the rows and depend on no policy, so the cache keeps them by the
+file's SHA-256, and another policy reads no row. A row takes 64 bytes.
+
+Rows are compared by content digests, blake2b-128 of roles, texts and tools: two rows are duplicates
+if they say the same, be it as messages or as a prompt with its completion, whatever their
+attributes.
+
+Shape legend: R well-formed rows of a file, N rows of several, V rows for validation, P pairs; 2
+halves of a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from vox_core.cache import CACHE_VERSION, cached
+from vox_core.contract import DataPolicy
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.messages import Message
+from vox_core.data.records import Record, read_lines
+from vox_core.data.rows import NO_ATTRIBUTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Digests: TypeAlias = NDArray[np.uint64]
+    Codes: TypeAlias = NDArray[np.uint8]
+    Pairs: TypeAlias = NDArray[np.int64]
+    Bools: TypeAlias = NDArray[np.bool_]
+
+KEPT, HELD_OUT = 0, 1
+MALFORMED = "malformed"
+REASONS: dict[str, str] = {
+    "unrated": "no rating, with --unrated drop",
+    "rating": "its rating is below --min-rating",
+    "category": "its category is not in --category",
+    "lane": "its lane is not in --lane",
+    "tag": "none of its tags is in --tag",
+    "too short": "fewer characters than --min-chars",
+    "too long": "more characters than --max-chars",
+    "duplicate": "same content as an earlier row (--dedup exact, near)",
+    "near duplicate": "nearly the same content as an earlier row (--dedup near)",
+}
+"""Why a row is left out; the first that applies counts. The guide prints this table."""
+NAMES = ("kept", "held out", *REASONS)
+"""What becomes of a row, by its code."""
+CODES = {name: code for code, name in enumerate(NAMES)}
+
+NO_VALUE = -1
+"""Code of a row without the attribute."""
+_NAMED = ("category", "lane", "tags")
+_COLUMNS = ("line_R", "said_R2", "whole_R2", "chars_R", "rating_R", *(f"{n}_R" for n in _NAMED))
+_FILE = "facts.npz"
+_TOLD_EVERY = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFacts:
+    """Facts about the rows of a file.
+
+    Args:
+        line_R: int64, from 1.
+        said_R2, whole_R2: uint64; content digests without and with the messages' weights.
+        chars_R: int64; characters that the row says.
+        rating_R: float64; NaN for none.
+        category_R, lane_R, tags_R: int32; index in `names`, `NO_VALUE` for none.
+        names: "category" and "lane" -> values; "tags" -> the tags of a row, several together.
+        faults: (line, fault) of malformed rows; a line may have several.
+        unused: field that means nothing to vox -> rows that have it.
+    """
+
+    line_R: NDArray[np.int64]
+    said_R2: Digests
+    whole_R2: Digests
+    chars_R: NDArray[np.int64]
+    rating_R: NDArray[np.float64]
+    category_R: NDArray[np.int32]
+    lane_R: NDArray[np.int32]
+    tags_R: NDArray[np.int32]
+    names: Mapping[str, list[Any]]
+    faults: list[tuple[int, RowFault]]
+    unused: Mapping[str, int]
+
+    @property
+    def rows(self) -> int:
+        return len(self.line_R)
+
+    @property
+    def malformed(self) -> int:
+        """Lines with a fault."""
+        return len({line for line, _ in self.faults})
+
+
+class FactCollector:
+    """Collects the facts of one row after another."""
+
+    def __init__(self) -> None:
+        self._line, self._chars, self._rating = array("q"), array("q"), array("d")
+        self._said, self._whole = bytearray(), bytearray()
+        self._codes = {name: array("i") for name in _NAMED}
+        self._known: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+        self._faults: list[tuple[int, RowFault]] = []
+        self._unused: Counter[str] = Counter()
+
+    def add(self, record: Record) -> None:
+        said, whole = digests(record)
+        self._said += said
+        self._whole += whole
+        self._line.append(record.line)
+        self._chars.append(characters(record))
+        if record.unused:
+            self._unused.update(record.unused)
+        says = record.attributes
+        if says is NO_ATTRIBUTES:  # the usual case
+            self._rating.append(float("nan"))
+            for codes in self._codes.values():
+                codes.append(NO_VALUE)
+            return
+        self._rating.append(float("nan") if says.rating is None else says.rating)
+        self._code("category", says.category)
+        self._code("lane", says.lane)
+        self._code("tags", tuple(sorted({*says.tags})) or None)
+
+    def refuse(self, line: int, error: RowError) -> None:
+        self._faults += ((line, fault) for fault in error.faults)
+
+    def _code(self, name: str, value: object) -> None:
+        known = self._known[name]
+        code = NO_VALUE if value is None else known.setdefault(value, len(known))
+        self._codes[name].append(code)
+
+    def facts(self) -> RowFacts:
+        return RowFacts(
+            line_R=np.array(self._line, np.int64),
+            said_R2=np.frombuffer(self._said, "<u8").reshape(-1, 2),
+            whole_R2=np.frombuffer(self._whole, "<u8").reshape(-1, 2),
+            chars_R=np.array(self._chars, np.int64),
+            rating_R=np.array(self._rating, np.float64),
+            **{f"{name}_R": np.array(codes, np.int32) for name, codes in self._codes.items()},
+            names={name: list(known) for name, known in self._known.items()},
+            faults=self._faults,
+            unused=self._unused,
+        )
+
+
+def facts_of(
+    path: Path,
+    lines: Path,
+    key: str,
+    unchanged: Callable[[], None],
+    progress: Callable[[Path, int], None] | None = None,
+) -> RowFacts:
+    """The facts of a file, from the cache or taken now.
+
+    Args:
+        lines: its rows as JSONL.
+        key: SHA-256 of all that decides the rows.
+        unchanged: raises if the file is not the one that `key` stands for.
+        progress: called with the file and the rows read so far.
+    """
+
+    def make(folder: Path) -> None:
+        collector, rows = FactCollector(), 0
+        for line, found in read_lines(path, lines):
+            if isinstance(found, RowError):
+                collector.refuse(line, found)
+                continue
+            rows += 1
+            collector.add(found)
+            if progress and not rows % _TOLD_EVERY:
+                progress(path, rows)
+        unchanged()
+        _write(folder, collector.facts())
+
+    return cached("facts", f"{key}-{CACHE_VERSION}", make, _read).value
+
+
+def _write(folder: Path, facts: RowFacts) -> None:
+    about = {
+        "names": facts.names,
+        "faults": [(line, fault.to_json()) for line, fault in facts.faults],
+        "unused": facts.unused,
+    }
+    write_arrays(folder / _FILE, {name: getattr(facts, name) for name in _COLUMNS}, about)
+
+
+def _read(folder: Path, _owner: object) -> RowFacts | None:
+    if (found := read_arrays(folder / _FILE)) is None:
+        return None
+    arrays, about = found
+    try:
+        names = {**about["names"], "tags": [tuple(tags) for tags in about["names"]["tags"]]}
+        faults = [(line, RowFault.from_json(fault)) for line, fault in about["faults"]]
+        return RowFacts(**arrays, names=names, faults=faults, unused=about["unused"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: object) -> None:
+    """Write arrays and a JSON value as one `.npz`."""
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(path, allow_pickle=False, **{**arrays, "about": text})
+
+
+def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Any] | None:
+    """The arrays and the JSON value of such a file; None if it is torn, by zip's checksums."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        return arrays, json.loads(arrays.pop("about").tobytes())
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+# --- content --------------------------------------------------------------------------------------
+
+
+def digests(record: Record) -> tuple[bytes, bytes]:
+    """Content digest, and the same with the weights of the messages; 16 bytes each.
+
+    Hashed is, before each content, its role and length, so that no two conversations are written
+    alike; what else a message or a row has follows as JSON with sorted keys.
+    """
+    messages = record.messages or ()
+    said = _said(messages) if record.text is None else f"text {len(record.text)} {record.text}"
+    if record.rejected or record.tools:
+        said = f"{said}rejected {_said(record.rejected)}tools {_json(record.tools)}"
+    digest = _digest(said)
+    if all(message.weight is None for message in messages):
+        return digest, digest
+    return digest, _digest(f"{digest.hex()} {[message.weight for message in messages]}")
+
+
+def characters(record: Record) -> int:
+    """Characters of the text, or of all messages together."""
+    if record.text is not None:
+        return len(record.text)
+    return sum([len(message.content) for message in record.messages or ()])
+
+
+def text_of(record: Record) -> str:
+    """All that is said, in order, without roles; tools and calls of them as JSON."""
+    if record.text is not None:
+        return record.text
+    parts = [_json(record.tools)] if record.tools else []
+    for message in (*(record.messages or ()), *record.rejected):
+        parts += [message.content, *([_json(message.extra)] if message.extra else [])]
+    return "\n".join(parts)
+
+
+def _said(messages: Sequence[Message]) -> str:
+    return "".join(
+        [
+            f"{m.role} {len(m.content)} {m.content}{_json(m.extra) if m.extra else ''}"
+            for m in messages
+        ]
+    )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=dict)
+
+
+def _digest(said: str) -> bytes:
+    return blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+# --- filters, dedup, split ------------------------------------------------------------------------
+
+
+def filtered(facts: RowFacts, policy: DataPolicy) -> Codes:
+    """uint8 (R,): `KEPT`, or the code of the first filter that a row does not pass."""
+    code_R = np.zeros(facts.rows, np.uint8)
+    unrated_R = np.isnan(facts.rating_R)
+    refused: dict[str, Bools] = {}
+    if policy.unrated == "drop":
+        refused["unrated"] = unrated_R
+    if policy.min_rating is not None:
+        refused["rating"] = ~unrated_R & (facts.rating_R < policy.min_rating)
+    for name in ("category", "lane"):
+        if wanted := getattr(policy, name):
+            fits = [value in wanted for value in facts.names[name]]
+            refused[name] = ~_of_code(fits, getattr(facts, f"{name}_R"))
+    if policy.tag:
+        fits = [not {*policy.tag}.isdisjoint(tags) for tags in facts.names["tags"]]
+        refused["tag"] = ~_of_code(fits, facts.tags_R)
+    refused["too short"] = facts.chars_R < policy.min_chars
+    if policy.max_chars:
+        refused["too long"] = facts.chars_R > policy.max_chars
+    for reason, refused_R in refused.items():
+        code_R[(code_R == KEPT) & refused_R] = CODES[reason]
+    return code_R
+
+
+def _of_code(fits: Sequence[bool], code_R: NDArray[np.int32]) -> Bools:
+    """The value of each row's code; False for `NO_VALUE`."""
+    return np.array([*fits, False])[code_R]
+
+
+def value_counts(
+    facts: Sequence[RowFacts], name: str, rows: NDArray[np.int64] | slice = slice(None)
+) -> Counter[str]:
+    """Values of "category", "lane" or "tags" -> rows that have them.
+
+    Args:
+        rows: which rows of each file to count.
+    """
+    counts: Counter[str] = Counter()
+    for each in facts:
+        code_R = getattr(each, f"{name}_R")[rows]
+        found = np.bincount(code_R[code_R >= 0], minlength=len(each.names[name])).tolist()
+        for value, number in zip(each.names[name], found, strict=True):
+            for single in value if name == "tags" else (value,):
+                counts[single] += number
+    return +counts
+
+
+def duplicates(digest_N2: Digests) -> Pairs:
+    """Rows whose digest an earlier row has: int64 (P, 2), row and the first such row, in order."""
+    order_N = np.lexsort((digest_N2[:, 1], digest_N2[:, 0]))  # stable
+    sorted_N2 = digest_N2[order_N]
+    new_N = np.ones(len(order_N), np.bool_)
+    new_N[1:] = (sorted_N2[1:] != sorted_N2[:-1]).any(axis=1)
+    first_N = order_N[new_N][np.cumsum(new_N) - 1]
+    pairs_P2 = np.stack([order_N[~new_N], first_N[~new_N]], axis=1)
+    return pairs_P2[np.argsort(pairs_P2[:, 0])]
+
+
+def held_out(said_N2: Digests, share: float) -> Bools:
+    """Which rows are held out: those in a fixed part of all digests. A row keeps its side when the
+    set grows, and a larger `share` holds out the same rows and others."""
+    bound = min(int(share * 2**64), 2**64 - 1)
+    return said_N2[:, 0] < np.uint64(bound)
+
+
+def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
+    """Validation rows that also occur in the training data: int64 (P, 2), validation row and the
+    first training row that says the same."""
+    pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
+    count = len(said_N2)
+    pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
+    pairs_P2[:, 0] -= count
+    return pairs_P2

@@ -1,1 +1,0 @@
-"""What there is in data files: counts, lengths, duplicates, languages."""
