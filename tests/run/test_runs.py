@@ -522,7 +522,7 @@ def test_a_run_keeps_its_template(tiny, settings, tmp_path, monkeypatch):
     assert "<|im_end|>" in template
     with open_model(str(run), SamplingSettings(max_tokens=1)) as model:
         # A token for each byte, and one for each of the three markers.
-        assert len(model._prompt(turns[:1])) == len("user\nHi\nassistant\n") + 3
+        assert model.reply(turns[:1]).prompt_tokens == len("user\nHi\nassistant\n") + 3
     merged = merge(str(run), MergeSettings(dtype="fp32")).out
     assert (merged / "chat_template.jinja").read_text() == template
     assert json.loads((merged / "generation_config.json").read_text())["eos_token_id"] == [258]

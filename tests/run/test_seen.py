@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from vox_core.errors import BackendError
-from vox_core.host import Request, choose, discover, probe
+from vox_core.host import Request, choose, discover, load, probe
 from vox_core.host.seen import Seen
 from vox_core.run import sources
 from vox_core.run.advice import with_advice
@@ -38,8 +38,16 @@ def plan(asked):
     return with_advice(plan_run(asked, tell=print), print)
 
 
-def test_a_run_looks_once(looks, settings, tiny):
+def test_a_run_looks_once_and_loads_one_backend_once(looks, settings, tiny, monkeypatch):
+    loaded, real = [], load.load_plugin
+
+    def load_plugin(found):
+        loaded.append(found.id)
+        return real(found)
+
+    monkeypatch.setattr(load, "load_plugin", load_plugin)
     train(settings(tiny("llama"), max_steps=1))
+    assert loaded == ["cpu"]
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
 

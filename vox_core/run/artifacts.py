@@ -200,7 +200,7 @@ def base_name(model: LocalModel) -> str:
 
 
 def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any]:
-    """`vox_adapter.json`: what the adapter is, and what it was made of and with."""
+    """`vox_adapter.json`: the adapter, its base model, its data and the software that made it."""
     contract = plan.contract
     return {
         "format": "vox-adapter/1",

@@ -98,7 +98,7 @@ class RunController:
         return state, [*notices, notice]
 
     def _why_stopped(self) -> Iterator[Notice]:
-        """Why the run stopped before its last step; nothing if somebody asked for it."""
+        """Why the run stopped before its last step; nothing if a signal stopped it."""
         since = self._progress.since_best
         if self._progress.exhausted:
             yield Notice(

@@ -1,4 +1,4 @@
-"""Read what a run is made of: its rows, its model, the backend that will train.
+"""Read the inputs of a run: rows, model, and the backend that will train.
 
 Cheap things first, so that a typing error in a data file is found before a model is downloaded.
 Nothing is written, except what the cache of models keeps.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What a run is made of.
+    """Rows, model and backend of a run.
 
     Args:
         rows: data files, with the rows that the filters leave of them.

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vox_core import bounded_json
-from vox_core.config import DataSource, TrainSettings, validate
+from vox_core.config import TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.resume import absolute, differences, said
+from vox_core.run.resume import describe_changes, differences, in_force
 from vox_core.run.sources import to_json
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _File(BaseModel):
 
 
 class _Exact(BaseModel):
-    """What is read of a plan's `exact`."""
+    """The keys of a plan's `exact` that are read."""
 
     model_config = ConfigDict(strict=True)
     settings: dict[str, Any]
@@ -108,7 +108,9 @@ class PinnedPlan:
                 "P011",
                 "the run would not be the one that was planned",
                 where=self.path,
-                faults=said(changes, then, plan.sources, since="the plan was made", then="planned"),
+                faults=describe_changes(
+                    changes, then, plan.sources, since="the plan was made", then="planned"
+                ),
                 remedy="undo these changes, or plan anew: vox plan ... --json > plan.json",
             )
 
@@ -139,28 +141,8 @@ def digest_of(exact: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def in_force(settings: TrainSettings) -> dict[str, Any]:
-    """Every setting as JSON; paths are absolute."""
-    told = settings.model_dump(mode="json", by_alias=False)
-    for name in type(settings).model_fields:
-        told[name] = _absolute(getattr(settings, name), told[name])
-    if Path(settings.model).exists():
-        told["model"] = str(Path(settings.model).resolve())
-    return told
-
-
-def _absolute(value: object, told: Any) -> Any:
-    if isinstance(value, Path):
-        return absolute(value)
-    if isinstance(value, DataSource):
-        return {**told, "path": absolute(value.path)}
-    if isinstance(value, tuple):
-        return [_absolute(*pair) for pair in zip(value, told, strict=True)]
-    return told
-
-
 def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
-    """The plan in a file, and what is said beside it.
+    """Read the plan in a file, with the flags that may stand beside it.
 
     Args:
         flags: those that stand on the command line, by field name.

@@ -134,7 +134,11 @@ def make_contract(
     seq_len: int,
     quant: Quant,
 ) -> FineTuneContract:
-    """What was asked for, free of paths, clock and machine; `quant` as `settled_quant` gives it."""
+    """The settings as a contract, free of paths, clock and machine.
+
+    Args:
+        quant: as `settled_quant` gives it.
+    """
     documents = len(train.documents)
     return FineTuneContract(
         model=model,

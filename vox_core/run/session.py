@@ -60,6 +60,7 @@ class Session:
         progress: losses and validations so far.
         warnings: those of this process, in order.
         loss: of the last step.
+        metrics: memory and times of the steps.
     """
 
     start: TrainState
@@ -77,11 +78,14 @@ class Session:
         self._saved: int | None = None
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
 
+        def tell_caller(event: Event) -> None:
+            observe(event)  # whatever it returns is no answer
+
         def tell_plugins(event: Event) -> list[Notice]:
             return [Notice(fault, "warning") for fault in observers.tell(event)]
 
         telemetry = Telemetry(plan.run.telemetry)
-        self._subscribers: list[Subscriber] = [self._follow, telemetry, observe, tell_plugins]
+        self._subscribers: list[Subscriber] = [self._follow, telemetry, tell_caller, tell_plugins]
 
     @classmethod
     @contextmanager

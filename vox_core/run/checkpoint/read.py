@@ -134,7 +134,7 @@ def set_aside(folder: Path) -> None:
 
 
 def _wrong(path: Path, entry: Entry | None) -> str | None:
-    """What is wrong with one file, in words that begin with its name."""
+    """The fault of one file, in words that begin with its name; None if it is whole."""
     if entry is None:
         return f"{path.name} is not in {MANIFEST}"
     try:

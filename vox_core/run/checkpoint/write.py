@@ -131,7 +131,7 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept: the newest `last`, and every step that `every` divides (0: none)."""
+    """Checkpoints to keep: the newest `last`, and every step that `every` divides (0: none)."""
 
     last: int = KEPT
     every: int = 0
