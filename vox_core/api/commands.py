@@ -1,11 +1,18 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.account import told as account_lines
-from vox_core.cli.data_flags import SECTIONS as DATA_SECTIONS
-from vox_core.cli.data_flags import data_options, files_argument, with_files
 from vox_core.cli.errors import STOPPED, describe, end_with
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
-from vox_core.cli.options import backend_origin, given, options_of, settings_from, source_of
+from vox_core.cli.options import (
+    DATA_SECTIONS,
+    backend_origin,
+    data_options,
+    files_argument,
+    given,
+    options_of,
+    settings_from,
+    source_of,
+    with_files,
+)
 from vox_core.cli.output import (
     duration,
     losses,
@@ -28,7 +35,6 @@ __all__ = [
     "Group",
     "LazyGroup",
     "TrainSettings",
-    "account_lines",
     "backend_origin",
     "data_options",
     "describe",

@@ -20,12 +20,14 @@ from vox_core.config import (
     CONFIG_FILE,
     DataSource,
     Section,
+    TrainSettings,
     is_table,
     load_settings,
     reading,
 )
 from vox_core.config import given as given
 from vox_core.config import source_of as source_of
+from vox_core.config.data import DataSettings
 from vox_core.config.values import is_duration
 from vox_core.library import backend_origin as backend_origin
 
@@ -56,6 +58,9 @@ METAVARS: dict[Any, str] = {
     DataSource: "PATH=WEIGHT",
 }
 DURATION = "DURATION"
+_OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
+DATA_SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*_OF_ROWS, *DataSettings.model_fields)}
+"""Flags of `vox train` that the commands of `vox data` take, too."""
 
 S = TypeVar("S", bound=Section)
 
@@ -63,6 +68,22 @@ S = TypeVar("S", bound=Section)
 def options_of(kind: type[Section]) -> list[click.Parameter]:
     """The flags of a section, and `--config`."""
     return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
+
+
+def data_options() -> list[click.Parameter]:
+    """Flags of `TrainSettings`, as far as they matter for rows."""
+    wanted = {name for names in DATA_SECTIONS.values() for name in names}
+    return [option for option in options_of(TrainSettings) if option.name in wanted]
+
+
+def files_argument() -> click.Argument:
+    """FILES, as many as there are; none for those of the settings."""
+    return click.Argument(["files"], nargs=-1, type=DataFile(path_type=Path))
+
+
+def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """`flags` with FILES before what `--data` names."""
+    return {**flags, "data": (*files, *flags["data"])}
 
 
 def config_option(exposed: bool = True) -> click.Option:

@@ -13,7 +13,6 @@ from vox_core.api.commands import (
     TRAIN_SECTIONS,
     Command,
     TrainSettings,
-    account_lines,
     backend_origin,
     duration,
     files_argument,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from vox_plan.report import DiskPlan, MemoryPlan, PlanReport
 
 PRESETS = "presets"
+_KEY = re.compile(r"[a-z]+(_[a-z]+)*")
 PRESET_SIZES = tuple(size * 10**9 for size in (8, 16, 24, 48, 80))
 SECTIONS = {
     **{
@@ -320,3 +320,46 @@ def _grid(options: tuple[Option, ...], limit: int) -> Iterator[list[str]]:
         row = [column[number] for column in columns]
         cells = [megabytes(each.peak) if each in fits else "-" for each in row]
         yield [quant, "on" if recompute else "off", *cells]
+
+
+def account_lines(found: Any) -> Iterator[str]:
+    """Facts about rows as lines, whatever they are: counts, texts, lists of either."""
+    if isinstance(found, Mapping):
+        yield from _mapping(found)
+    elif isinstance(found, list | tuple):
+        for each in found:
+            yield _inline(each)
+    elif found not in (None, ""):
+        yield _number(found)
+
+
+def _mapping(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found:
+        return
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
+        yield ", ".join(f"{count:,} {_words(reason)}" for reason, count in found.items())
+        return
+    flat = {k: v for k, v in found.items() if not isinstance(v, Mapping | list | tuple)}
+    if flat:
+        yield _inline(flat)
+    for key, value in found.items():
+        if key not in flat:
+            yield from (f"{_words(key)}: {line}" for line in account_lines(value))
+
+
+def _inline(each: Any) -> str:
+    """One thing on one line."""
+    if not isinstance(each, Mapping):
+        return _number(each)
+    return "; ".join(
+        f"{_words(key)} {', '.join(account_lines(value))}" for key, value in each.items()
+    )
+
+
+def _words(key: object) -> str:
+    """A key as words; the name of a file stays as it is."""
+    return str(key).replace("_", " ") if _KEY.fullmatch(str(key)) else str(key)
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
