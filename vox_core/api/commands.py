@@ -4,13 +4,10 @@ from vox_core.cli.errors import STOPPED, describe, end_with
 from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
 from vox_core.cli.options import (
     DATA_SECTIONS,
-    backend_origin,
     data_options,
     files_argument,
-    given,
     options_of,
     settings_from,
-    source_of,
     with_files,
 )
 from vox_core.cli.output import (
@@ -23,7 +20,8 @@ from vox_core.cli.output import (
     printable,
 )
 from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
-from vox_core.config import ConvertSettings, TrainSettings
+from vox_core.config import ConvertSettings, TrainSettings, given, source_of
+from vox_core.library import backend_origin
 
 __all__ = [
     "DATA_SECTIONS",

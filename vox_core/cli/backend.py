@@ -7,12 +7,13 @@ from typing import Any, get_args
 
 import click
 
-from vox_core.cli.lazy import Group
-from vox_core.cli.options import backend_origin, config_option, given, json_option, settings_from
+from vox_core.cli.lazy import Group, json_option
+from vox_core.cli.options import config_option, settings_from
 from vox_core.cli.output import print_columns, print_json, printable, warn_of_unknown
-from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings
+from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings, given
 from vox_core.contract import DType, Method, Quant
 from vox_core.host import Operation, Request, Verdict
+from vox_core.library import backend_origin
 
 _SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
     "train": TrainSettings,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.lazy import Group
-from vox_core.cli.options import config_option, json_option
+from vox_core.cli.lazy import Group, json_option
+from vox_core.cli.options import config_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable
 from vox_core.cli.plugin_install import _carry_out, _plan_options
 from vox_core.errors import command

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from vox_core.cli.lazy import Group
-from vox_core.cli.options import config_option, json_option, settings_from, source_of
+from vox_core.cli.lazy import Group, json_option
+from vox_core.cli.options import config_option, settings_from
 from vox_core.cli.output import print_json
-from vox_core.config import SECTIONS, Section, toml_schema
+from vox_core.config import SECTIONS, Section, source_of, toml_schema
 
 
 @click.group("config", cls=Group)

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.errors import describe, end_with
-from vox_core.cli.lazy import Command, Entry, LazyGroup
-from vox_core.cli.options import (
-    data_options,
-    files_argument,
-    given,
-    json_option,
-    settings_from,
-    with_files,
-)
+from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option
+from vox_core.cli.options import data_options, files_argument, settings_from, with_files
 from vox_core.cli.output import print_json, printable
-from vox_core.config import TrainSettings
+from vox_core.config import TrainSettings, given
 from vox_core.display import display
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from vox_core import library
-from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option, options_of, settings_from
+from vox_core.cli.lazy import Command, json_option
+from vox_core.cli.options import options_of, settings_from
 from vox_core.cli.output import print_json
 from vox_core.config import GenerateSettings
 from vox_core.errors import ConfigError

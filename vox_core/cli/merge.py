@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core import library
-from vox_core.cli.lazy import Command
-from vox_core.cli.options import json_option, options_of
+from vox_core.cli.lazy import Command, json_option
+from vox_core.cli.options import options_of
 from vox_core.cli.output import print_json, print_table, printable
 from vox_core.config import MergeSettings
 from vox_core.errors import command

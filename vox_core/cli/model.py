@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vox_core.cli.lazy import Group
-from vox_core.cli.options import config_option, json_option
+from vox_core.cli.lazy import Group, json_option
+from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.display import display
 

@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_a
 
 import click
 
-from vox_core.cli.lazy import json_option as json_option
 from vox_core.config import (
     CONFIG_FILE,
     DataSource,
     Section,
     TrainSettings,
+    given,
     is_table,
     load_settings,
     reading,
 )
-from vox_core.config import given as given
-from vox_core.config import source_of as source_of
 from vox_core.config.data import DataSettings
 from vox_core.config.values import is_duration
-from vox_core.library import backend_origin as backend_origin
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.lazy import Command, Entry, LazyGroup
-from vox_core.cli.options import config_option, json_option
+from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option
+from vox_core.cli.options import config_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable, warn_of_unknown
 from vox_core.errors import command
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.lazy import Command
-from vox_core.cli.options import config_option, json_option
+from vox_core.cli.lazy import Command, json_option
+from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_json, printable
 from vox_core.errors import ConfigError, InputError
 

@@ -9,8 +9,8 @@ import click
 
 from vox_core import library
 from vox_core.cli.errors import STOPPED
-from vox_core.cli.lazy import WITHIN, Command
-from vox_core.cli.options import files_argument, json_option, options_of, with_files
+from vox_core.cli.lazy import WITHIN, Command, json_option
+from vox_core.cli.options import files_argument, options_of, with_files
 from vox_core.cli.output import duration, losses, print_json, print_table, printable
 from vox_core.config import TrainSettings
 from vox_core.display import SHORT_RUN
