@@ -323,6 +323,10 @@ class NotebookDisplay:
             self._bar = label, event.step, self._total
         elif isinstance(event, RunStart):
             self._pace, self._total = Pace(event), event.total_steps
+        elif isinstance(event, RunEnd):
+            label, done, total = self._bar
+            self._lines.append(label)
+            self._bar = "", done, total
         if text := words(event):
             self._lines.append(text)
         self._update()

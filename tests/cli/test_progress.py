@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.cli.services import STEP, events, start
 from vox_core import display as progress
 from vox_core.contract import CheckpointWritten, Event, Notice, StepDone
-from vox_core.display import LineDisplay, LiveDisplay, Pace, display
+from vox_core.display import LineDisplay, LiveDisplay, NotebookDisplay, Pace, display
 
 WORDS_OF_A_RUN = [
     "cpu 0.1.0: the only usable backend",
@@ -234,3 +234,29 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(capsys, monkeypatch) -> 
     told = capsys.readouterr().err
     assert "\\x1b]0;title\\x07" in told
     assert not {"\x1b", "\x07"} & {*told}
+
+
+def test_a_notebook_has_one_output_that_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            shown.append(data)
+
+    def output(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        shown.append(data)
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", output)
+    told = NotebookDisplay()
+    told.transfer("downloading <m>", 5 * 10**6, 10 * 10**6)
+    assert shown[-1]["text/html"] == (
+        '<pre>downloading &lt;m&gt;: 5 MB of 10 MB</pre><progress value="5000000" '
+        'max="10000000"></progress>'
+    )
+    for event in events(3):
+        told.observe(event)
+    step = "step 3/3  loss 3.0000  smoothed 3.3100  lr 1.0e-04  200 tokens/s  0:00 left"
+    lines = shown[-1]["text/plain"].splitlines()
+    assert lines == [*WORDS_OF_A_RUN[:4], step, WORDS_OF_A_RUN[4]]
+    assert shown[-1]["text/html"].endswith('<progress value="3" max="3"></progress>')
