@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from vox_core.data.records import Message, Record
+from vox_core.data.messages import Message
+from vox_core.data.rows import Record
 
 SOURCE = Path("train.jsonl")
 

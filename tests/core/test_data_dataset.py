@@ -10,7 +10,7 @@ import pytest
 from tests.core.data_samples import chat, completion, text
 from tests.core.tiny_tokenizer import FAMILIES, make_tokenizer, tiny_tokenizer
 from vox_core.data.dataset import Dataset, build_dataset
-from vox_core.data.records import Record
+from vox_core.data.rows import Record
 from vox_core.errors import DataError
 
 DIGEST = "d0eb6a337af839e1c46a62674197ca19aeb967ff4fc271d65b2c41862fdca824"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.data_samples import chat, completion, text
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.data.encode import Document, Encoded, Encoder
-from vox_core.data.records import Record
+from vox_core.data.rows import Record
 
 QUESTIONS = chat("how are you?", "well", "and now?", "thank you", "again?", "no")
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.core.data_samples import answers, chat, completion, conversations, plain, users
 from tests.core.tiny_tokenizer import FAMILIES, tiny_tokenizer
 from vox_core.data.encode import Document, Encoder
-from vox_core.data.records import Message, Record
+from vox_core.data.messages import Message
 from vox_core.data.render import RenderError
+from vox_core.data.rows import Record
 
 SEQ_LEN = 100_000
 # What a family writes around an assistant's words, in a turn that is not the last and in the last.

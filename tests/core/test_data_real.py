@@ -9,7 +9,8 @@ import pytest
 import vox_core
 from tests.core.data_samples import plain
 from vox_core.data.dataset import build_dataset
-from vox_core.data.records import find_split, load_records
+from vox_core.data.records import load_records
+from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
 
 FOLDER = Path(vox_core.__file__).parent / "quickstart" / "data"

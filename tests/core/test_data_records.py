@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from vox_core.data import jsonl
-from vox_core.data.records import Message, find_split, load_records
-from vox_core.data.rows import Attributes
+from vox_core.data.attributes import Attributes
+from vox_core.data.messages import Message
+from vox_core.data.records import load_records
+from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'

@@ -9,8 +9,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from vox_core.data import worker
-from vox_core.data.records import Message, Record
+from vox_core.data.messages import Message
 from vox_core.data.render import Renderer
+from vox_core.data.rows import Record
 from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError

@@ -15,8 +15,8 @@ from vox_core.data.dataset import build_dataset
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.encode_stats import serving_difference
 from vox_core.data.messages import Message
-from vox_core.data.records import Record
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError
+from vox_core.data.rows import Record
 from vox_core.data.template import ChatTemplate
 from vox_core.data.template_features import Takes, what_it_takes
 from vox_core.errors import DataError

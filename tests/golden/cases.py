@@ -9,8 +9,7 @@ from typing import Any
 
 from tests.golden.families import FAMILIES
 from vox_core.data.messages import Message
-from vox_core.data.records import Record, record_of
-from vox_core.data.rows import Row, parse_row
+from vox_core.data.rows import Record, parse_row
 
 SOURCE = Path("golden.jsonl")
 _WEATHER = {
@@ -153,8 +152,8 @@ def record(case: str) -> Record:
     row = CASES[case]
     if case == "an empty answer":
         said = tuple(Message(one["role"], one["content"]) for one in row["messages"])
-        return record_of(Row("chat", said), SOURCE, 1)
-    return record_of(parse_row(copy.deepcopy(row)), SOURCE, 1)
+        return Record("chat", SOURCE, 1, said)
+    return parse_row(copy.deepcopy(row), SOURCE, 1)
 
 
 def given(case: str, family: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -19,8 +19,8 @@ from tests.malformed.make import EXPECTED
 from vox_core import cache as caching
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.encode_stats import serving_difference
-from vox_core.data.records import Record
 from vox_core.data.render import Rendered, RenderError
+from vox_core.data.rows import Record
 
 SEQ_LEN = 100_000
 CACHE_VERSION_FILE = Path(__file__).with_name("cache_version.json")

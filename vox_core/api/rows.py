@@ -12,15 +12,7 @@ from vox_core.data.faults import RowError, RowFault
 from vox_core.data.jsonl import numbered_lines, raw_lines
 from vox_core.data.readers import FieldMap, Source, is_remote, open_source
 from vox_core.data.readers.opened import most_bytes, too_much
-from vox_core.data.records import (
-    Placed,
-    Record,
-    changed,
-    find_split,
-    read_lines,
-    read_record,
-    readable,
-)
+from vox_core.data.records import Placed, changed, read_lines, readable
 from vox_core.data.render import RenderError
 from vox_core.data.row_facts import (
     KEPT,
@@ -31,7 +23,9 @@ from vox_core.data.row_facts import (
     filtered,
     value_counts,
 )
+from vox_core.data.rows import Record, read_row
 from vox_core.data.sampler import apportion
+from vox_core.data.split import find_split
 from vox_core.data.tokenizer import Tokens, special_ids, tokenise
 from vox_core.models import Progress
 from vox_core.run.dataset import Opener
@@ -75,7 +69,7 @@ __all__ = [
     "open_source",
     "raw_lines",
     "read_lines",
-    "read_record",
+    "read_row",
     "readable",
     "require_sound",
     "row_findings",

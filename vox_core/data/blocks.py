@@ -18,7 +18,8 @@ import numpy as np
 
 from vox_core.data.faults import RowError
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
-from vox_core.data.records import Record, changed, read_record, readable
+from vox_core.data.records import changed, readable
+from vox_core.data.rows import Record, read_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class Block:
         for number, (line, use) in enumerate(zip(lines, uses, strict=False), start=self.line):
             if use and line.strip():
                 try:
-                    yield read_record(line, self.path, number)
+                    yield read_row(line, self.path, number)
                 except RowError as fault:
                     raise changed(self.path) from fault
 

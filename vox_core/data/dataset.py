@@ -22,7 +22,7 @@ import numpy as np
 from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoded, Encoder, Look
 from vox_core.data.encode_stats import EncodeStats, StatsCollector
-from vox_core.data.records import Record
+from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering
 from vox_core.errors import DataError
 

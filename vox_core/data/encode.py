@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from vox_core.data.records import Record
 from vox_core.data.render import Rendered, Renderer, RenderError
+from vox_core.data.rows import Record
 from vox_core.data.sampler import UNKNOWN, level
 from vox_core.data.tokenizer import Tokens, tokenise
 

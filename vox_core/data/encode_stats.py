@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.records import Record
 from vox_core.data.render import Rendered, Renderer, RenderError, weight_of
+from vox_core.data.rows import Record
 from vox_core.data.turns import common
 
 if TYPE_CHECKING:

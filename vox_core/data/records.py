@@ -7,18 +7,16 @@ that refuses it) can name file and line too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vox_core.data.faults import Code, RowError, RowFault
 from vox_core.data.jsonl import file_faults, no_text, raw_lines
-from vox_core.data.messages import Message
 from vox_core.data.readers import NO_FIELDS, FieldMap, is_remote, open_source, place_of
-from vox_core.data.rows import NO_ATTRIBUTES, Attributes, Kind, Row, read_row
-from vox_core.data.split import find_split, require_files
+from vox_core.data.rows import Record, read_row
+from vox_core.data.split import require_files
 from vox_core.errors import DataError
 
 STEP = "correct these lines, or remove them, and run again"
@@ -27,39 +25,6 @@ _TELL_EVERY = 1 << 14
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and all bytes."""
-
-__all__ = ["Message", "Record", "find_split", "load_records"]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One row of a data file.
-
-    Args:
-        kind: chat, completion (then `messages` are a user's and an assistant's), text, or
-            preference (then `messages` end with the chosen answer).
-        source: the file.
-        line: from 1; of a file that is no JSONL, the row.
-        messages: the conversation; None for text.
-        text: the text; None for chat and completion.
-        unused: names of the row's fields that mean nothing to vox.
-        rejected, tools, attributes, form: as `Row` has them.
-    """
-
-    kind: Kind
-    source: Path
-    line: int
-    messages: tuple[Message, ...] | None = None
-    text: str | None = None
-    unused: tuple[str, ...] = ()
-    rejected: tuple[Message, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
-    attributes: Attributes = NO_ATTRIBUTES
-    form: str = ""
-
-    @property
-    def place(self) -> str:
-        return place_of(self.source, self.line)
 
 
 def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Record]:
@@ -135,20 +100,11 @@ def read_lines(
             if progress and not count % _TELL_EVERY:
                 progress(start, size)
             try:
-                yield number, read_record(line, path, number)
+                yield number, read_row(line, path, number)
             except RowError as fault:
                 yield number, fault
         if progress:
             progress(size, size)
-
-
-def read_record(line: bytes | None, path: Path, number: int) -> Record:
-    """The row in one line of a JSONL file; None stands for a line that was too long to read.
-
-    Raises:
-        RowError: with everything that is wrong with it.
-    """
-    return record_of(read_row(line), path, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +130,6 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def record_of(row: Row, path: Path, line: int) -> Record:
-    """A row with the place where it stands."""
-    text, messages = (row.text, None) if row.kind == "text" else (None, row.messages)
-    return Record(
-        row.kind,
-        path,
-        line,
-        messages,
-        text,
-        row.unused,
-        row.rejected,
-        row.tools,
-        row.attributes,
-        row.form,
-    )
 
 
 def _empty(paths: Sequence[Path]) -> DataError:

@@ -40,7 +40,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from vox_core.data.records import Message, Record
+from vox_core.data.messages import Message
+from vox_core.data.rows import Record
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.template_features import Takes, what_it_takes
 from vox_core.data.tokenizer import end_of_turn_ids, template_source

@@ -27,10 +27,11 @@ import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
+from vox_core.data.attributes import NO_ATTRIBUTES
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.messages import Message
-from vox_core.data.records import Record, read_lines
-from vox_core.data.rows import NO_ATTRIBUTES
+from vox_core.data.records import read_lines
+from vox_core.data.rows import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -351,5 +352,11 @@ def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
     pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
     count = len(said_N2)
     pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
+<<<<<<< HEAD
     pairs_P2[:, 0] -= count
     return pairs_P2
+=======
+    shift_2 = np.array([count, 0], np.int64)
+    shifted_P2: Pairs = pairs_P2 - shift_2
+    return shifted_P2
+>>>>>>> data

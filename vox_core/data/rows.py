@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from vox_core.data.attributes import ATTRIBUTES, NO_ATTRIBUTES, Attributes, attributes_of
@@ -37,43 +38,51 @@ from vox_core.data.fields import (
     refuse_unknown,
     text_of,
 )
+from vox_core.data.formats import place_of
 from vox_core.data.jsonl import parse_object
 from vox_core.data.messages import Message, conversation, refuse_unsupported
 from vox_core.data.preference import prompt_of, read_preference
 from vox_core.data.sharegpt import is_sharegpt, read_sharegpt, renamed
 from vox_core.data.tools import tool_schemas
 
-__all__ = ["NO_ATTRIBUTES", "Attributes", "Kind", "Row", "parse_row", "read_row"]
-
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
 
+NO_FILE = Path()
 _UNSUPPORTED_IN_ROW = ("documents",)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one row says.
+class Record:
+    """One row of a data file.
 
     Args:
-        messages: for chat and completion (a user's and an assistant's); of a preference, those up
-            to and with the chosen answer.
-        text: for text.
+        source: the file.
+        line: from 1; of a file that is no JSONL, the row.
+        messages: of chat and completion (a user's and an assistant's); of a preference, those up
+            to and with the chosen answer; None for text.
+        text: of text; None for the others.
+        unused: names of fields that mean nothing to vox.
         rejected: of a preference, all messages up to and with the rejected answer.
         tools: JSON schemas of the functions that the assistant may call.
-        unused: names of fields that mean nothing to vox.
         form: what the row's form is called, such as "Alpaca".
     """
 
     kind: Kind
-    messages: tuple[Message, ...] = ()
-    text: str = ""
+    source: Path
+    line: int
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
     unused: tuple[str, ...] = ()
     rejected: tuple[Message, ...] = ()
     tools: Tools = ()
     attributes: Attributes = NO_ATTRIBUTES
     form: str = ""
+
+    @property
+    def place(self) -> str:
+        return place_of(self.source, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +91,28 @@ class _Said:
 
     kind: Kind
     form: str
-    messages: tuple[Message, ...] = ()
-    text: str = ""
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
     rejected: tuple[Message, ...] = ()
 
 
-def read_row(line: bytes | None) -> Row:
+def read_row(line: bytes | None, source: Path = NO_FILE, number: int = 0) -> Record:
     """The row in one line of a JSONL file; None stands for a line that was too long to read.
 
     Raises:
         RowError: with everything that is wrong with it.
     """
-    return parse_row(parse_object(line))
+    return parse_row(parse_object(line), source, number)
 
 
-def parse_row(values: dict[str, object]) -> Row:
+def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) -> Record:
     """Read a row.
 
     Raises:
         RowError: with everything that is wrong with it.
     """
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
-        return Row("chat", conversation(values["messages"]), form="messages")
+        return Record("chat", source, line, conversation(values["messages"]), form="messages")
     fields, faults = Fields(values), list[RowFault]()
     read = _form(fields)
     said = _try(lambda: read(fields), faults)
@@ -115,8 +124,17 @@ def parse_row(values: dict[str, object]) -> Row:
     if faults:
         raise RowError(*faults)
     assert said is not None and attributes is not None and tools is not None
-    return Row(
-        said.kind, said.messages, said.text, unused, said.rejected, tools, attributes, said.form
+    return Record(
+        said.kind,
+        source,
+        line,
+        said.messages,
+        said.text,
+        unused,
+        said.rejected,
+        tools,
+        attributes,
+        said.form,
     )
 
 

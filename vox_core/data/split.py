@@ -18,7 +18,7 @@ from typing import IO
 
 from vox_core import disk, files
 from vox_core.cache import cache_folder, cache_root
-from vox_core.data.readers.formats import format_of, is_known, is_remote, stem_of
+from vox_core.data.formats import format_of, is_known, is_remote, stem_of
 from vox_core.errors import DataError
 
 TRAIN_NAME = "train.jsonl"

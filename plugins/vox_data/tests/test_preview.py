@@ -18,7 +18,7 @@ from vox_core.data.audit import Finding
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.chosen import choose_rows
 from vox_core.data.encode import Encoder
-from vox_core.data.records import Record
+from vox_core.data.rows import Record
 from vox_core.errors import DataError
 from vox_data.page import is_page, page
 from vox_data.preview import named, numbered, spread

@@ -28,7 +28,7 @@ from vox_core.api.rows import (
     changed,
     chosen_rows,
     numbered_lines,
-    read_record,
+    read_row,
     readable,
     require_sound,
 )
@@ -226,7 +226,7 @@ def _uses(file: CheckedFile, number: int) -> bool:
 
 def _parsed(path: Path, number: int, line: bytes | None) -> Record:
     try:
-        return read_record(line, path, number)
+        return read_row(line, path, number)
     except RowError as fault:  # every row that is used has been looked at
         raise changed(path) from fault
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from vox_core.data.faults import RowError, RowFault
+from vox_core.data.formats import Compression, format_of
 from vox_core.data.jsonl import MAX_LINE_BYTES, too_long
-from vox_core.data.readers.formats import Compression, format_of
 from vox_core.errors import DataError
 
 MAX_RATIO = 1000

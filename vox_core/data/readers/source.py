@@ -19,8 +19,8 @@ from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import RowStream
 from vox_core.data.faults import RowError
+from vox_core.data.formats import POINT, Format, format_of, is_plain, is_remote
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_object, too_long, unread
-from vox_core.data.readers.formats import POINT, Format, format_of, is_plain, is_remote
 from vox_core.data.readers.json_rows import json_rows
 from vox_core.data.readers.mapping import NO_FIELDS, FieldMap, mapped
 from vox_core.data.readers.opened import most_bytes, opened, too_much

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from vox_core.config import TrainSettings
 from vox_core.data.faults import Code, FaultCounts, RowError
 from vox_core.data.readers import FieldMap, open_source, place_of
-from vox_core.data.records import Record, next_step, read_lines
+from vox_core.data.records import next_step, read_lines
+from vox_core.data.rows import Record
 from vox_core.data.split import find_split
 from vox_core.errors import ConfigError, InputError
 from vox_core.run.sources import resolve_model
