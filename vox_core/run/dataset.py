@@ -18,8 +18,8 @@ from vox_core import bounded_json
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import Load, open_dataset
-from vox_core.data.records import find_split
 from vox_core.data.sampler import Ordering, filled, sources_of
+from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 from vox_core.run import plan

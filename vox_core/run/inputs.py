@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.data.chosen import Chosen, Tell, choose_rows
-from vox_core.data.records import find_split
+from vox_core.data.split import find_split
 from vox_core.errors import ConfigError
 from vox_core.host import Request, explain
 from vox_core.host.seen import Seen

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: log their rows; after several in a row end the run.
+"""Steps whose loss or gradient is not finite: log their rows, and end the run after several.
 
     bad_batches.jsonl    {"step", "loss", "grad_norm", "documents": [{"document", "file", "line"}]}
 
