@@ -8,11 +8,11 @@ from vox_core.data.dataset import build_dataset
 from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.encode_stats import StatsCollector
-from vox_core.data.faults import RowError, RowFault
+from vox_core.data.faults import RowError, RowFault, changed
 from vox_core.data.jsonl import numbered_lines, raw_lines
 from vox_core.data.readers import FieldMap, Source, is_remote, open_source
 from vox_core.data.readers.opened import most_bytes, too_much
-from vox_core.data.records import Placed, changed, read_lines, readable
+from vox_core.data.records import Placed, read_lines, readable
 from vox_core.data.render import RenderError
 from vox_core.data.row_facts import (
     KEPT,

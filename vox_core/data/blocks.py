@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vox_core.data.faults import RowError
+from vox_core.data.faults import RowError, changed
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES
-from vox_core.data.records import changed, readable
+from vox_core.data.records import readable
 from vox_core.data.rows import Record, read_row
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vox_core.data.blocks import RowMask, cut
+from vox_core.data.faults import changed
 from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_remote, open_source
-from vox_core.data.records import Placed, changed, readable, refuse, unreadable
+from vox_core.data.records import Placed, readable, refuse, unreadable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.errors import StorageError
 from vox_core.hashes import file_sha256

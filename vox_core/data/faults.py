@@ -7,7 +7,10 @@ of a message.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
+
+from vox_core.errors import DataError
 
 SHOWN = 20
 
@@ -124,3 +127,15 @@ def shown(location: Location) -> str:
     first, *rest = location
     inner = (f"[{part}]" if isinstance(part, int) or part == "…" else f".{part}" for part in rest)
     return f"{first}{''.join(inner)}"
+
+
+def changed(path: Path) -> DataError:
+    """The error for a data file whose bytes changed while vox read it."""
+    return DataError(
+        "D001",
+        "a data file changed while it was read",
+        where=path,
+        found="other content than a moment before",
+        expected="a file that nobody writes to",
+        remedy="run again when it is written",
+    )

@@ -196,15 +196,3 @@ def unreadable(path: Path, error: OSError) -> DataError:
         expected="a file that you may read",
         remedy="check its permissions, or name another file with --data",
     )
-
-
-def changed(path: Path) -> DataError:
-    """What it means that a file is no longer the one that was looked at."""
-    return DataError(
-        "D001",
-        "a data file changed while it was read",
-        where=path,
-        found="other content than a moment before",
-        expected="a file that nobody writes to",
-        remedy="run again when it is written",
-    )

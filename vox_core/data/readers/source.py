@@ -18,7 +18,7 @@ from typing import TypeAlias
 from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import RowStream
-from vox_core.data.faults import RowError
+from vox_core.data.faults import RowError, changed
 from vox_core.data.formats import POINT, Format, format_of, is_plain, is_remote
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_object, too_long, unread
 from vox_core.data.readers.json_rows import json_rows
@@ -78,8 +78,6 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
             limit = None if stream else most_bytes(path.stat().st_size)
             _write(folder, items, fields, limit, is_text=format_.kind in ("csv", "tsv"))
         if not stream and file_sha256(path) != content:
-            from vox_core.data.records import changed
-
             raise changed(path)  # else these would be kept as the rows of other bytes
 
     def read(folder: Path, owner: object) -> Source | None:
