@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vox_core import bounded_json
+from vox_core.bounded_json import differences
 from vox_core.config import TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.resume import describe_changes, differences, in_force
+from vox_core.run.resume import describe_changes, in_force
 from vox_core.run.sources import to_json
 
 if TYPE_CHECKING:

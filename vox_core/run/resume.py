@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vox_core.bounded_json import differences
 from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.contract import ExecutionPlan
 from vox_core.data.readers import is_remote
@@ -397,19 +398,6 @@ def _of_files(
 
 def _flag(field: str) -> str:
     return "--" + field.rpartition(".")[2].replace("_", "-")
-
-
-def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted field, value in a, value in b) of every difference; None where there is none.
-
-    Args:
-        a, b: as `bounded_json` reads them, nested no deeper than it allows.
-    """
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted(a.keys() | b.keys()):
-            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-    elif a != b:
-        yield where, a, b
 
 
 # --- the run's own files ----------------------------------------------------------------------
