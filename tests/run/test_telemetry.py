@@ -322,8 +322,8 @@ def test_what_a_caller_returns_is_no_event(tiny, settings) -> None:
 
     def observe(event: Event) -> list[Event]:
         told.append(event)
-        return [Notice("again")]
+        return [Notice("an echo")]
 
     run = train(settings(tiny("llama"), max_steps=1), observe=observe).run
-    assert Notice("again") not in told
-    assert "again" not in (run / "telemetry.jsonl").read_text()
+    assert Notice("an echo") not in told
+    assert "an echo" not in (run / "telemetry.jsonl").read_text()

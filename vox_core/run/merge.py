@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vox_core import files
+from vox_core import files, models
+from vox_core.config import MergeSettings
 from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant, WriteModelJob
 from vox_core.errors import AdapterError, BackendError, StorageError
-from vox_core.host import Request, choose
+from vox_core.host import Origin, Request, choose
+from vox_core.host.load import Backend
 from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
@@ -27,15 +28,8 @@ from vox_core.run.folder import CARD
 from vox_core.run.hf_checkpoint import copy_bytes
 from vox_core.run.merger import Merger, written_bytes
 from vox_core.run.proof import Proof, distance
-from vox_core.run.reference import resolve_reference
-
-if TYPE_CHECKING:
-    from vox_core import models
-    from vox_core.config import MergeSettings
-    from vox_core.host import Origin
-    from vox_core.host.load import Backend
-    from vox_core.run.reference import ModelReference
-    from vox_core.weights import Weights
+from vox_core.run.reference import ModelReference, resolve_reference
+from vox_core.weights import Weights
 
 MANIFEST = "vox_merge.json"
 
