@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,16 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise JsonFault(f"the key {repeated([key for key, _ in pairs])!r:.80} stands twice")
     return found
+
+
+def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted field, value in a, value in b) of every difference; None where there is none.
+
+    Args:
+        a, b: as `read` gives them, nested no deeper than it allows.
+    """
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(a.keys() | b.keys()):
+            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+    elif a != b:
+        yield where, a, b

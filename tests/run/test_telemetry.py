@@ -315,3 +315,15 @@ def test_a_resume_is_told_with_what_was_skipped(tiny, settings) -> None:
     steps = [line for line in told if line["event"] == "step"]
     assert all(line["memory"] > 10**7 and line["seconds_left"] >= 0 for line in steps)
     assert steps[-1]["seconds_left"] == 0
+
+
+def test_what_a_caller_returns_is_no_event(tiny, settings) -> None:
+    told: list[Event] = []
+
+    def observe(event: Event) -> list[Event]:
+        told.append(event)
+        return [Notice("an echo")]
+
+    run = train(settings(tiny("llama"), max_steps=1), observe=observe).run
+    assert Notice("an echo") not in told
+    assert "an echo" not in (run / "telemetry.jsonl").read_text()

@@ -1,5 +1,6 @@
 """Run folders: find them, read their telemetry and contracts, compare two contracts."""
 
+from vox_core.bounded_json import differences
 from vox_core.run.folder import PLAN, TELEMETRY, RunFolder
 from vox_core.run.history import (
     RUNS,
@@ -13,7 +14,6 @@ from vox_core.run.history import (
     require_run,
     runs_in,
 )
-from vox_core.run.resume import differences
 from vox_core.run.telemetry import Line, Tail
 
 __all__ = [

@@ -66,10 +66,10 @@ class TrainReport:
     steps: int
     total_steps: int
     seconds: float
-    startup_seconds: float | None
-    loss: float | None
-    valid_before: float | None
-    valid_after: float | None
+    startup_seconds: float | None = None
+    loss: float | None = None
+    valid_before: float | None = None
+    valid_after: float | None = None
     best_step: int | None = None
     best_loss: float | None = None
     adapter_step: int | None = None
@@ -87,11 +87,11 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
     stopped = result.stopped and not progress.exhausted
     before, after = progress.first_and_last
     best_loss = None if progress.best_step is None else progress.best_loss
-    _write_adapter(plan.run.path, plan, state, base_name(plan.inputs.model), _revision(plan))
-    for name in TOKENIZER_FILES:
-        if (source := plan.inputs.model.tokenizer / name).is_file():
-            files.write_bytes(plan.run.path / name, source.read_bytes())
     made, model = plan.execution, plan.inputs.model
+    _write_adapter(plan.run.path, plan, state)
+    for name in TOKENIZER_FILES:
+        if (source := model.tokenizer / name).is_file():
+            files.write_bytes(plan.run.path / name, source.read_bytes())
     measured = best_loss if state.step == progress.best_step else after
     text = card(made, model, step=state.step, before=before, after=measured)
     files.write_text(plan.run.path / CARD, text)
@@ -129,8 +129,6 @@ def report_of_ended(plan: RunPlan) -> TrainReport:
         steps=last,
         total_steps=plan.contract.total_steps,
         seconds=0.0,
-        startup_seconds=None,
-        loss=None,
         valid_before=before,
         valid_after=after,
     )
@@ -165,8 +163,7 @@ def _saved_anywhere(plan: RunPlan, state: TrainState) -> Path | None:
     for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
         try:
             with files.atomic_folder(parent / name) as folder:
-                # By path: no manifest beside it would name these weights.
-                _write_adapter(folder, plan, state, str(plan.inputs.model.path))
+                _write_adapter(folder, plan, state, by_path=True)  # no manifest names the base
             return parent / name
         except (StorageError, InputError):
             continue
@@ -174,22 +171,17 @@ def _saved_anywhere(plan: RunPlan, state: TrainState) -> Path | None:
 
 
 def _write_adapter(
-    folder: Path, plan: RunPlan, state: TrainState, base: str, revision: str | None = None
+    folder: Path, plan: RunPlan, state: TrainState, *, by_path: bool = False
 ) -> None:
     model = plan.inputs.model
     write_adapter(
         folder,
         state.adapter,
-        base=base,
-        revision=revision,
+        base=str(model.path) if by_path else base_name(model),
+        revision=model.revision if model.hub == model.id and not by_path else None,
         modules=linear_modules(plan.inputs.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
-
-
-def _revision(plan: RunPlan) -> str | None:
-    model = plan.inputs.model
-    return model.revision if model.hub == model.id else None
 
 
 def base_name(model: LocalModel) -> str:

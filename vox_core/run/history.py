@@ -35,7 +35,7 @@ from vox_core.run.folder import (
     numbered,
     step_of,
 )
-from vox_core.run.telemetry import Line, Tail
+from vox_core.run.telemetry import Line, Tail, finite
 
 RUNS = Path("runs")
 Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died"]
@@ -148,7 +148,7 @@ class Tally:
             case StepDone() as step:
                 self._step(step)
             case Validation(number, loss):
-                summary.held_out.append((number, _finite(loss)))
+                summary.held_out.append((number, finite(loss)))
             case CheckpointWritten():
                 pass  # the folder says which are there
             case Resumed():
@@ -170,7 +170,7 @@ class Tally:
 
     def _step(self, step: StepDone) -> None:
         summary = self.summary
-        summary.step, summary.loss = step.step, _finite(step.loss)
+        summary.step, summary.loss = step.step, finite(step.loss)
         summary.losses.append((step.step, summary.loss))
         if math.isfinite(step.seconds) and step.seconds > 0:
             self._tokens += step.tokens
@@ -178,10 +178,6 @@ class Tally:
             summary.tokens_per_second = round(self._tokens / self._seconds, 1)
         if step.memory is not None:
             summary.memory = max(summary.memory or 0, step.memory)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 # --- folders ----------------------------------------------------------------------------------

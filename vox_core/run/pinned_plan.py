@@ -22,13 +22,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from vox_core import bounded_json
+from vox_core.bounded_json import differences
 from vox_core.config import TrainSettings, validate
 from vox_core.config.values import kebab
 from vox_core.errors import PlanError
-from vox_core.run.resume import describe_changes, differences, in_force
+from vox_core.run.resume import (
+    RecordedFile,
+    StrictJson,
+    describe_changes,
+    faults_of,
+    in_force,
+)
 from vox_core.run.sources import to_json
 
 if TYPE_CHECKING:
@@ -39,23 +46,15 @@ FREE = ("out", "max_time", "resume", "allow_overcommit")
 """What may be said beside a plan."""
 
 
-class _Backend(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _Backend(StrictJson):
     id: str
     version: str
     device: str
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True)
-    path: str
-    sha256: str
-
-
-class _Exact(BaseModel):
+class _Exact(StrictJson):
     """The keys of a plan's `exact` that are read."""
 
-    model_config = ConfigDict(strict=True)
     settings: dict[str, Any]
     given: list[str]
     contract: dict[str, Any]
@@ -64,7 +63,7 @@ class _Exact(BaseModel):
     dtype: str
     micro_batch_tokens: int
     tuning: dict[str, str]
-    sources: dict[str, list[_File]]
+    sources: dict[str, list[RecordedFile]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +183,8 @@ def _checked(path: Path, then: Any) -> dict[str, Any]:
     try:
         _Exact.model_validate(then)
     except ValidationError as error:
-        each = error.errors(include_url=False, include_input=False)
-        faults = [f"exact.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in each]
-        raise _none(path, "it does not say what a run needs", "; ".join(faults)) from error
+        faults = "; ".join(f"exact.{fault}" for fault in faults_of(error))
+        raise _none(path, "it does not say what a run needs", faults) from error
     return dict(then)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from vox_core.contract import Event, StepDone, Validation
+from vox_core.run.telemetry import finite
 
 Losses: TypeAlias = tuple[float | None, ...]
 Validations: TypeAlias = tuple[tuple[int, float | None], ...]
@@ -73,8 +74,4 @@ class Progress:
 
     def saved(self) -> tuple[Losses, Validations]:
         """Losses and validations as a checkpoint holds them."""
-        return tuple(map(_finite, self.losses)), tuple((s, _finite(x)) for s, x in self.validations)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+        return tuple(map(finite, self.losses)), tuple((s, finite(x)) for s, x in self.validations)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vox_core.bounded_json import differences
 from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.contract import ExecutionPlan
 from vox_core.data.readers import is_remote
@@ -399,36 +400,27 @@ def _flag(field: str) -> str:
     return "--" + field.rpartition(".")[2].replace("_", "-")
 
 
-def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted field, value in a, value in b) of every difference; None where there is none.
-
-    Args:
-        a, b: as `bounded_json` reads them, nested no deeper than it allows.
-    """
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted(a.keys() | b.keys()):
-            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-    elif a != b:
-        yield where, a, b
-
-
 # --- the run's own files ----------------------------------------------------------------------
 
 
-class _Json(BaseModel):
+class StrictJson(BaseModel):
+    """Keys of a JSON file that are read; it may have more."""
+
     model_config = ConfigDict(strict=True)
 
 
-class _File(_Json):
+class RecordedFile(StrictJson):
+    """A file that a run was made of."""
+
     path: str
     sha256: str
 
 
-class _Contract(_Json):
+class _Contract(StrictJson):
     total_steps: Count
 
 
-class _Plan(_Json):
+class _Plan(StrictJson):
     settings: dict[str, Any]
     contract: _Contract
     digest: str
@@ -437,11 +429,11 @@ class _Plan(_Json):
     micro_batch_tokens: Count
     packing: str
     tuning: dict[str, Any]
-    sources: dict[str, list[_File]] = {}
+    sources: dict[str, list[RecordedFile]] = {}
     changes: list[Any] = []
 
 
-class _Ended(_Json):
+class _Ended(StrictJson):
     last_step: Count
 
 
@@ -463,15 +455,20 @@ def last_step(run: RunFolder) -> int:
     return int(_checked(_Ended, run, MANIFEST, run.read(MANIFEST))["last_step"])
 
 
-def _checked(kind: type[_Json], run: RunFolder, name: str, value: dict[str, Any]) -> dict[str, Any]:
+def faults_of(error: ValidationError) -> list[str]:
+    """`key: what pydantic says`, one for each fault."""
+    found = error.errors(include_url=False, include_input=False)
+    return [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+
+
+def _checked(
+    kind: type[StrictJson], run: RunFolder, name: str, value: dict[str, Any]
+) -> dict[str, Any]:
     try:
         kind.model_validate(value)
         return value
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
-            for each in error.errors(include_url=False, include_input=False)
-        ]
+        faults = faults_of(error)
     raise AdapterError(
         "A001",
         "a run's own file does not say what a resume needs",

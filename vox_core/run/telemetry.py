@@ -8,8 +8,7 @@ may emit events of its own, with whatever fields they like. The fields of vox's 
 from their dataclasses, for the writer, the reader and docs/reference/telemetry.schema.json alike.
 
 `Telemetry` writes. A crash leaves at most one torn line at the end, which the next process cuts
-off; a write that fails halfway is taken back. A disk that fills up does not end a run: lines wait,
-and are written when there is room.
+off. A disk that fills up does not end a run: lines wait, and are written when there is room.
 
 `Tail` reads, while a run writes or afterwards. A line that is too long, is no JSON or does not fit
 its event is skipped and counted. Nothing that a line says becomes a path.
@@ -62,7 +61,7 @@ _IN_JSON: dict[object, Any] = {
 
 def line_of(event: Event, now: float) -> dict[str, Any]:
     """Event -> the flat object that is written."""
-    given = {key: _finite(value) for key, value in asdict(event).items() if value is not None}
+    given = {key: finite(value) for key, value in asdict(event).items() if value is not None}
     if isinstance(event, Notice):
         del given["level"]
     if isinstance(event, StepDone):
@@ -114,7 +113,8 @@ def _model(name: str, kind: type[Event]) -> type[BaseModel]:
     return create_model(name, __config__=ConfigDict(strict=True), **taken)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value; None for a float that is not finite, as JSON has it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
