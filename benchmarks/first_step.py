@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("", "libs/vox_torch", "plugins/vox_cpu")
+PACKAGES = ("", "libs/vox_formats", "libs/vox_torch", "plugins/vox_cpu")
 DATA = ROOT / "vox_core/quickstart/data/train.jsonl"
 FLAGS = ["--model", "smollm2-135m", "--data", str(DATA), "--backend", "cpu"]
 FLAGS += ["--max-steps", "3", "--batch-size", "2"]
@@ -36,12 +36,12 @@ ROUNDS = 5
 
 PHASES = {
     "vox_core.cli.train:settings_from": "Python, the command line, settings",
-    "vox_core.run.prepare:chosen_rows": "the run's modules, data read",
-    "vox_core.run.prepare:choose": "backend chosen",
-    "vox_core.run.prepare:select_targets": "model found, its headers read",
-    "vox_core.run.prepare:open_dataset": "tokens found in the cache, or made",
-    "vox_core.run.train:make_ready": "model identified, run planned",
-    "vox_core.run.train:_Run._announce": "run folder begun",
+    "vox_core.run.inputs:chosen_rows": "the run's modules, data read",
+    "vox_core.run.inputs:explain": "backend chosen",
+    "vox_core.run.run_plan:read_inputs": "model found, its headers read, backend loaded",
+    "vox_core.run.run_plan:build_datasets": "tokens found in the cache, or made",
+    "vox_core.run.train:plan_run": "model identified, run planned",
+    "vox_core.run.session:Session._announce": "run folder begun",
     "vox_torch.train:load_base": "torch, transformers and PEFT imported, base loaded",
     "vox_torch.train:fuse": "adapter put into it",
     "vox_torch.trial:loss_of": "the trial of end to end",

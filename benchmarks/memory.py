@@ -126,8 +126,8 @@ def child(name: str, backend: str, *, show: bool) -> dict[str, object]:
 def run(name: str, backend: str, *, planned_only: bool) -> dict[str, object]:
     """Predict, train and measure."""
     from vox_core.config import TrainSettings, validate
-    from vox_core.run.planning import plan
     from vox_core.run.train import train
+    from vox_plan.planner import plan
 
     length, given = SETTINGS[name]
     with tempfile.TemporaryDirectory() as folder:

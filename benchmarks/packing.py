@@ -60,15 +60,15 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
     from vox_core.config import TrainSettings, validate
     from vox_core.contract import TrainState
     from vox_core.run.context import Context
-    from vox_core.run.prepare import prepare
-    from vox_core.run.tuning.measure import Track
+    from vox_core.run.dequantised_base import seeded
+    from vox_core.run.run_plan import plan_run
 
     folder = Path(tempfile.mkdtemp())
     some = make_steps(data, 40_000, steps, per_step)
     (folder / "train.jsonl").write_text('{"text": "a row that says something"}\n')
     given = {"model": model, "data": folder, "dtype": dtype, "backend": "cpu", "tune": "ignore"}
     given |= {"micro_batch_tokens": budget, "allow_cpu": True, "schedule": "constant"}
-    prepared = prepare(validate(TrainSettings, given), None, None, None, only_planned=True)
+    planned = plan_run(validate(TrainSettings, given), only_planned=True)
     done: list[StepDone] = []
 
     def observe(event: Event) -> None:
@@ -83,10 +83,10 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
                 taken.append((way, len(batches)))
 
     taken: list[tuple[Packing, int]] = []
-    start = TrainState(0, Track(prepared)._adapter(prepared.plan))
-    job = TrainJob(prepared.plan, prepared.model.path, both(), start)
+    start = TrainState(0, seeded(planned.execution, planned.inputs.weights))
+    job = TrainJob(planned.execution, planned.inputs.model.path, both(), start)
     context = Context(seed=1, scratch=folder, observe=observe, stop_requested=lambda: False)
-    prepared.backend.train(job, context)
+    planned.inputs.backend.train(job, context)
     ratios, apart = [], []
     for at in range(2, len(done), 2):  # the first pair warms up
         pair = dict(zip((way for way, _ in taken[at : at + 2]), done[at : at + 2], strict=True))

@@ -3,8 +3,8 @@
     python benchmarks/parity_noise.py
 
 Tiny models of every family, every method, twenty steps of two micro-batches, as in the tests. The
-float64 run is vox_torch's own engine, widened (vox_torch/wide.py). Prints the largest distance of
-each kind over all families and methods, for each backend.
+float64 run is vox_torch's own engine, widened (vox_testing/float64.py). Prints the largest distance
+of each kind over all families and methods, for each backend.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.parity import held
 from vox_core.contract import LoadJob
 from vox_testing import jobs
+from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
@@ -28,7 +29,7 @@ class Wide:
     """The torch engine in float64, as a backend."""
 
     def __init__(self) -> None:
-        self._engine = Engine(DeviceProfile("cpu", "fp64"))
+        self._engine = Engine(DeviceProfile("cpu", compute_in_float64))
 
     def vox_train(self, job, context):
         return self._engine.train(job, context)

@@ -15,7 +15,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -160,8 +159,8 @@ def catalog_page() -> str:
     columns = ("id", "parameters", "licence", "source", "gated", "description")
     parts.append(f"## Models\n\n{_ABOUT_MODELS}\n{table(*columns, models)}")
     parts.append(_ABOUT_KEYS)
-    for section in entries.TABLES:
-        rows = [key_row(section, *item) for item in entries.keys(section).items()]
+    for section, kind in {**entries.SECTIONS, "model.parts": entries.ModelPart}.items():
+        rows = [key_row(*item) for item in kind.model_fields.items()]
         parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
     return "\n".join(parts)
 
@@ -182,19 +181,17 @@ _ABOUT_KEYS = """\
 ## Keys
 
 A path in a source is relative to the catalog file. `requires-tag` is enforced: without a device of
-that tag the plugin is not installed. `bundled-in` and the bundle's `plugins` have to agree. A
-`code` plugin has extension points, a `skill` exposes tools, a `composite` has both. `libraries` are
-the distributions that a plugin or bundle needs beside what the package index has.
+that tag the plugin is not installed. `libraries` are the distributions that a plugin or bundle
+needs beside those on the package index.
 """
 
 
 def plugin_part(entry: PluginEntry) -> str:
     """One plugin: each key that it has."""
-    left_out = {"id", "description", "catalog"}
     rows = [
-        [f"`{field.name.replace('_', '-')}`", in_words(value)]
-        for field in fields(entry)
-        if field.name not in left_out and (value := getattr(entry, field.name))
+        [f"`{info.alias}`", in_words(value)]
+        for name, info in PluginEntry.model_fields.items()
+        if name not in ("id", "description") and (value := getattr(entry, name))
     ]
     return f"## Plugin `{entry.id}`\n\n{entry.description}.\n\n{table('key', 'value', rows)}"
 
@@ -206,9 +203,9 @@ def bundle_row(catalog: Catalog, entry: BundleEntry) -> list[str]:
     return [f"`{entry.id}`", *map(in_words, columns), entry.description]
 
 
-def key_row(section: str, key: str, needed: bool) -> list[str]:
-    expected = entries.expected(section, key).replace("|", "\\|")
-    return [f"`{key}`", expected, "yes" if needed else ""]
+def key_row(name: str, info: FieldInfo) -> list[str]:
+    takes = str(info.description).replace("|", "\\|")
+    return [f"`{info.alias or name}`", takes, "yes" if info.is_required() else ""]
 
 
 def in_words(value: object) -> str:

@@ -3,8 +3,9 @@
 A backend implements `vox_train`, `vox_merge` and `vox_load`; a plugin that provides a name at an
 extension point implements its hook (`vox_write_model`: `model-formats`). The core selects one
 plugin first, registers only that one and then calls, so `firstresult` describes a return value and
-never arbitrates. `vox_event` and `vox_doctor` go to every plugin that has them, each in a process
-of its own: whatever goes wrong there is reported once and costs nobody else anything.
+never arbitrates. `vox_advise` goes to every plugin that has it, before a run, in vox's own process;
+`vox_event` and `vox_doctor` go to every plugin that has them, each in a process of its own. What
+goes wrong in these three is reported once and costs nobody else anything.
 
     from vox_core.hookspecs import hookimpl
 
@@ -24,6 +25,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from vox_core.contract import (
+        Advice,
         Check,
         Event,
         Ints,
@@ -78,6 +80,14 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def vox_write_model(self, job: WriteModelJob) -> None:
         """Write a model in the format `job.format`, and verify the result."""
+
+    @hookspec
+    def vox_advise(self, plan: object, tell: Callable[[str], None]) -> Advice:  # type: ignore[empty-body]
+        """Say what a planned run will need, and what would make it faster.
+
+        `plan` is a `vox_core.api.plans.RunPlan`, typed there as it lies above this module; `tell`
+        shows a line to the user meanwhile.
+        """
 
     @hookspec
     def vox_event(self, event: Event) -> None:

@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from vox_core.run.history import Summary
     from vox_core.run.load import Answer, OpenModel
     from vox_core.run.merge import MergeReport
-    from vox_core.run.planning import PlanReport
 
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
@@ -121,14 +121,14 @@ def train(
     said = _said(TrainSettings, {"model": model, "data": data, **settings})
     from vox_core.run.train import train as run_training
 
-    planned, origin = None, None
+    pinned, origin = None, None
     if plan is None:
         chosen, origin = _settings(TrainSettings, config, said)
     else:
-        from vox_core.run.planned import read_plan
+        from vox_core.run.pinned_plan import read_plan
 
-        planned, origin = read_plan(Path(plan), said), "--plan"
-        chosen = planned.settings
+        pinned, origin = read_plan(Path(plan), said), "--plan"
+        chosen = pinned.settings
     with _told(on_event, progress) as (observe, transfer):
         report = run_training(
             chosen,
@@ -136,7 +136,7 @@ def train(
             backend_origin=origin,
             progress=transfer,
             began=began,
-            planned=planned,
+            pinned=pinned,
         )
     return Run(report.run, report)
 
@@ -149,18 +149,24 @@ def plan(
     on_event: OnEvent | None = None,
     progress: bool = False,
     **settings: Any,
-) -> PlanReport:
+) -> Any:
     """What `train` would do with these settings, and the memory it would take.
+
+    The plugin that provides `vox plan` does it, and its `PlanReport` comes back.
 
     Raises:
         InputError: bad input; or no plugin plans, and the remedy installs one.
     """
     said = _said(TrainSettings, {"model": model, "data": data, **settings})
     chosen, origin = _settings(TrainSettings, config, said)
-    from vox_core.run.planning import plan as make_plan
+    from vox_core.host.load import load_plugin
+    from vox_core.host.provide import provider
 
+    found = provider("commands", "plan")
+    load_plugin(found)  # for the words of an error
+    planner = import_module(f"{found.entry_point.module.partition('.')[0]}.planner")
     with _told(on_event, progress) as (observe, transfer):
-        return make_plan(
+        return planner.plan(
             chosen,
             backend_origin=origin,
             progress=transfer,

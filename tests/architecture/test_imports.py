@@ -39,7 +39,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"data"}),
     frozenset({"models"}),
     frozenset({"install"}),
-    frozenset({"memory"}),
     frozenset({"run"}),
     frozenset({"library"}),
     frozenset({"cli"}),
@@ -48,7 +47,6 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Within one row: (importer, imported).
 BESIDE = {
     ("adapter", "weights"),
-    ("memory", "run"),
     ("vox_core", "library"),  # the public names, imported when they are used
 }
 
@@ -73,6 +71,7 @@ ALLOWED_OF_OURS: dict[str, set[str]] = {
     "vox_mlx": {"vox_mlx", *PLUGIN_CORE},
     "vox_tensorboard": {"vox_tensorboard", *PLUGIN_CORE},
     "vox_export": {"vox_export", "vox_formats", *FEATURE_CORE},
+    "vox_plan": {"vox_plan", *FEATURE_CORE},
     "vox_runs": {"vox_runs", *FEATURE_CORE},
     "vox_data": {"vox_data", *FEATURE_CORE},
     "vox_extract": {"vox_extract", *FEATURE_CORE},
@@ -87,6 +86,7 @@ PACKAGES = {
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_export": ROOT / "plugins/vox_export/vox_export",
+    "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
     "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
@@ -103,6 +103,7 @@ BANNED: dict[str, set[str]] = {
     "vox_mlx": {"bitsandbytes", "torch", "peft", "accelerate"},
     "vox_tensorboard": {*TENSOR_LIBRARIES, "tensorflow"},
     "vox_export": TENSOR_LIBRARIES,
+    "vox_plan": TENSOR_LIBRARIES,
     "vox_runs": TENSOR_LIBRARIES,
     "vox_data": TENSOR_LIBRARIES,
     "vox_extract": TENSOR_LIBRARIES,

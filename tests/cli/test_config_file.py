@@ -42,7 +42,7 @@ def test_plugins(vox, file: Path, command: tuple[str, ...]) -> None:
 
 def test_bundles(vox, file: Path) -> None:
     with (file.parent / "more.toml").open("a") as catalog:
-        catalog.write('bundled-in = ["all"]\n[[bundle]]\nid = "all"\n')
+        catalog.write('[[bundle]]\nid = "all"\n')
         catalog.write('description = "x"\nplugins = ["house"]\n')
     assert "house" in vox("bundle", "list", "--config", file).out
 

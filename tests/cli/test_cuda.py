@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from vox_core.catalog import load_catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import load_catalog, objections
 from vox_cuda.probe import hardware
 
 NO_DRIVER = "no NVIDIA driver library (libnvidia-ml.so.1 is not there, libcuda.so.1 is not there)"

@@ -20,7 +20,6 @@ CATALOG = """
 [[plugin]]
 id = "{id}"
 description = "Something more"
-payload-kind = "code"
 default-source = "pypi:vox-z-{id}==1.0"
 distribution = "vox-z-{id}"
 import-package = "vox_z_{id}"

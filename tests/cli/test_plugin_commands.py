@@ -105,7 +105,7 @@ def test_the_doctor_imports_the_entry_of_a_command(site: Site) -> None:
 def test_the_command_of_a_plugin_that_is_not_installed(site: Site) -> None:
     catalog = site.folder / "catalog.toml"
     catalog.write_text(
-        '[[plugin]]\nid = "oracle"\ndescription = "o"\npayload-kind = "code"\n'
+        '[[plugin]]\nid = "oracle"\ndescription = "o"\n'
         'provides = { commands = ["oracle", "data oracle"] }\ndefault-source = "local:p"\n'
         'distribution = "vox-ml-oracle"\nimport-package = "vox_oracle"\nlicence = "MIT"\n'
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.install_samples import plugin, wheel
 from tests.core.plugin_site import MANIFEST, Site
 from vox_core.install.environment import Environment
 from vox_core.install.plan import Change, InstallPlan
@@ -171,18 +170,10 @@ def test_installing_one_that_is_disabled_says_so(
 def test_it_says_so_without_an_id_as_well(
     vox, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: InstallPlan
 ) -> None:
-    """By the package that is named, or by the one that is there: nothing is to be installed."""
-    file = tmp_path / wheel(str(tmp_path), **plugin("new", "1.0"))
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/plugins.json").write_text('{"disabled": ["mine", "new"]}')
-    for id, name, text in (
-        ("new", "vox-t-new", str(file)),
-        ("mine", "vox-x-mine", "vox-x-mine==0.1.0"),
-    ):
-        made = InstallPlan("install", plan.environment, (), (Target(None, name, text),))
-        monkeypatch.setattr(
-            "vox_core.install.plan.plan_install", lambda ids, made=made, **sources: made
-        )
-        done = vox("plugin", "install", "--from-wheel", file)
-        assert "nothing to install" in done.out
-        assert f"note: {id} is {DISABLED.replace('mine', id)}" in done.err
+    """By the package, though nothing is to be installed."""
+    made = InstallPlan("install", plan.environment, (), (Target(None, "vox-x-mine", "x==1"),))
+    monkeypatch.setattr("vox_core.install.plan.plan_install", lambda ids, **sources: made)
+    vox("plugin", "disable", "mine")
+    done = vox("plugin", "install", "--from-pypi", "vox-x-mine==0.1.0")
+    assert "nothing to install" in done.out
+    assert f"note: mine is {DISABLED}" in done.err

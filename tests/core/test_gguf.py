@@ -282,6 +282,17 @@ def test_tokens_that_stand_twice_are_refused(tmp_path: Path) -> None:
     assert "different tokens" in refusal(tiny_gguf(tmp_path / "m.gguf", change=change))
 
 
+@pytest.mark.parametrize("key", ["merges", "bos_token_id"])
+def test_tokenizer_metadata_that_belong_to_no_tokenizer_are_refused(
+    tmp_path: Path, key: str
+) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_add_bos_token(True)
+        del writer.kv_data[0][f"tokenizer.ggml.{key}"]
+
+    assert "tokenizer metadata" in refusal(tiny_gguf(tmp_path / "m.gguf", change=change))
+
+
 @pytest.mark.parametrize("keep", [0, 3, 20, 200, 5000, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     whole = tiny_gguf(tmp_path / "m.gguf").read_bytes()

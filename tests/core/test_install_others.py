@@ -226,9 +226,17 @@ def test_what_is_printed_at_exit_is_no_answer(world: World) -> None:
     assert world.versions() == {"vox_t_good": "1.0"}
 
 
+@pytest.mark.parametrize("content", [b"no archive", b""])
+def test_a_wheel_that_is_none(world: World, content: bytes) -> None:
+    file = world.wheels / "x-1.0-py3-none-any.whl"
+    file.write_bytes(content)
+    world.refused("I004", "install", "--from-wheel", file, "--yes")
+
+
 def test_entry_points_that_cannot_be_parsed(world: World) -> None:
     arguments = {**plugin("good", "1.0"), "entry_points": "[vox_core.plugins]\nfoo\n"}
-    world.refused("I003", "install", "--from-wheel", world.wheel(arguments), "--yes")
+    said = undone(world, "install", "--from-wheel", world.wheel(arguments))
+    assert "`entry_points.txt` is invalid" in said
 
 
 @pytest.mark.parametrize(

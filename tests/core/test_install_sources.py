@@ -160,11 +160,11 @@ def test_a_wheel_by_address_is_taken(world: World, tmp_path: Path) -> None:
     assert world.versions() == {"vox_t_dep": "1.0", "vox_t_good": "1.1"}
 
 
-@pytest.mark.parametrize(("wanted", "said"), [(">=99", "old"), ("<0.0.1", "new")])
-def test_a_plugin_for_another_vox_says_so(world: World, wanted: str, said: str) -> None:
+@pytest.mark.parametrize("wanted", [">=99", "<0.0.1"])
+def test_a_plugin_for_another_vox_says_so(world: World, wanted: str) -> None:
     file = world.wheel(plugin("good", "1.0", [f"vox-ml{wanted}"]))
     told = world.refused("I004", "install", "--from-wheel", file, "--yes")
-    assert f"this vox is too {said} for it" in told
+    assert "it is made for another version of vox" in told
     assert f"found:    vox-ml {version('vox-ml')}\n  expected: vox-ml{wanted}" in told
 
 

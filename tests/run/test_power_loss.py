@@ -13,7 +13,7 @@ from vox_core import disk, files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention, keep, write
+from vox_core.run.checkpoint import Origin, Retention, write
 from vox_core.run.checkpoint.writer import CheckpointWriter
 
 
@@ -113,7 +113,7 @@ def test_the_model_catches_pruning_before_the_newer_one_is_there(tmp_path, monke
 
     def eager(parent, state, origin):
         if parent.exists():
-            keep.prune(parent, Retention(last=0))
+            write.prune(parent, Retention(last=0))
         return save(parent, state, origin)
 
     monkeypatch.setattr(checkpoint, "save", eager)

@@ -38,9 +38,9 @@ from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint, metrics, telemetry
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
 from vox_core.run.merge import merge
-from vox_core.run.prepare import prepare
 from vox_core.run.proof import prove
 from vox_core.run.reference import resolve_reference
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
 
@@ -118,14 +118,18 @@ def test_when_the_process_began():
 def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, settings, data):
     base = tiny("llama")
     made = settings(base, max_steps=1, valid=data / "valid.jsonl")
-    prepared = prepare(made, None, None, None)
-    documents = [*prepared.train.documents, *prepared.valid.documents]
-    assert prepared.plan.longest == max(map(len, documents))
+    planned = plan_run(made)
+    documents = [*planned.data.train.documents, *planned.data.valid.documents]
+    assert planned.execution.longest == max(map(len, documents))
     row = {"prompt": "Longer?", "completion": "Yes, " * 40}
     (data / "valid.jsonl").write_text(json.dumps(row))
-    longer = prepare(made, None, None, None)
-    assert longer.plan.longest == len(longer.valid.documents[0]) > prepared.plan.longest
-    assert json.loads((train(made).run / "plan.json").read_text())["longest"] == longer.plan.longest
+    longer = plan_run(made)
+    assert longer.execution.longest == len(longer.data.valid.documents[0])
+    assert longer.execution.longest > planned.execution.longest
+    assert (
+        json.loads((train(made).run / "plan.json").read_text())["longest"]
+        == longer.execution.longest
+    )
 
 
 def test_the_contract_is_free_of_paths_and_follows_the_content(tiny, settings, tmp_path, data):
@@ -508,18 +512,17 @@ def test_a_run_keeps_its_template(tiny, settings, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="--template chatml"):
         train(settings(base, data=data, max_steps=2))
     run = train(settings(base, data=data, max_steps=2, template="chatml")).run
-    other = prepare(settings(base, data=data, max_steps=2, template="alpaca"), None, None, None)
+    out = tmp_path / "other"
+    other = plan_run(settings(base, data=data, max_steps=2, template="alpaca", out=out))
     plan = json.loads((run / "plan.json").read_text())
     assert plan["settings"]["template"] == "chatml"
-    assert (
-        other.plan.contract.model.tokenizer_digest != plan["contract"]["model"]["tokenizer_digest"]
-    )
-    assert other.train.digest != plan["contract"]["data"]["digest"]
+    assert other.contract.model.tokenizer_digest != plan["contract"]["model"]["tokenizer_digest"]
+    assert other.data.train.digest != plan["contract"]["data"]["digest"]
     template = (run / "chat_template.jinja").read_text()
     assert "<|im_end|>" in template
     with open_model(str(run), SamplingSettings(max_tokens=1)) as model:
         # A token for each byte, and one for each of the three markers.
-        assert len(model._prompt(turns[:1])) == len("user\nHi\nassistant\n") + 3
+        assert model.reply(turns[:1]).prompt_tokens == len("user\nHi\nassistant\n") + 3
     merged = merge(str(run), MergeSettings(dtype="fp32")).out
     assert (merged / "chat_template.jinja").read_text() == template
     assert json.loads((merged / "generation_config.json").read_text())["eos_token_id"] == [258]

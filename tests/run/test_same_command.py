@@ -17,7 +17,7 @@ from vox_core.contract import CheckpointWritten, Notice, StepDone
 from vox_core.errors import ConfigError, InputError
 from vox_core.run import folder, telemetry
 from vox_core.run.folder import RunFolder
-from vox_core.run.planning import plan
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
 
@@ -38,7 +38,8 @@ def test_the_same_command_begins_goes_on_and_is_content(asked, settings, tiny, t
     whole = train(settings(tiny("llama"), out=tmp_path / "whole")).run
     command = asked()
     killed(command, cut_after(2, CheckpointWritten))
-    assert plan(command).steps.total == 5
+    ready = plan_run(command, only_planned=True)
+    assert ready.contract.total_steps == 5
     report = train(command)
     assert report.steps == 5
     assert_same_run(report.run, whole)

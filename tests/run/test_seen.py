@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from vox_core.errors import BackendError
-from vox_core.host import Request, choose, discover, probe
+from vox_core.host import Request, choose, discover, load, probe
 from vox_core.host.seen import Seen
-from vox_core.run import prepare
-from vox_core.run.planning.make import plan
+from vox_core.run import sources
+from vox_core.run.advice import with_advice
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
 
@@ -33,8 +34,20 @@ def looks(monkeypatch):
     return counted
 
 
-def test_a_run_looks_once(looks, settings, tiny):
+def plan(asked):
+    return with_advice(plan_run(asked, tell=print), print)
+
+
+def test_a_run_looks_once_and_loads_one_backend_once(looks, settings, tiny, monkeypatch):
+    loaded, real = [], load.load_plugin
+
+    def load_plugin(found):
+        loaded.append(found.id)
+        return real(found)
+
+    monkeypatch.setattr(load, "load_plugin", load_plugin)
     train(settings(tiny("llama"), max_steps=1))
+    assert loaded == ["cpu"]
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
 
@@ -46,13 +59,13 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
     plan(asked)
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
-    resolve = prepare.models.resolve
+    resolve = sources.models.resolve
 
     def fetch(reference, *, progress, **options):
         progress("model", 1, 2)
         return resolve(reference, progress=progress, **options)
 
-    monkeypatch.setattr(prepare.models, "resolve", fetch)
+    monkeypatch.setattr(sources.models, "resolve", fetch)
     looks.clear()
     plan(asked)
     assert set(looks.values()) == {2}

@@ -1,9 +1,10 @@
 """The public names for plugins beside errors, contract and hookspecs: re-exports, nothing else.
 
     commands.py   click commands, options, output of the command line
-    files.py      atomic files, bounded JSON
+    files.py      atomic files, bounded JSON, the cache
     host.py       plugins: discover, probe, select, load
     models.py     models, adapters and backends
+    plans.py      planned runs, before their first write
     progress.py   the display of vox train
     rows.py       data: rows, tokens, data sets
     settings.py   sections of vox.toml

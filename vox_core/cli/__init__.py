@@ -14,14 +14,13 @@ from collections.abc import Sequence
 
 import click
 
-from vox_core.cli import errors, streams
+from vox_core.cli import errors
 from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
     "quickstart": Entry(
         "vox_core.cli.quickstart:quickstart", "The whole way on a small model, in minutes."
     ),
-    "plan": Entry("vox_core.cli.plan:plan", "What train would do, and the memory it would need."),
     "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
     "data": Entry("vox_core.cli.data:data", "Look at data before it is trained."),
     "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
@@ -72,7 +71,21 @@ root = LazyGroup(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit. Every error of every command ends here."""
-    streams.complete()
+    _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
     sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))
+
+
+def _complete_streams() -> None:
+    """Put nothing in the place of streams that were closed when the process began (`2>&-`), or the
+    next file that is opened would take their place and what is printed."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            mode, opened = ("r", os.O_RDONLY) if descriptor == 0 else ("w", os.O_WRONLY)
+            if (nothing := os.open(os.devnull, opened)) != descriptor:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))

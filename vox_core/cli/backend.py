@@ -9,8 +9,7 @@ import click
 
 from vox_core.cli.lazy import Group
 from vox_core.cli.options import backend_origin, config_option, given, json_option, settings_from
-from vox_core.cli.output import print_columns, print_json, printable
-from vox_core.cli.warn import warn_of_unknown
+from vox_core.cli.output import print_columns, print_json, printable, warn_of_unknown
 from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings
 from vox_core.contract import DType, Method, Quant
 from vox_core.host import Operation, Request, Verdict

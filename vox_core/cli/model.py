@@ -35,7 +35,7 @@ def list_models(as_json: bool) -> None:
 
     entries = known().models.values()
     if as_json:
-        print_json(list(entries))
+        print_json([entry.model_dump() for entry in entries])
         return
     print_columns([_COLUMNS, *map(_row, entries)])
     click.echo(f"\n{_ABOUT_HUB}")

@@ -18,6 +18,7 @@ __all__ = [
     "print_json",
     "print_table",
     "printable",
+    "warn_of_unknown",
 ]
 
 
@@ -49,3 +50,12 @@ def print_columns(rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
+
+
+def warn_of_unknown() -> None:
+    """Warn on stderr of ids in `[plugin] blocked` that no plugin has, here or in the catalog."""
+    from vox_core.host.blocked import unknown_blocked
+    from vox_core.host.discover import discover
+
+    for line in unknown_blocked([plugin.id for plugin in discover()]):
+        click.echo(printable(f"warning: {line}"), err=True)

@@ -13,8 +13,7 @@ import click
 
 from vox_core.cli.lazy import Command, Entry, LazyGroup
 from vox_core.cli.options import config_option, json_option
-from vox_core.cli.output import print_columns, print_json, print_table, printable
-from vox_core.cli.warn import warn_of_unknown
+from vox_core.cli.output import print_columns, print_json, print_table, printable, warn_of_unknown
 from vox_core.errors import command
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ a person is asked; where nobody can be asked, nothing is done.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.agree import require_agreement
 from vox_core.cli.lazy import Command
 from vox_core.cli.options import config_option, json_option
 from vox_core.cli.output import megabytes, print_json, printable
-from vox_core.errors import ConfigError
+from vox_core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from vox_core.install.plan import Change, InstallPlan
@@ -97,8 +97,8 @@ def install(
         allow_source=allow_source,
         report=_tell,
     )
-    _say_what_is_disabled(plan)
     _carry_out(plan, **how)
+    _say_what_is_disabled(plan)
 
 
 @click.command(
@@ -181,7 +181,7 @@ def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_js
         click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
-        require_agreement("go on?", yes)
+        _require_agreement("go on?", yes)
         apply(plan, lambda line: _tell(f"  {line}"))
     if as_json:
         print_json(_described(plan, done))
@@ -218,10 +218,14 @@ def _next(plan: InstallPlan) -> str:
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
     """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
-    from vox_core.host.blocked import COMMAND, blocking
-    from vox_core.install.plan import disabled_in
+    from packaging.utils import canonicalize_name
 
-    for id in disabled_in(plan):
+    from vox_core.host.blocked import COMMAND, blocking, disabled
+    from vox_core.host.discover import discover
+
+    names = {target.distribution for target in plan.targets}
+    ids = {each.id for each in discover() if canonicalize_name(each.distribution) in names}
+    for id in sorted({*disabled()} & {*ids, *(target.id for target in plan.targets)}):
         click.echo(f"note: {id} is {blocking(id, COMMAND)}", err=True)
 
 
@@ -274,3 +278,25 @@ def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
         "notes": plan.notes,
         "done": done,
     }
+
+
+def _require_agreement(question: str, yes: bool) -> None:
+    """Ask on the terminal, unless `yes` was said beforehand.
+
+    Raises:
+        InputError: I012, there is no terminal to ask on.
+        click.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not _somebody_is_there():
+        raise InputError(
+            "I012",
+            "the plan needs confirmation, and there is no terminal",
+            remedy="look at the plan and run again with --yes",
+        )
+    click.confirm(question, abort=True, err=True)
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty()

@@ -9,6 +9,7 @@ to a backend, results and events come back. Everything here is plain Python and 
     state.py     adapters, training state
     events.py    what happens in a run
     jobs.py      jobs, results, context
+    advice.py    what a plugin says of a planned run
     sampling.py  the choice of the next token
 
 These modules read nothing, and import numpy where they compute with it.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vox_core.contract.advice import Advice
 from vox_core.contract.batch import (
     Batch,
     Step,
@@ -88,6 +90,7 @@ __all__ = [
     "API_VERSION",
     "AdapterSpec",
     "AdapterState",
+    "Advice",
     "Batch",
     "Check",
     "CheckpointWritten",

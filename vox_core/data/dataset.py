@@ -14,7 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoded, Encoder, Look
@@ -114,6 +117,14 @@ def build_dataset(
     dataset = Dataset(documents, len(encoded), dropped, truncated, stats=collector.stats)
     require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))
     return dataset
+
+
+def assumed_dataset(documents: int, length: int) -> Dataset:
+    """So many documents of `length` tokens, all of them trained, in place of data still to come."""
+    weights_T = np.ones(length, np.float32)
+    weights_T[0] = 0  # nothing precedes it
+    document = Document(np.zeros(length, np.int32), weights_T, Path(), 0, 1)
+    return Dataset(Documents.of((document,) * documents), documents, {}, {})
 
 
 def encode_rows(

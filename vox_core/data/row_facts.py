@@ -352,6 +352,5 @@ def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
     pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
     count = len(said_N2)
     pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
-    shift_2 = np.array([count, 0], np.int64)
-    shifted_P2: Pairs = pairs_P2 - shift_2
-    return shifted_P2
+    pairs_P2[:, 0] -= count
+    return pairs_P2

@@ -20,8 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from packaging.utils import canonicalize_name
 
-from vox_core.catalog import PluginEntry
-from vox_core.catalog.entries import objections
+from vox_core.catalog import PluginEntry, objections
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, version_mismatch
@@ -79,7 +78,7 @@ def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str
         "id": plugin_id,
         "listed": [asdict(each) for each in listed],
         "installed": [_facts(plugin) for plugin in discover() if plugin.id == plugin_id],
-        "catalog": asdict(entry) if entry else None,
+        "catalog": {**entry.model_dump(), "catalog": entry.catalog} if entry else None,
     }
 
 

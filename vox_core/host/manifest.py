@@ -186,8 +186,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What a prediction of memory has to know of a backend (`vox_core.memory`). The defaults are
-    those of a backend that says nothing: they predict rather too much.
+    """A backend's constants for predicting memory. The defaults are cautious: they predict rather
+    too much.
 
     Args:
         runtime_bytes: on the device that trains, before there is a model: there the process and

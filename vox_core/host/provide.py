@@ -49,11 +49,7 @@ def provider(
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
     plugins = discover() if found is None else found
-    able = [
-        each for each in plugins if each.manifest and name in each.manifest.provided.get(point, ())
-    ]
-    blocked = blocked_plugins([each.id for each in plugins], environ)
-    usable = [each for each in able if each.id not in blocked]
+    usable = providers(point, name, plugins, environ)
     if len(usable) > 1:
         usable = [each for each in usable if each.id == _decided(point, name, environ)] or usable
     if len(usable) == 1:
@@ -66,12 +62,38 @@ def provider(
             found=ids,
             remedy=f'decide in vox.toml: [plugin.provider] "{point}.{name}" = "{usable[0].id}"',
         )
-    if able:
-        first = able[0].id
-        raise BackendError(
+    raise no_provider(point, name, plugins, environ)
+
+
+def providers(
+    point: str,
+    name: str,
+    found: Sequence[Found] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Found]:
+    """All installed plugins that provide `name` and are not disabled, by id; `found` and the errors
+    about settings as for `provider`."""
+    plugins = discover() if found is None else found
+    blocked = blocked_plugins([each.id for each in plugins], environ)
+    able = [each for each in _able(point, name, plugins) if each.id not in blocked]
+    return sorted(able, key=lambda each: each.id)
+
+
+def no_provider(
+    point: str,
+    name: str,
+    found: Sequence[Found] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> BackendError:
+    """The error for a name that no installed plugin provides, or only a disabled one."""
+    plugins = discover() if found is None else found
+    if able := _able(point, name, plugins):
+        first, blocked = able[0].id, blocked_plugins([each.id for each in plugins], environ)
+        why = blocking(first, blocked[first]).partition(";")[0]
+        return BackendError(
             "B013",
-            f"{name!r} ({point}) comes with plugin {first!r}, which is "
-            + blocking(first, blocked[first]).partition(";")[0],
+            f"{name!r} ({point}) comes with plugin {first!r}, which is {why}",
+            found=f"plugin {first!r} is {why}",
             remedy=unblock(first, blocked[first]),
         )
     offered = [
@@ -79,7 +101,7 @@ def provider(
         for entry in known_plugins(environ).values()
         if name in entry.provides.get(point, ())
     ]
-    raise BackendError(
+    return BackendError(
         "B013",
         f"no installed plugin provides {name!r} ({point})",
         found=f"plugin {offered[0]!r} of the catalog does" if offered else "nor does the catalog",
@@ -103,6 +125,12 @@ def write_model(job: WriteModelJob) -> None:
         raise broken(found, "no vox_write_model", "vox_write_model, marked with @hookimpl")
     with foreign_errors(found.id, "vox_write_model"):
         hook(job=job)
+
+
+def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:
+    return [
+        each for each in plugins if each.manifest and name in each.manifest.provided.get(point, ())
+    ]
 
 
 def usable_plugin(plugin_id: str, environ: Mapping[str, str] = os.environ) -> Found:

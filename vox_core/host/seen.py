@@ -93,15 +93,14 @@ class Seen:
 def _quantising(request: Request, present: tuple[Accelerator, ...]) -> tuple[str, ...]:
     if request.quant in (None, "none"):
         return ()
-    from vox_core.catalog.entries import objections
+    from vox_core.catalog import objections
     from vox_core.host.known import known_plugins
 
     tags = {each.tag for each in present}
     return tuple(
         entry.id
         for entry in known_plugins().values()
-        if request.quant in entry.capabilities.get("quantisations", ())
-        and not objections(entry, tags)
+        if request.quant in entry.quantisations and not objections(entry, tags)
     )
 
 

@@ -66,12 +66,13 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
         there = environment.installed()
         _require_as_planned(plan, there.versions)
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
         try:
+            scratch.mkdir()
             _carry_out(plan, there, site, scratch, report)
         finally:
-            if undo.unfinished(site) is None:
-                shutil.rmtree(scratch, ignore_errors=True)
+            with _signals_wait():
+                if undo.unfinished(site) is None:
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def answer() -> str:

@@ -267,29 +267,6 @@ class Environment:
             lock.release()
 
 
-def broken(
-    needs: Mapping[str, Sequence[Requirement]],
-    before: Mapping[str, str],
-    after: Mapping[str, str],
-    *,
-    but: Sequence[str] = (),
-) -> list[str]:
-    """Requirements that `before` meets and `after` does not, in words.
-
-    Args:
-        needs: distribution -> its requirements.
-        before, after: distribution -> version.
-        but: distributions whose requirements do not count, because they change.
-    """
-    return [
-        f"{owner} needs {need}, which would be {after.get(canonicalize_name(need.name), 'gone')}"
-        for owner, its_needs in sorted(needs.items())
-        if owner not in but
-        for need in its_needs
-        if is_met(need, before) and not is_met(need, after)
-    ]
-
-
 def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:
     """Whether one of these distributions has a version that `need` allows."""
     version = versions.get(canonicalize_name(need.name))

@@ -20,9 +20,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -36,7 +35,6 @@ from packaging.utils import (
 from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
 from vox_core.errors import InputError, command
-from vox_core.host.blocked import disabled
 from vox_core.host.discover import UNKNOWN, Found, discover
 from vox_core.host.known import known_plugins
 from vox_core.install import targets, undo
@@ -45,14 +43,13 @@ from vox_core.install.environment import (
     KEPT,
     Environment,
     Installed,
-    broken,
     is_editable,
+    is_met,
     local_path,
     origin,
 )
-from vox_core.install.targets import Target
+from vox_core.install.targets import Target, needs_build, project_table
 from vox_core.install.uv import ONLY_WHEELS, Report, Row, Uv
-from vox_core.install.wheel import needs_build, plugin_ids, project_table
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
@@ -123,7 +120,6 @@ def plan_install(
     path: Path | None = None,
     wheel: Path | None = None,
     pypi: str | None = None,
-    catalog: Mapping[str, PluginEntry] | None = None,
     allow_source: bool = False,
     report: Report = lambda line: None,
 ) -> InstallPlan:
@@ -140,8 +136,7 @@ def plan_install(
     Raises:
         InputError: I001 to I007, I013: why it is refused.
     """
-    catalog = known_plugins() if catalog is None else catalog
-    id = ids[0] if ids else None
+    catalog, id = known_plugins(), ids[0] if ids else None
     environment, there = _here()
     if path is not None:
         wanted = [targets.from_path(path, id, catalog, there)]
@@ -157,7 +152,6 @@ def plan_install(
 def plan_upgrade(
     ids: Sequence[str] = (),
     *,
-    catalog: Mapping[str, PluginEntry] | None = None,
     allow_source: bool = False,
     report: Report = lambda line: None,
 ) -> InstallPlan:
@@ -166,7 +160,7 @@ def plan_upgrade(
     Raises:
         InputError: I001 to I007, I010, I013: why it is refused.
     """
-    catalog = known_plugins() if catalog is None else catalog
+    catalog = known_plugins()
     environment, there = _here()
     found = discover()
     chosen = [_installed(id, found) for id in ids] if ids else found
@@ -191,25 +185,12 @@ def plan_remove(ids: Sequence[str]) -> InstallPlan:
     names = sorted({canonicalize_name(plugin.distribution) for plugin in plugins})
     environment.require_changeable(remove=names)
     for name in names:
-        _require_inside(there.distributions[name], environment)
+        _require_inside(name, environment, there)
     changes = tuple(Change(name, there.versions[name], None) for name in names)
     require_kept(changes, environment, there)
     left = _orphans(names, there)
     notes = [f"nothing else needs: {', '.join(left)}; they stay"] if left else []
     return InstallPlan("remove", environment, changes, (), tuple(notes), installed=there.versions)
-
-
-def disabled_in(plan: InstallPlan) -> list[str]:
-    """Ids of the plugins to install that the user has disabled; installed, they stay unused."""
-    off, ids = disabled(), set[str | None]()
-    for target in plan.targets:
-        if target.id is not None:
-            ids.add(target.id)
-        elif target.source is not None:
-            ids |= plugin_ids(target.source) or set()
-        else:
-            ids |= {each.id for each in discover() if _is_of(each, target.distribution)}
-    return [id for id in off if id in ids]
 
 
 def cut_off() -> list[Check]:
@@ -247,10 +228,11 @@ def _plan(
     for text in unclear:
         report(f"Building metadata of {text} (runs its build script)")
     options = () if allow_source else _build_only(named[text] for text in unclear)
-    again = [part for text in named for part in ("--reinstall-package", named[text])]
+    # uv compares a folder's pyproject.toml alone with what is installed.
+    again = [f"--reinstall-package={named[text]}" for text in named if Path(text).is_dir()]
     rows = _rows(uv, [*options, *again, *requirements], _held(wanted, there.versions))
     lock = uv.lock([_pin(row) for row in rows], options) if rows else ""
-    changes = _changes(rows, lock, there.versions)
+    changes = _changes(rows, lock, there.versions) if rows else ()
     require_kept(changes, environment, there)
     _require_pinned(changes, wanted)
     _require_as_named(changes, wanted, there.versions)
@@ -302,37 +284,20 @@ def _pin(row: Row) -> str:
 
 
 def _changes(rows: Iterable[Row], lock: str, installed: Mapping[str, str]) -> tuple[Change, ...]:
-    """The rows of uv's plan with what its lock tells of each file, sorted by name."""
-    files = _files(lock) if lock else {}
-    changes = [
-        Change(
-            row.name,
-            installed.get(row.name),
-            row.version or _version_at(row.url or ""),
-            row.url or files[row.name]["source"],
-            row.url is not None,
-            files[row.name]["sha256"],
-            files[row.name]["size"],
-        )
-        for row in rows
-    ]
-    return tuple(sorted(changes, key=lambda change: change.name))
-
-
-def _files(lock: str) -> dict[str, dict[str, Any]]:
-    """Name -> source, SHA-256 and size of the file that fits this interpreter."""
+    """The rows of uv's plan with the facts of its lock, sorted by name."""
     from packaging.pylock import PackageArchive, PackageSdist, PackageWheel, Pylock
 
-    found: dict[str, dict[str, Any]] = {}
-    for package, file in Pylock.from_dict(tomllib.loads(lock)).select():
-        source, sha256, size = "", None, None
+    chosen = {str(each.name): file for each, file in Pylock.from_dict(tomllib.loads(lock)).select()}
+    changes = []
+    for row in rows:
+        file, source, sha256, size = chosen[row.name], row.url or "", None, None
         if isinstance(file, PackageArchive | PackageSdist | PackageWheel):
-            source = file.url or (Path(file.path).as_uri() if file.path else "")
-            sha256, size = file.hashes.get("sha256"), file.size
-            if (path := local_path(source)) and path.is_file():
-                size = path.stat().st_size
-        found[package.name] = {"source": source, "sha256": sha256, "size": size}
-    return found
+            source = source or file.url or Path(file.path or "").as_uri()
+            path, sha256 = local_path(source), file.hashes.get("sha256")
+            size = path.stat().st_size if path and path.is_file() else file.size
+        after, before = row.version or _version_at(source), installed.get(row.name)
+        changes.append(Change(row.name, before, after, source, row.url is not None, sha256, size))
+    return tuple(sorted(changes, key=lambda change: change.name))
 
 
 def _version_at(url: str) -> str:
@@ -383,9 +348,14 @@ def require_kept(changes: Sequence[Change], environment: Environment, there: Ins
     if moved:
         raise _changed(moved, environment)
     names = [change.name for change in changes]
-    stay = {name: version for name, version in before.items() if name not in names}
-    after = {**stay, **{change.name: change.after for change in changes if change.after}}
-    if faults := broken(there.needs, before, after, but=names):
+    after = {name: version for name, version in before.items() if name not in names}
+    after |= {change.name: change.after for change in changes if change.after}
+    if faults := [
+        f"{owner} needs {need}, which would be {after.get(canonicalize_name(need.name), 'gone')}"
+        for owner, needs in sorted(there.needs.items())
+        for need in needs
+        if owner not in names and is_met(need, before) and not is_met(need, after)
+    ]:
         gone = [change.name for change in changes if change.after is None]
         raise InputError(
             "I005",
@@ -444,23 +414,16 @@ def _another_core(refusal: InputError, held: Mapping[str, str]) -> InputError | 
     for match in _CORE_NEED.finditer("\n".join(refusal.faults)):
         with suppress(InvalidSpecifier):
             wanted = SpecifierSet(match[1].strip(" ,"))
-            if not here or wanted.contains(here, prereleases=True):
-                continue
-            is_old = any(
-                each.operator[0] in ">=~" and not each.contains(here, prereleases=True)
-                for each in wanted
-            )
-            return InputError(
-                "I004",
-                f"this vox is too {'old' if is_old else 'new'} for it",
-                where=refusal.where,
-                found=f"{CORE} {here}",
-                expected=f"{CORE}{wanted}, which it requires",
-                faults=refusal.faults,
-                remedy=f"upgrade {CORE} first, and run again"
-                if is_old
-                else f"name a version of it that takes {CORE} {here}",
-            )
+            if here and not wanted.contains(here, prereleases=True):
+                return InputError(
+                    "I004",
+                    "it is made for another version of vox",
+                    where=refusal.where,
+                    found=f"{CORE} {here}",
+                    expected=f"{CORE}{wanted}, which it requires",
+                    faults=refusal.faults,
+                    remedy=f"install that {CORE} first, or name a version of it that takes {here}",
+                )
     return None
 
 
@@ -557,14 +520,16 @@ def _installed(id: str, installed: Sequence[Found]) -> Found:
     )
 
 
-def _require_inside(distribution: metadata.Distribution, environment: Environment) -> None:
+def _require_inside(name: str, environment: Environment, there: Installed) -> None:
     """Raises InputError I010 if another environment lends a distribution to this one."""
-    if not environment.owns(distribution):
+    distribution = there.distributions.get(name)
+    if distribution is None or not environment.owns(distribution):
+        place = distribution.locate_file("") if distribution else "a place without its metadata"
         raise InputError(
             "I010",
-            f"{distribution.metadata['Name']} is not in this environment",
+            f"{name} is not in this environment",
             where=environment,
-            found=f"it is in {distribution.locate_file('')}, which this environment sees",
+            found=f"it is in {place}, which this environment sees",
             remedy="remove it with the Python that it was installed with",
         )
 

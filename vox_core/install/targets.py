@@ -8,21 +8,21 @@ catalog's platforms, hardware, versions and yanks hold for every source.
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from vox_core.catalog import PluginEntry, Source
-from vox_core.catalog.entries import objections
+from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
 from vox_core.install.environment import Installed, is_editable
-from vox_core.install.wheel import plugin_ids, project_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,23 @@ def from_pypi(
     return _named(text, requirement.name, id, catalog, there)
 
 
+def project_table(folder: Path) -> Mapping[str, Any]:
+    """`[project]` of the pyproject.toml in a folder; empty if there is none that can be read."""
+    try:
+        document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # tables in tables in tables
+        return {}
+    project = document.get("project", {})
+    return project if isinstance(project, dict) else {}
+
+
+def needs_build(folder: Path) -> bool:
+    """Whether only a build tells what the project in a folder requires."""
+    project = project_table(folder)
+    dynamic = {"version", "dependencies", "optional-dependencies"}
+    return "name" not in project or not dynamic.isdisjoint(project.get("dynamic", ()))
+
+
 def _named(
     requirement: str,
     name: str | None,
@@ -174,7 +191,7 @@ def _named(
     distribution = canonicalize_name(name) if name else None
     entry = catalog.get(id) if id else _entry_of(distribution, catalog)
     if entry is None:
-        return _as_named(Target(id, distribution, requirement))
+        return Target(id, distribution, requirement)
     expected = canonicalize_name(entry.distribution)
     if distribution not in (None, expected):
         raise InputError(
@@ -187,17 +204,7 @@ def _named(
         )
     _require_no_objection([entry])
     libraries = _libraries(entry, there, upgrade=False)
-    return _as_named(
-        Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
-    )
-
-
-def _as_named(target: Target) -> Target:
-    """Refuse a folder or wheel of another plugin, as far as that is known without a build."""
-    ids = plugin_ids(target.source) if target.source else None
-    if ids is not None and (faults := [*target.misnamed(ids)]):
-        raise misfit(faults, target.requirement)
-    return target
+    return Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
 
 
 def _require_no_objection(entries: Sequence[PluginEntry]) -> None:

@@ -1,1 +1,16 @@
-"""The services behind the commands: train, merge, load. Only this package writes results."""
+"""Runs: `vox train` as one pipeline, what goes on from a run, and the only writer of its files.
+
+train.py         the pipeline
+resume.py        settings -> the previous run, its settings and what may differ from it
+inputs.py        -> rows, model, weights, backend (sources.py, backend.py)
+dataset.py       -> tokens, masks, order, audits
+plan.py          -> contract and execution plan; run_plan.py: all of these as one `RunPlan`
+advice.py        -> what plugins advise; pinned_plan.py: a plan to be run exactly so
+session.py       -> run folder (folder.py), state to start from, subscribers of events
+loop.py          -> the backend's training, with checkpoint/ and context.py
+artifacts.py     -> adapter, manifest, model card, report
+
+subscribers      telemetry.py, progress.py, controller.py (nonfinite.py, sanity.py), metrics.py
+history.py       run folders, read from outside
+load.py, merge.py (merger.py, proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
+"""

@@ -34,10 +34,10 @@ from vox_core.errors import InputError, StorageError, command
 from vox_core.models import LocalModel
 from vox_core.run import checkpoint
 from vox_core.run.folder import CARD, MANIFEST
-from vox_core.run.resume import PreviousRun, last_step
+from vox_core.run.resume import last_step
 
 if TYPE_CHECKING:
-    from vox_core.run.ready import Ready
+    from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
 _OPTIMIZERS: dict[Optimizer, str] = {
@@ -87,11 +87,11 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
     stopped = result.stopped and not progress.exhausted
     before, after = progress.first_and_last
     best_loss = None if progress.best_step is None else progress.best_loss
-    _write_adapter(plan.run.path, plan, state, base_name(plan.prepared.model), _revision(plan))
+    _write_adapter(plan.run.path, plan, state, base_name(plan.inputs.model), _revision(plan))
     for name in TOKENIZER_FILES:
-        if (source := plan.prepared.model.tokenizer / name).is_file():
+        if (source := plan.inputs.model.tokenizer / name).is_file():
             files.write_bytes(plan.run.path / name, source.read_bytes())
-    made, model = plan.prepared.plan, plan.prepared.model
+    made, model = plan.execution, plan.inputs.model
     measured = best_loss if state.step == progress.best_step else after
     text = card(made, model, step=state.step, before=before, after=measured)
     files.write_text(plan.run.path / CARD, text)
@@ -118,15 +118,16 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
     )
 
 
-def report_of_ended(plan: Ready) -> TrainReport:
+def report_of_ended(plan: RunPlan) -> TrainReport:
     """Of a run that had finished before this command."""
     last = last_step(plan.run)
-    before, after = PreviousRun(plan.run, {}).progress_at(last).first_and_last
+    assert plan.previous is not None
+    before, after = plan.previous.progress_at(last).first_and_last
     return TrainReport(
         run=plan.run.path,
         stopped=False,
         steps=last,
-        total_steps=plan.prepared.plan.contract.total_steps,
+        total_steps=plan.contract.total_steps,
         seconds=0.0,
         startup_seconds=None,
         loss=None,
@@ -135,7 +136,7 @@ def report_of_ended(plan: Ready) -> TrainReport:
     )
 
 
-def emergency_save(error: StorageError, plan: Ready, state: TrainState) -> StorageError:
+def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> StorageError:
     """Write the adapter of a run whose last checkpoint cannot be written, in any folder that takes
     it: hours of training are in it, and it is a third of a checkpoint.
 
@@ -158,14 +159,14 @@ def emergency_save(error: StorageError, plan: Ready, state: TrainState) -> Stora
     )
 
 
-def _saved_anywhere(plan: Ready, state: TrainState) -> Path | None:
+def _saved_anywhere(plan: RunPlan, state: TrainState) -> Path | None:
     """The first place that takes it: the run's folder, the one for temporary files, this one."""
     name = f"vox-adapter-{plan.run.path.resolve().name}-{uuid.uuid4().hex[:8]}"
     for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
         try:
             with files.atomic_folder(parent / name) as folder:
                 # By path: no manifest beside it would name these weights.
-                _write_adapter(folder, plan, state, str(plan.prepared.model.path))
+                _write_adapter(folder, plan, state, str(plan.inputs.model.path))
             return parent / name
         except (StorageError, InputError):
             continue
@@ -173,21 +174,21 @@ def _saved_anywhere(plan: Ready, state: TrainState) -> Path | None:
 
 
 def _write_adapter(
-    folder: Path, plan: Ready, state: TrainState, base: str, revision: str | None = None
+    folder: Path, plan: RunPlan, state: TrainState, base: str, revision: str | None = None
 ) -> None:
-    prepared = plan.prepared
+    model = plan.inputs.model
     write_adapter(
         folder,
         state.adapter,
         base=base,
         revision=revision,
-        modules=linear_modules(prepared.weights.tensors, prepared.model.model_type),
-        dropout=prepared.plan.contract.adapter.dropout,
+        modules=linear_modules(plan.inputs.weights.tensors, model.model_type),
+        dropout=plan.contract.adapter.dropout,
     )
 
 
-def _revision(plan: Ready) -> str | None:
-    model = plan.prepared.model
+def _revision(plan: RunPlan) -> str | None:
+    model = plan.inputs.model
     return model.revision if model.hub == model.id else None
 
 
@@ -199,7 +200,7 @@ def base_name(model: LocalModel) -> str:
 
 
 def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any]:
-    """`vox_adapter.json`: what the adapter is, and what it was made of and with."""
+    """`vox_adapter.json`: the adapter, its base model, its data and the software that made it."""
     contract = plan.contract
     return {
         "format": "vox-adapter/1",

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from vox_core.contract import CheckpointWritten, Event, Notice, StepDone, StepSkipped, TrainState
 from vox_core.run import checkpoint, sources
 from vox_core.run.folder import BAD_BATCHES, RunFolder
-from vox_core.run.foresight import vocabulary
 from vox_core.run.nonfinite import NonFiniteSteps
+from vox_core.run.plan import vocabulary_size
 from vox_core.run.progress import Progress
 from vox_core.run.sanity import LossWatch
 
 if TYPE_CHECKING:
-    from vox_core.run.ready import Ready
+    from vox_core.run.run_plan import RunPlan
 
 
 class RunController:
@@ -36,28 +36,28 @@ class RunController:
 
     def __init__(
         self,
-        plan: Ready,
+        plan: RunPlan,
         start: TrainState,
         progress: Progress,
         interrupted: Callable[[], bool],
         out_of_time: Callable[[], bool],
     ) -> None:
-        contract = plan.prepared.plan.contract
+        contract = plan.contract
         self._run: RunFolder = plan.run
-        self._sources, self._load_best = plan.prepared.sources, plan.settings.load_best_at_end
+        self._sources, self._load_best = plan.sources, plan.settings.load_best_at_end
         self._progress = progress
         self._interrupted, self._out_of_time = interrupted, out_of_time
         self._nonfinite = NonFiniteSteps(
             plan.run.path / BAD_BATCHES,
             plan.settings.max_bad_steps,
-            plan.prepared.train,
+            plan.data.train,
             contract.batch_size,
             contract.seed,
             after=start.step,
         )
-        self._losses = LossWatch(
-            vocabulary(plan.prepared), progress, ordered=contract.order.curriculum != "none"
-        )
+        vocabulary = vocabulary_size(plan.inputs.config, plan.inputs.weights.tensors)
+        ordered = contract.order.curriculum != "none"
+        self._losses = LossWatch(vocabulary, progress, ordered=ordered)
         self._reported: set[Path] = set()
         self.settle: Callable[[], None] = lambda: None
 
@@ -98,7 +98,7 @@ class RunController:
         return state, [*notices, notice]
 
     def _why_stopped(self) -> Iterator[Notice]:
-        """Why the run stopped before its last step; nothing if somebody asked for it."""
+        """Why the run stopped before its last step; nothing if a signal stopped it."""
         since = self._progress.since_best
         if self._progress.exhausted:
             yield Notice(

@@ -45,7 +45,7 @@ Curve: TypeAlias = list[tuple[int, float | None]]
 
 @dataclass(slots=True)
 class Summary:
-    """A run so far. None where nothing was told.
+    """A run so far. None where its telemetry says nothing.
 
     Args:
         run: the folder.

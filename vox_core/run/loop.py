@@ -29,7 +29,7 @@ from vox_core.run.checkpoint.writer import CheckpointWriter, Due
 from vox_core.run.context import Context
 
 if TYPE_CHECKING:
-    from vox_core.run.ready import Ready
+    from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
 
@@ -39,7 +39,7 @@ def run_training(session: Session) -> TrainResult:
     Raises:
         WorkError: a step, a checkpoint or the backend failed.
     """
-    prepared, contract = session.plan.prepared, session.plan.prepared.plan.contract
+    plan, contract = session.plan, session.plan.contract
     metrics = session.metrics
 
     def emit(event: Event) -> None:
@@ -58,12 +58,13 @@ def run_training(session: Session) -> TrainResult:
             stop_requested=session.controller.stop_requested,
         )
         # Killed after its last step, before all was written: there is none to take.
-        steps = () if session.progress.exhausted else steps_of(session.plan, session.start.step + 1)
-        result = prepared.backend.train(_job(session.plan, session.start, iter(steps)), context)
+        steps = () if session.progress.exhausted else steps_of(plan, session.start.step + 1)
+        job = _job(plan, session.start, iter(steps))
+        result = plan.inputs.backend.train(job, context)
         try:
             writer.finish(result.state)
         except StorageError as error:
-            raise emergency_save(error, session.plan, result.state) from error
+            raise emergency_save(error, plan, result.state) from error
     return result
 
 
@@ -91,23 +92,23 @@ def _shape(schedule: str, done: float) -> float:
     return 1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _job(plan: Ready, start: TrainState, steps: Iterator[Step]) -> TrainJob:
-    prepared, made = plan.prepared, plan.prepared.plan
+def _job(plan: RunPlan, start: TrainState, steps: Iterator[Step]) -> TrainJob:
+    made, valid = plan.execution, plan.data.valid
     cut = (made.micro_batch_tokens, made.packing)
     return TrainJob(
         plan=made,
-        model=prepared.model.path,
+        model=plan.inputs.model.path,
         steps=steps,
         start=start,
-        validation=validation_batches(prepared.valid, *cut) if prepared.valid else (),
+        validation=validation_batches(valid, *cut) if valid else (),
     )
 
 
-def steps_of(plan: Ready, first: int) -> Iterator[Step]:
+def steps_of(plan: RunPlan, first: int) -> Iterator[Step]:
     """The steps from `first` on."""
-    made, dataset = plan.prepared.plan, plan.prepared.train
+    made, dataset = plan.execution, plan.data.train
     contract, every = made.contract, plan.settings.eval_every
-    total, validated = contract.total_steps, plan.prepared.valid is not None
+    total, validated = contract.total_steps, plan.data.valid is not None
     for number in range(first, total + 1):
         batches, weight = make_step_batches(
             dataset,
@@ -128,7 +129,7 @@ def steps_of(plan: Ready, first: int) -> Iterator[Step]:
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:
-    settings, made = session.plan.settings, session.plan.prepared.plan
+    settings, made = session.plan.settings, session.plan.execution
     contract, checkpoints = made.contract, session.plan.run.checkpoints
     before, first = checkpoint.origin(checkpoints, session.start.step), session.start.step + 1
     use = BackendUse(first_step=first, backend=made.backend, device=made.device, dtype=made.dtype)

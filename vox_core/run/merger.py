@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files
-from vox_core.adapter.merged import is_merged
 from vox_core.contract import (
     AdapterState,
     DType,
@@ -38,6 +37,7 @@ from vox_core.run.proof import (
     TOLERANCE,
     Proof,
     distance,
+    is_merged,
     not_merged,
     probe_logits,
     probe_tokens,

@@ -1,5 +1,4 @@
-"""Steps whose loss or gradient was not finite: what they were made of is written down, and several
-of them in a row end the run.
+"""Steps whose loss or gradient is not finite: log their rows, and end the run after several.
 
     bad_batches.jsonl    {"step", "loss", "grad_norm", "documents": [{"document", "file", "line"}]}
 

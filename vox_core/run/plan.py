@@ -134,7 +134,11 @@ def make_contract(
     seq_len: int,
     quant: Quant,
 ) -> FineTuneContract:
-    """What was asked for, free of paths, clock and machine; `quant` as `settled_quant` gives it."""
+    """The settings as a contract, free of paths, clock and machine.
+
+    Args:
+        quant: as `settled_quant` gives it.
+    """
     documents = len(train.documents)
     return FineTuneContract(
         model=model,
@@ -246,6 +250,22 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a `config.json`; multimodal ones nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
+
+
+def has_linear_attention(config: Mapping[str, Any]) -> bool:
+    """Whether layers pass a state from token to token, so that documents lie in padded rows."""
+    return "linear_attention" in (text_config(config).get("layer_types") or ())
+
+
+def vocabulary_size(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> int:
+    """Rows of the output head; the most rows of a matrix where `config.json` is silent."""
+    text = text_config(config)
+    for key in ("vocab_size", "padded_vocab_size"):
+        if isinstance(size := text.get(key), int) and size > 0:
+            return size
+    names = parameter_names(tensors, str(config.get("model_type"))).values()
+    shapes = [tensors[name].shape for name in names]
+    return max((shape[0] for shape in shapes if len(shape) == 2), default=0)
 
 
 def _reasons_why_not(

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vox_core import bounded_json, links, models
-from vox_core.adapter.fit import require_fit
 from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
-from vox_core.adapter.targets import linear_modules, parameter_names
+from vox_core.adapter.targets import linear_modules, parameter_names, require_fit
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
 from vox_core.data.templated import TEMPLATE
 from vox_core.digests import folder_digest

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vox_core.config import Change, TrainSettings, validate
+from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.contract import ExecutionPlan
 from vox_core.data.readers import is_remote
 from vox_core.data.templated import TEMPLATE
@@ -37,7 +37,7 @@ from vox_core.run.progress import Progress
 from vox_core.run.sources import Sources, other_files
 
 # What changed, in the words in which it can be changed back.
-_SAID_WITH = {
+_FLAGS_OF = {
     "total_steps": "--max-steps or --epochs",
     "data.digest": "--data: the rows",
     "data.rows": "--data: the number of documents",
@@ -242,26 +242,32 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
 
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as `plan.json` keeps them: those given, with paths made absolute."""
-    given = settings.model_dump(
-        mode="json", include=settings.model_fields_set - _OF_THIS_CALL, by_alias=False
-    )
-    paths = {key: given[key] for key in ("data", "valid") if given.get(key)}
-    if isinstance(settings.template, Path):
-        given["template"] = absolute(settings.template)
+    """The settings as `plan.json` keeps them: those given, with absolute paths."""
+    kept = settings.model_fields_set - _OF_THIS_CALL
+    return {name: value for name, value in in_force(settings).items() if name in kept}
+
+
+def in_force(settings: TrainSettings) -> dict[str, Any]:
+    """Every setting as JSON; paths are absolute."""
+    told = settings.model_dump(mode="json", by_alias=False)
+    for name in type(settings).model_fields:
+        told[name] = _absolute(getattr(settings, name), told[name])
     if Path(settings.model).exists():
-        given["model"] = str(Path(settings.model).resolve())
-    for key, value in paths.items():
-        kept = getattr(settings, key)
-        given[key] = (
-            [absolute(path) for path in kept] if isinstance(value, list) else absolute(kept)
-        )
-    for source, kept in zip(given.get("source", ()), settings.source, strict=True):
-        source["path"] = absolute(kept.path)
-    return given
+        told["model"] = str(Path(settings.model).resolve())
+    return told
 
 
-def absolute(path: Path) -> str:
+def _absolute(value: object, told: Any) -> Any:
+    if isinstance(value, Path):
+        return absolute_path(value)
+    if isinstance(value, DataSource):
+        return {**told, "path": absolute_path(value.path)}
+    if isinstance(value, tuple):
+        return [_absolute(*pair) for pair in zip(value, told, strict=True)]
+    return told
+
+
+def absolute_path(path: Path) -> str:
     """A path as it holds in any folder; a data set of the hub lies in none."""
     return str(path if is_remote(path) else path.resolve())
 
@@ -332,14 +338,14 @@ def require_same(
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",
-            faults=said(refused, recorded, sources),
+            faults=describe_changes(refused, recorded, sources),
             remedy="undo these changes, or train anew with another --out"
             + (f"; {allow} would let this run go on otherwise than it began" if allow else ""),
         )
-    return tuple(_said(change, "when it began") for change in changes)
+    return tuple(_described(change, "when it began") for change in changes)
 
 
-def said(
+def describe_changes(
     changes: Collection[tuple[str, Any, Any]],
     recorded: Mapping[str, Any],
     sources: Sources,
@@ -354,12 +360,12 @@ def said(
         sources: the files of today.
     """
     files = _of_files(changes, recorded, sources, since)
-    return [*files, *(_said(change, then) for change in changes)]
+    return [*files, *(_described(change, then) for change in changes)]
 
 
-def _said(change: tuple[str, Any, Any], then: str) -> str:
+def _described(change: tuple[str, Any, Any], then: str) -> str:
     field, was, now = change
-    what = _SAID_WITH.get(field, _flag(field))
+    what = _FLAGS_OF.get(field, _flag(field))
     return f"{what}: {_short(was)} {then}, {_short(now)} now"
 
 

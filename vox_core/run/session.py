@@ -11,10 +11,12 @@ the same way.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vox_core import files
@@ -32,20 +34,19 @@ from vox_core.contract import (
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host.observers import Observers
-from vox_core.run import checkpoint, folder, foresight, resume
+from vox_core.run import checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
 from vox_core.run.metrics import StepMetrics
-from vox_core.run.prepare import preflight
 from vox_core.run.progress import Progress
-from vox_core.run.rows import write_skipped
 from vox_core.run.sources import to_json
 from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from vox_core.data.row_report import Report
     from vox_core.run.metrics import Startup
-    from vox_core.run.ready import Ready
+    from vox_core.run.run_plan import RunPlan
 
 Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
 STOPPING = "stopping after this step; a second signal stops at once"
@@ -59,6 +60,7 @@ class Session:
         progress: losses and validations so far.
         warnings: those of this process, in order.
         loss: of the last step.
+        metrics: memory and times of the steps.
     """
 
     start: TrainState
@@ -66,32 +68,35 @@ class Session:
     controller: RunController
 
     def __init__(
-        self, plan: Ready, observe: Observe, startup: Startup, observers: Observers
+        self, plan: RunPlan, observe: Observe, startup: Startup, observers: Observers
     ) -> None:
         self.plan, self.startup = plan, startup
-        self.metrics = StepMetrics(plan.prepared.plan.contract.total_steps, startup)
+        self.metrics = StepMetrics(plan.contract.total_steps, startup)
         self.warnings: list[str] = []
         self.loss: float | None = None
         self._began, self._last = time.perf_counter(), 0
         self._saved: int | None = None
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
 
+        def tell_caller(event: Event) -> None:
+            observe(event)  # whatever it returns is no answer
+
         def tell_plugins(event: Event) -> list[Notice]:
             return [Notice(fault, "warning") for fault in observers.tell(event)]
 
         telemetry = Telemetry(plan.run.telemetry)
-        self._subscribers: list[Subscriber] = [self._follow, telemetry, observe, tell_plugins]
+        self._subscribers: list[Subscriber] = [self._follow, telemetry, tell_caller, tell_plugins]
 
     @classmethod
     @contextmanager
-    def open(cls, plan: Ready, observe: Observe, startup: Startup) -> Iterator[Self]:
+    def open(cls, plan: RunPlan, observe: Observe, startup: Startup) -> Iterator[Self]:
         """Lock the run folder, write what a run begins with, and announce the run.
 
         Raises:
             StoppedAtOnce: a second signal did not wait for the end of the step.
             OutputError: O001 to O003, the folder cannot be had.
         """
-        with contextlib.closing(Observers(seen=plan.prepared.seen)) as observers:
+        with contextlib.closing(Observers(seen=plan.inputs.seen)) as observers:
             if (plan.fresh and not resume.is_new(plan.run)) or not plan.run.path.exists():
                 folder.claim(plan.run)
             with folder.locked(plan.run) as left:
@@ -147,7 +152,7 @@ class Session:
     def _begin(self, left: str | None) -> None:
         plan = self.plan
         self.start = self._fresh() if plan.fresh else self._resumed()
-        settings, contract = plan.settings, plan.prepared.plan.contract
+        settings, contract = plan.settings, plan.contract
         before = checkpoint.origin(plan.run.checkpoints, self.start.step)
         same_rows = before.valid_digest == contract.data.valid_digest  # else they say nothing of it
         validations = before.validations if same_rows else ()
@@ -159,16 +164,15 @@ class Session:
 
     def _fresh(self) -> TrainState:
         plan, path = self.plan, self.plan.run.path
-        files.write_json(path / folder.PREFLIGHT, preflight(plan.prepared))
-        write_skipped(path / folder.SKIPPED, plan.prepared.rows)
-        if templated := plan.prepared.model.templated:  # a resumed run reads this copy
+        files.write_json(path / folder.PREFLIGHT, plan.preflight())
+        _write_skipped(path / folder.SKIPPED, plan.inputs.rows.report)
+        if templated := plan.inputs.model.templated:  # a resumed run reads this copy
             files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
         files.write_json(path / folder.PLAN, self._plan_json())
         return self._beginning()
 
     def _beginning(self) -> TrainState:
-        prepared = self.plan.prepared
-        return TrainState(0, seeded(prepared.plan, prepared.weights))
+        return TrainState(0, seeded(self.plan.execution, self.plan.inputs.weights))
 
     def _resumed(self) -> TrainState:
         """The newest good checkpoint's state; the plan is kept."""
@@ -207,18 +211,17 @@ class Session:
     def _plan_json(self) -> dict[str, Any]:
         plan = self.plan
         return {
-            **plan.prepared.plan.to_json(),
+            **plan.execution.to_json(),
             "settings": resume.recorded(plan.settings),
-            "sources": to_json(plan.prepared.sources),
-            **({"planned": plan.planned} if plan.planned else {}),
+            "sources": to_json(plan.sources),
+            **({"planned": plan.pinned} if plan.pinned else {}),
         }
 
     def _announce(self, left: str | None, used: tuple[checkpoint.BackendUse, ...]) -> None:
-        plan, prepared = self.plan, self.plan.prepared
-        made, step = prepared.plan, self.start.step
-        self.emit(Notice(prepared.selection.why))
-        if plan.planned:
-            self.emit(Notice(f"as it was planned; the plan's digest is {plan.planned}"))
+        plan, made, step = self.plan, self.plan.execution, self.start.step
+        self.emit(Notice(plan.inputs.selection.why))
+        if plan.pinned:
+            self.emit(Notice(f"as it was planned; the plan's digest is {plan.pinned}"))
         if left:
             self.emit(Notice(f"{left}, has ended without giving the run back; going on"))
         for change in plan.changes:
@@ -227,15 +230,13 @@ class Session:
         if used and (was := used[-1].backend) != made.backend:
             text = f"going on with {made.backend} after step {step}; until there it was {was}"
             self.emit(Notice(text))
-        for notice in prepared.notices():
+        for notice in (*plan.notices(), *plan.advice.notices):
             self.emit(notice)
-        if short := foresight.warning(prepared, resumed=not plan.fresh):
-            self.emit(short)
         contract, data = made.contract, made.contract.data
         self.emit(
             RunStart(
                 run=str(plan.run.path),
-                model=prepared.model.id,
+                model=plan.inputs.model.id,
                 backend=made.backend,
                 device=made.device,
                 dtype=made.dtype,
@@ -248,3 +249,10 @@ class Session:
                 quant=contract.quant,
             )
         )
+
+
+def _write_skipped(path: Path, report: Report | None) -> None:
+    """Write each row that is malformed or a duplicate as a line of JSON, if there are any."""
+    rows = [each.to_json() for each in report.listed] if report else []
+    if rows:
+        files.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -75,14 +75,14 @@ Sources = Mapping[str, Sequence[SourceFile]]
 
 
 def data_files(checked: Iterable[CheckedFile]) -> list[SourceFile]:
-    """Data files, as they were when they were looked at."""
+    """Data files, as they were when they were read."""
     return [SourceFile(f.on_disk.resolve(), f.sha256, f.state[:2]) for f in checked]
 
 
 def model_files(
     folder: Path, weights: Iterable[str], tokenizer: Path
 ) -> dict[str, list[SourceFile]]:
-    """The files that a model's digests are made of.
+    """The files that a model's digests cover.
 
     Args:
         tokenizer: the folder of its tokenizer.

@@ -1,24 +1,28 @@
 """`vox train`: from settings to a run folder.
 
-First everything that can be wrong is found (`ready.py`), and nothing is written. Then the run
+First everything that can be wrong is found (`run_plan.py`), and nothing is written. Then the run
 folder is opened (`session.py`), the backend trains (`loop.py`), and what it returns is written
 (`artifacts.py`).
 """
 
 from __future__ import annotations
 
-from vox_core import models
-from vox_core.config import TrainSettings
+from typing import TYPE_CHECKING
+
 from vox_core.contract import Notice
-from vox_core.host import Origin
-from vox_core.run import foresight
+from vox_core.run.advice import with_advice
 from vox_core.run.artifacts import TrainReport, report_of_ended, write_artifacts
 from vox_core.run.context import Observe, ignore
 from vox_core.run.loop import run_training
 from vox_core.run.metrics import Startup
-from vox_core.run.planned import Planned
-from vox_core.run.ready import make_ready
+from vox_core.run.run_plan import plan_run
 from vox_core.run.session import Session
+
+if TYPE_CHECKING:
+    from vox_core import models
+    from vox_core.config import TrainSettings
+    from vox_core.host import Origin
+    from vox_core.run.pinned_plan import PinnedPlan
 
 
 def train(
@@ -28,7 +32,7 @@ def train(
     backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
     began: float | None = None,
-    planned: Planned | None = None,
+    pinned: PinnedPlan | None = None,
 ) -> TrainReport:
     """Train, or go on with `settings.resume`.
 
@@ -37,7 +41,7 @@ def train(
         backend_origin: where `settings.backend` was said, for the words of an error.
         progress: called while models are downloaded or converted.
         began: when the command did, as `time.perf_counter` counts; without it, now.
-        planned: the plan that the run is held against; `settings` are its own.
+        pinned: the plan that the run is held against; `settings` are its own.
 
     Raises:
         InputError: anything wrong that could be found before the first step; nothing was written.
@@ -49,12 +53,13 @@ def train(
         observe(Notice(text))
 
     with Startup(began) as startup:
-        plan = make_ready(settings, backend_origin, progress, tell=tell, planned=planned)
+        plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned)
         if plan.ended:
             tell(f"the run has finished already ({plan.ended}); there is nothing to do")
             return report_of_ended(plan)
-        allowed = plan.settings.allow_overcommit
-        foresight.require_memory(plan.prepared, allowed=allowed, resumed=not plan.fresh)
+        plan = with_advice(plan, tell)
+        if plan.advice.refusal:
+            raise plan.advice.refusal
         with Session.open(plan, observe, startup) as session:
             result = run_training(session)
             return write_artifacts(session, result)

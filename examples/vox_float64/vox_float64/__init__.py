@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
+from vox_testing.float64 import compute_in_float64
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
 
@@ -34,7 +35,7 @@ class Backend:
     """vox's hooks on a `vox_torch` engine that computes in float64."""
 
     def __init__(self) -> None:
-        self._engine = Engine(DeviceProfile("cpu", compute_dtype="fp64"))
+        self._engine = Engine(DeviceProfile("cpu", prepare=compute_in_float64))
 
     @hookimpl
     def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:

@@ -25,6 +25,8 @@ from vox_formats import FormatError
 
 Metadata: TypeAlias = Mapping[str, Any]
 
+_REFUSED = "the GGUF file cannot be converted"
+
 # llama.cpp's token types, as in the GGUF specification.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
@@ -40,15 +42,23 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     """The tokenizer; its pair (model, pre) must be a key of `BUILDERS`.
 
     Raises:
-        FormatError: two tokens are equal, so that ids would move.
+        FormatError: two tokens are equal, so that ids would move; or the metadata describe no
+            tokenizer.
     """
     tokens = metadata["tokenizer.ggml.tokens"]
-    tokenizer = BUILDERS[tokenizer_kind(metadata)](metadata, tokens)
-    _add_special_tokens(tokenizer, metadata, tokens)
-    _add_bos_and_eos(tokenizer, metadata, tokens)
+    try:
+        tokenizer = BUILDERS[tokenizer_kind(metadata)](metadata, tokens)
+        _add_special_tokens(tokenizer, metadata, tokens)
+        _add_bos_and_eos(tokenizer, metadata, tokens)
+    except Exception as error:  # ids and merges may be anything; tokenizers raises Exception itself
+        raise FormatError(
+            _REFUSED,
+            found=f"tokenizer metadata that fail with {type(error).__name__}: {error}",
+            expected="tokens, merges and ids of special tokens that belong together",
+        ) from error
     if tokenizer.get_vocab_size() != len(tokens):
         raise FormatError(
-            "the GGUF file cannot be converted",
+            _REFUSED,
             found=f"{tokenizer.get_vocab_size()} different tokens",
             expected=f"{len(tokens)}, one for each id",
         )
@@ -78,7 +88,7 @@ def tokenizer_kind(metadata: Metadata) -> tuple[str, str]:
 
 def _byte_level(metadata: Metadata, tokens: Sequence[str], digits: bool) -> Tokenizer:
     """GPT-2's byte-level BPE; with `digits`, every digit is cut off before anything else."""
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(tokens), merges=merges))
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = (
@@ -104,7 +114,7 @@ def _gemma(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
     model = models.BPE(
         vocab=_numbered(spelled),
         merges=merges_by_rank(spelled),
-        unk_token=tokens[metadata.get("tokenizer.ggml.unknown_token_id")],
+        unk_token=tokens[metadata["tokenizer.ggml.unknown_token_id"]],
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -168,7 +178,7 @@ def _add_bos_and_eos(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequence[
     ids = {name: metadata.get(_NAMED[f"{name}_token"]) for name in ("bos", "eos")}
     begin = metadata.get("tokenizer.ggml.add_bos_token", tokenizer_kind(metadata)[0] == "llama")
     end = metadata.get("tokenizer.ggml.add_eos_token", False)
-    wanted = {name: ids[name] for name, on in (("bos", begin), ("eos", end)) if on}
+    wanted: dict[str, Any] = {name: ids[name] for name, on in (("bos", begin), ("eos", end)) if on}
     if not wanted:
         return
     before = [tokens[wanted["bos"]]] if "bos" in wanted else []

@@ -1,7 +1,7 @@
-"""Quantised weights, in numpy: what is left of a weight that has been through a format.
+"""Quantisations of a weight in numpy: NF4, INT8 and MLX's formats.
 
-`CODECS` has every format by vox's name for it. Each gives bit for bit what the library gives that
-backends quantise with, on the CPU, the same on every machine:
+`CODECS` has every format by vox's name. Each equals, bit for bit and on every machine, the library
+that backends quantise with, on the CPU:
 
     nf4, nf4-single                  bitsandbytes 0.50    tests/test_bitsandbytes_formats.py
     int8                             bitsandbytes 0.50, from float32
@@ -36,8 +36,8 @@ steps to either side of zero, one scale an output feature. In float32, as above:
     step_O  = scale_O / 127
     W'_OI   = q_OI * step_O                                       rounded once, to the dtype
 
-bitsandbytes' layers hand it float16, which rounds a weight in float32 first (relative distance of
-what is left: 2e-3) and lacks the range of bfloat16; that is not followed here. The least scale
+bitsandbytes' layers hand it float16, which rounds a weight in float32 first (relative distance
+2e-3) and lacks the range of bfloat16; this module does not. The least scale
 keeps rows of zeros finite, and rows whose scale has an inverse beyond float32.
 
 **MLX's formats**, as `mx.quantize` and `mx.dequantize` compute them, rounding to the weight's dtype
@@ -86,7 +86,7 @@ class Codec(Protocol):
         """Quantise `W_OI` in its own dtype, and dequantise it.
 
         Args:
-            dtype: what is computed with, and the result's; without it that of `W_OI`.
+            dtype: of the computation and the result; without it that of `W_OI`.
         """
         ...
 
@@ -166,7 +166,7 @@ def pack_scales(scale_G: Array) -> PackedScales:
 
 
 def unpack_scales(packed: PackedScales) -> Array:
-    """What is left of the scales (G), float32."""
+    """The scales (G) after packing, float32."""
     levels_CP = _in_blocks(scale_levels()[packed.codes_G], SCALE_BLOCK)
     left_CP = levels_CP * packed.most_C[:, None] + packed.offset
     left_G: Array = left_CP.reshape(-1)[: len(packed.codes_G)]

@@ -105,7 +105,6 @@ def test_the_catalogs_names_are_taken(tmp_path: Path, monkeypatch: pytest.Monkey
 ENTRY = """
 [[plugin]]
 id = "somebodys"
-payload-kind = "code"
 description = "Another's"
 default-source = "pypi:vox-x-somebodys==1.0"
 distribution = "vox-x-somebodys"

@@ -17,6 +17,7 @@ from vox_core.contract import (
 )
 from vox_core.run.context import Context
 from vox_testing.jobs import batch, documents, plan, start, step
+from vox_torch.profile import DeviceProfile
 from vox_torch.train import Trainer
 
 __all__ = ["batch", "documents", "losses", "plan", "start", "step", "train"]
@@ -35,7 +36,7 @@ def train(
     events: list[Event] = []
     job = TrainJob(made, folder, steps, state or start(folder, made), validation)
     working = Context(made.contract.seed, folder, events.append, **context)
-    return Trainer(job, working, "cpu").run(), events
+    return Trainer(job, working, DeviceProfile("cpu")).run(), events
 
 
 def losses(events: Sequence[Event]) -> list[float]:

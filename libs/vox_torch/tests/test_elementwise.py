@@ -13,6 +13,7 @@ from torch import nn
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.elementwise import Gated, RmsNorm
@@ -152,8 +153,13 @@ FUSED = {
 def test_every_family_is_as_near_to_float64_with_and_without(tiny, family):
     folder, some = tiny(family), batch(documents(3, longest=60))
 
-    def of(dtype: str, fused: dict[str, int] | None = None) -> tuple[float, torch.Tensor]:
-        adapted = attach(load_base(folder, dtype, "cpu"), start(folder, plan(folder)).adapter)
+    def of(
+        fused: dict[str, int] | None = None, *, exactly: bool = False
+    ) -> tuple[float, torch.Tensor]:
+        base = load_base(folder, "fp32", "cpu")
+        if exactly:
+            compute_in_float64(base)
+        adapted = attach(base, start(folder, plan(folder)).adapter)
         fuse(adapted.model)
         if fused is not None:
             fused.update(fuse_modules(adapted.model))
@@ -163,9 +169,9 @@ def test_every_family_is_as_near_to_float64_with_and_without(tiny, family):
 
     fused: dict[str, int] = {}
     (loss, gradient), (own_loss, own), (exact_loss, exact) = (
-        of("fp32", fused),
-        of("fp32"),
-        of("fp64"),
+        of(fused),
+        of(),
+        of(exactly=True),
     )
     assert tuple(fused.values()) == FUSED[family]
     assert loss == pytest.approx(exact_loss, rel=max(1e-6, 2 * abs(own_loss / exact_loss - 1)))

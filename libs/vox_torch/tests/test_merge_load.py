@@ -15,12 +15,16 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.load import load
 from vox_torch.merge import merged_tensor
+from vox_torch.profile import DeviceProfile
 from vox_torch.stream import streamed_model
 
 # One float32 forward against another of the same formula, summed in another order: the largest
 # relative difference of logits seen over families and methods is 2e-6.
 LOGITS = 2e-5
 TOKENS = np.arange(5, 37, dtype=np.int64)
+
+
+CPU = DeviceProfile("cpu")
 
 
 def trained(tiny, family, method, **options):
@@ -82,7 +86,7 @@ def test_merge_rounds_once_to_the_stored_dtype(tiny, method):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_generation_is_transformers_own(tiny, family):
     folder = tiny(family)
-    model = load(LoadJob(folder, "fp32"), "cpu")
+    model = load(LoadJob(folder, "fp32"), CPU)
     mine = list(model.generate(TOKENS, Sampling(max_tokens=12)))
     reference = load_base(folder, "fp32", "cpu").generate(
         torch.tensor(TOKENS)[None], max_new_tokens=12, do_sample=False, eos_token_id=None
@@ -108,7 +112,7 @@ def one_by_one(model) -> np.ndarray:
 def test_a_decoding_step_computes_what_training_did(tiny, family, method, monkeypatch):
     """With biases (qwen2, gpt2) and transposed weights (gpt2); PEFT's own layers are not called."""
     folder, adapter = trained(tiny, family, method)
-    model = load(LoadJob(folder, "fp32", adapter), "cpu")
+    model = load(LoadJob(folder, "fp32", adapter), CPU)
     together = model.logits(TOKENS)
     from peft.tuners.lora import Linear
 
@@ -124,6 +128,6 @@ def test_an_adapter_that_starts_at_zero_changes_nothing(tiny):
     folder = tiny("llama")
     adapter = start(folder, plan(folder)).adapter
     assert np.array_equal(
-        load(LoadJob(folder, "fp32", adapter), "cpu").logits(TOKENS),
-        load(LoadJob(folder, "fp32"), "cpu").logits(TOKENS),
+        load(LoadJob(folder, "fp32", adapter), CPU).logits(TOKENS),
+        load(LoadJob(folder, "fp32"), CPU).logits(TOKENS),
     )

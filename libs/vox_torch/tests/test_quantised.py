@@ -19,9 +19,11 @@ from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.load import load
 from vox_torch.lora import fuse
+from vox_torch.profile import DeviceProfile
 from vox_torch.quantised import QuantisedHead, QuantisedLinear, pack
 from vox_torch.trial import loss_of
 
+CPU = DeviceProfile("cpu")
 QUANTS = ["nf4", "nf4-single", "int8"]
 DTYPES = {"bf16": ("BF16", torch.bfloat16), "fp32": ("F32", torch.float32)}
 
@@ -163,7 +165,7 @@ def test_a_loaded_model_is_quantised_as_asked(tiny):
     tokens = np.arange(1, 20)
     logits = {}
     for quant in ("none", "nf4", "int8"):
-        model = load(LoadJob(tiny("llama"), "fp32", quant=quant), "cpu")
+        model = load(LoadJob(tiny("llama"), "fp32", quant=quant), CPU)
         logits[quant] = model.logits(tokens)
         model.close()
     distance = {
@@ -193,7 +195,7 @@ def test_stored_buffers_are_loaded_too(tmp_path, quant, monkeypatch):
     assert len(scales) == settings["num_hidden_layers"]
     changed = {name: np.full_like(tensors[name], 0.25) for name in scales}
     save_file({**tensors, **changed}, folder / "model.safetensors", {"format": "pt"})
-    streamed = load(LoadJob(folder, "fp32", streamed=True), "cpu")
+    streamed = load(LoadJob(folder, "fp32", streamed=True), CPU)
     for model in (load_base(folder, "fp32", "cpu", quant), streamed._model):
         found = [buffer for name, buffer in model.named_buffers() if "layer_scalar" in name]
         assert [float(buffer) for buffer in found] == [0.25] * len(scales)

@@ -8,34 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vox_core.contract import Quant
+from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
-from vox_torch.profile import ComputeDType
-from vox_torch.wide import compute_in_float64
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-DTYPES: dict[ComputeDType, str] = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "fp64": "float64",
-}
+DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def torch_dtype(name: ComputeDType) -> torch.dtype:
-    """The torch dtype of a contract's dtype name, and of `fp64`."""
+def torch_dtype(name: DType) -> torch.dtype:
+    """The torch dtype of a contract's dtype name."""
     import torch
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
 
 
-def load_base(
-    folder: Path, dtype: ComputeDType, device: str, quant: Quant = "none"
-) -> PreTrainedModel:
+def load_base(folder: Path, dtype: DType, device: str, quant: Quant = "none") -> PreTrainedModel:
     """Load the model of `folder`, frozen and in evaluation mode, quantised if asked for.
 
     Raises:
@@ -47,13 +38,11 @@ def load_base(
         from vox_torch.quantised import load_quantised
 
         model = load_quantised(folder, torch_dtype(dtype), device, quant)
-    if dtype == "fp64":
-        compute_in_float64(model)
     model.requires_grad_(False)
     return model.to(device).eval()
 
 
-def _load_plain(folder: Path, dtype: ComputeDType) -> PreTrainedModel:
+def _load_plain(folder: Path, dtype: DType) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     with quiet(), model_errors(folder):

@@ -34,7 +34,7 @@ class Engine:
         bound_primitives()
         from vox_torch.train import Trainer
 
-        return Trainer(job, context, self._profile.device, self._profile.compute_dtype).run()
+        return Trainer(job, context, self._profile).run()
 
     def merge(self, job: MergeJob) -> MergeResult:
         """Merged tensors, lazily, in the order of the job's targets."""
@@ -47,4 +47,4 @@ class Engine:
         bound_primitives()
         from vox_torch.load import load
 
-        return load(job, self._profile.device, self._profile.compute_dtype)
+        return load(job, self._profile)

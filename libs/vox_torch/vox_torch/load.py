@@ -10,7 +10,7 @@ from vox_core.contract import LoadJob, Sampling, next_token
 from vox_torch.base import load_base
 from vox_torch.inject import attach
 from vox_torch.lora import fuse, fuse_decoding
-from vox_torch.profile import ComputeDType
+from vox_torch.profile import DeviceProfile
 from vox_torch.stream import streamed_model
 
 if TYPE_CHECKING:
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
 
 
-def load(job: LoadJob, device: str, compute_dtype: ComputeDType | None = None) -> TorchModel:
+def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
     """Load what the job names; streamed, it computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(streamed_model(job.model, job.adapter), "cpu")
-    model = load_base(job.model, compute_dtype or job.dtype, device, job.quant)
+    model = load_base(job.model, job.dtype, profile.device, job.quant)
+    if profile.prepare:
+        profile.prepare(model)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
         fuse(model)  # rounded as it is while it is trained
         fuse_decoding(model)
-    return TorchModel(model, device)
+    return TorchModel(model, profile.device)
 
 
 class TorchModel:

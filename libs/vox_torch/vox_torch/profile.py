@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-ComputeDType: TypeAlias = Literal["bf16", "fp16", "fp32", "fp64"]
-"""The seam's dtypes, and float64, which never crosses it."""
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +16,11 @@ class DeviceProfile:
 
     Args:
         device: torch's name of it, such as `cpu`.
-        compute_dtype: what training and resident loads compute in, whatever the plan says; None
-            for the plan's own dtype. With `fp64` everything from the weights to the gradients and
-            the optimizer's arithmetic is float64 (wide.py), and the state is rounded to float32 at
-            the end of each step, because that is what the seam carries: no more is lost by a
-            checkpoint than by going on. Logits leave as float32. Streamed loads and merges are
-            float32 under every profile.
+        prepare: changes each base model in place, once it is loaded and before the adapter is
+            added. Adapter, gradients and the optimizer's arithmetic follow the dtype of the base;
+            the state of a step and logits leave as float32. Streamed loads and merges are float32
+            under every profile.
     """
 
     device: str
-    compute_dtype: ComputeDType | None = None
+    prepare: Callable[[nn.Module], None] | None = None

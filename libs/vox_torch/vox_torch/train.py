@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from vox_core.contract import (
+    DType,
     FastPaths,
     Notice,
     RunContext,
@@ -36,7 +37,7 @@ from vox_torch.inject import Adapted, attach
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back, halved
 from vox_torch.optimizer import MasterAdamW
-from vox_torch.profile import ComputeDType
+from vox_torch.profile import DeviceProfile
 from vox_torch.tuning import set_threads, wants_rows
 
 if TYPE_CHECKING:
@@ -72,24 +73,18 @@ _FLOAT16_SCALES = tuple(2.0**-n for n in range(0, 25, 4))
 class Trainer:
     """One run on one device: the adapted model, its optimizer and the way from step to step."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        context: RunContext,
-        device: str,
-        compute_dtype: ComputeDType | None = None,
-    ) -> None:
+    def __init__(self, job: TrainJob, context: RunContext, profile: DeviceProfile) -> None:
         steps = iter(job.steps)
         first = next(steps, None)
         self._job = replace(job, steps=itertools.chain([first] if first else [], steps))
         self._document = probe_document(first.batches) if first else None
-        self._context, self._device = context, device
-        self._seed = seed_on(device)
-        self._memory = Shortage(job.plan, device)
+        self._context, self._profile, self._device = context, profile, profile.device
+        self._seed = seed_on(self._device)
+        self._memory = Shortage(job.plan, self._device)
         with self._memory.final():
-            self._prepare(compute_dtype or job.plan.dtype)
+            self._prepare(job.plan.dtype)
 
-    def _prepare(self, dtype: ComputeDType) -> None:
+    def _prepare(self, dtype: DType) -> None:
         """Bring everything onto the device."""
         from vox_torch.forward import Padded
 
@@ -105,12 +100,14 @@ class Trainer:
         self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
         give_back()
 
-    def _load(self, dtype: ComputeDType) -> Adapted:
+    def _load(self, dtype: DType) -> Adapted:
         contract = self._job.plan.contract
         base = load_base(self._job.model, dtype, self._device, contract.quant)
+        if self._profile.prepare:
+            self._profile.prepare(base)
         return attach(base, self._job.start.adapter, contract.adapter.dropout)
 
-    def _load_again(self, dtype: ComputeDType) -> PeftModel:
+    def _load_again(self, dtype: DType) -> PeftModel:
         """As transformers and PEFT compute it, with nothing of the first in memory."""
         del self._adapted
         gc.collect()  # fused layers and their forwards know each other

@@ -26,7 +26,7 @@ from vox_core.api.rows import (
     RowError,
     build_dataset,
     changed,
-    checked_files,
+    chosen_rows,
     numbered_lines,
     read_row,
     readable,
@@ -119,7 +119,8 @@ def preview(
     """
     if html:
         _require_writable(html)
-    train, valid = checked_files(settings)
+    rows = chosen_rows(settings)
+    train, valid = rows.train, rows.valid
     both = [*train, *valid]
     total = sum(file.used for file in both)
     chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))

@@ -22,7 +22,7 @@ from vox_core.api.rows import (
     Opener,
     Progress,
     Source,
-    checked_files,
+    chosen_rows,
     find_split,
     is_remote,
     open_source,
@@ -209,7 +209,8 @@ def _turns(counts: Counts) -> dict[int, int]:
 
 
 def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, TokenStats | None]:
-    train, valid = checked_files(settings)
+    rows = chosen_rows(settings)
+    train, valid = rows.train, rows.valid
     opener = Opener.of(settings, progress)
 
     def of(checked: Sequence[CheckedFile]) -> TokenStats | None:

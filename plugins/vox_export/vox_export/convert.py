@@ -1,10 +1,10 @@
 """`vox convert`: an adapter of one format -> the same adapter in another.
 
-What was written is read back twice before the folder appears: as vox reads it, which must be the
-source bit for bit, and as the format's own tool reads it, whose updates must be the source's as far
-as one rounding to float32 allows. Where backends of both formats are installed, their logits are
-compared as well, where the base is quantised in its files, on a plain copy of it. Weights of the
-base are read for nothing else.
+The result is read back twice before the folder appears: as vox reads it, which must be the source
+bit for bit, and as the format's own tool reads it, whose updates must be the source's up to one
+rounding to float32. Where backends of both formats are installed, their logits are compared as
+well, on a plain copy if the base is quantised in its files. The base's weights are read for nothing
+else.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _logits(
 
 
 def _dropout(folder: Path) -> float:
-    """What the source says; it matters to those who train the adapter further."""
+    """The dropout of the source, for training the adapter further."""
     if is_mlx_folder(folder):
         return mlx_dropout(folder)
     config: dict[str, Any] = read_json(folder / CONFIG)
@@ -207,7 +207,7 @@ def _copy_companions(origin: Path, folder: Path) -> None:
 
 
 def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
-    """What mlx-lm itself, without vox, makes of the adapter and of its base."""
+    """Where mlx-lm alone, without vox, loads or computes something else."""
     if adapter.modules and adapter.saved:
         yield (
             f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "

@@ -1,9 +1,9 @@
 """`vox merge --quant`: a merged checkpoint with its linear layers in MLX's format.
 
-A plain checkpoint is read, a quantised one is written, file by file; embeddings, norms and the
-output head stay as they are, which is what `--quant` does in training as well. `config.json` has
-mlx-lm's words beside transformers', where the two differ. Afterwards every tensor is read back from
-the disk and must be the plain one's quantisation, to the last bit.
+Reads a plain checkpoint and writes a quantised one, file by file; embeddings, norms and the output
+head stay as they are, as in training with `--quant`. Where mlx-lm and transformers differ in words,
+`config.json` has both. Afterwards every tensor is read back from the disk and must be the plain
+one's quantisation, to the last bit.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def require_quantisable(model: Path, name: str) -> None:
         name: a key of `MLX_FORMATS`.
 
     Raises:
-        ModelError: M002, the family is stored otherwise in MLX, or a setting of the model cannot be
-            told to mlx-lm.
+        ModelError: M002, the family is stored otherwise in MLX, or mlx-lm has no word for a setting
+            of the model.
         PlanError: P001, the model has experts, or naming the modules that the format does not fit.
     """
     config = read_json(model / "config.json")
@@ -70,27 +70,27 @@ def require_quantisable(model: Path, name: str) -> None:
 def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration as transformers and plain mlx-lm both read it, and read the same.
 
-    What it leaves to transformers' defaults is written out, for mlx-lm has others; what the two
-    call otherwise has both names.
+    Defaults of transformers are written out, for mlx-lm has others; a setting with two names has
+    both.
 
     Args:
-        folder: of the model, for the words of an error.
+        folder: of the model, for errors.
 
     Raises:
-        ModelError: M002, for a setting that no configuration tells mlx-lm.
+        ModelError: M002, mlx-lm has no word for a setting.
     """
     written = {**_defaults(config, folder), **config}
     try:
-        told = mlx_config(written)
+        adapted = mlx_config(written)
     except FormatError as error:
-        raise _untold(error.what, folder, error.found) from error
+        raise _refused(error.what, folder, error.found) from error
     if size := shorter_window(_window(written), written):
-        raise _untold(
+        raise _refused(
             "mlx-lm leaves out this model's sliding window, and would compute another model",
             folder,
             f"a window of {size} tokens, positions for {positions(written) or 'any number'}",
         )
-    return told
+    return adapted
 
 
 def shorter_window(size: int | None, config: Mapping[str, Any]) -> int | None:
@@ -106,7 +106,7 @@ def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         read = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:
-        raise _untold("transformers cannot read the configuration", folder, error) from error
+        raise _refused("transformers cannot read the configuration", folder, error) from error
     return {key: value for key, value in read.to_diff_dict().items() if value is not None}
 
 
@@ -118,7 +118,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return window(config)
 
 
-def _untold(what: str, folder: Path, found: object) -> ModelError:
+def _refused(what: str, folder: Path, found: object) -> ModelError:
     return ModelError(
         "M002",
         what,
@@ -136,7 +136,7 @@ def requantise(plain: Path, folder: Path, name: str) -> None:
         name: a key of `MLX_FORMATS`.
 
     Raises:
-        ProofError: V001, what is on the disk is not the quantisation of `plain`.
+        ProofError: V001, a tensor on the disk is not the quantisation of the plain one.
     """
     weights = WeightFolder(plain)
     model_type = read_json(plain / "config.json")["model_type"]
@@ -159,8 +159,8 @@ class _Writer:
             write_json(folder / INDEX, self._index(weights.index))
         copy_companions(weights.folder, folder)
         config = read_json(folder / "config.json")
-        told = mlx_lm_config(config, weights.folder)
-        write_json(folder / "config.json", {**told, "quantization": self._form.describe()})
+        adapted = mlx_lm_config(config, weights.folder)
+        write_json(folder / "config.json", {**adapted, "quantization": self._form.describe()})
 
     def check(self, folder: Path) -> None:
         """Hold each tensor of the disk against the quantisation of the plain one."""

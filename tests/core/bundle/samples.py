@@ -39,7 +39,6 @@ CATALOG = """
 [[plugin]]
 id = "tiny"
 description = "a tiny plugin"
-payload-kind = "code"
 provides.hooks = ["vox_event"]
 default-source = "local:tiny"
 distribution = "vox-test-tiny"
@@ -49,7 +48,6 @@ requires-tag = "nvidia"
 specifier = ">=1,<2"
 api = "1.0"
 licence = "MIT"
-bundled-in = ["small"]
 [[bundle]]
 id = "small"
 description = "a \\"small\\" bundle"

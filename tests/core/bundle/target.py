@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pytest
 
 BUNDLE = """
-bundled-in = ["small"]
 libraries = {{ {libraries} }}
 [[bundle]]
 id = "small"

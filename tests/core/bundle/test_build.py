@@ -146,7 +146,12 @@ def test_with_dependencies(
 
 def test_the_bundle_that_ships_has_the_core_and_the_engine(tmp_path: Path) -> None:
     made = build("vox-cpu", load_catalog(environ={}), tmp_path / "cpu.zip", isolation=False)
-    assert [wheel.name for wheel in made.wheels] == ["vox-ml", "vox-ml-cpu", "vox-ml-torch"]
+    assert [wheel.name for wheel in made.wheels] == [
+        "vox-ml",
+        "vox-ml-cpu",
+        "vox-ml-formats",
+        "vox-ml-torch",
+    ]
     assert verify(made.file, load_catalog(environ={})) == made
 
 

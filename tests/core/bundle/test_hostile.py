@@ -17,8 +17,7 @@ import pytest
 from tests.core.bundle.samples import TINY, Members, faults, replace, rewritten, swap_a_byte
 from vox_core.catalog import Catalog
 from vox_core.install.bundle.archive import Bundle
-from vox_core.install.bundle.verify import verify
-from vox_core.install.wheel import LONGEST_TEXT
+from vox_core.install.bundle.verify import LONGEST_TEXT, verify
 
 MANIFEST = "vox_test_tiny/vox_plugin.toml"
 BOMB = 256 << 20

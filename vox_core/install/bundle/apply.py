@@ -22,8 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags, sys_tags
 from packaging.utils import canonicalize_name
 
-from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, objections
 from vox_core.errors import BackendError, InputError, command
 from vox_core.install.bundle.archive import (
     ANY,
@@ -193,12 +192,11 @@ def _require_allowed(
 
 
 def _targets(bundle: Bundle, catalog: Catalog) -> tuple[Target, ...]:
-    """The plugins that are to be there afterwards; a skill is none that a host could find."""
+    """The plugins of the bundle, in its versions."""
     versions = {wheel.name: wheel.version for wheel in bundle.wheels}
     names = {
         plugin.id: canonicalize_name(plugin.distribution)
         for plugin in catalog.resolve(bundle.about.id)
-        if plugin.payload_kind != "skill"
     }
     return tuple(Target(id, name, f"{name}=={versions[name]}") for id, name in names.items())
 

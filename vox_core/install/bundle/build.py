@@ -9,19 +9,16 @@ import sys
 import tempfile
 import tomllib
 import urllib.request
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from vox_core.catalog import Catalog
-from vox_core.catalog.entries import objections
+from vox_core.catalog import Catalog, objections
 from vox_core.errors import BackendError, InputError, PluginError, WorkError
 from vox_core.install.bundle.apply import platform_name
 from vox_core.install.bundle.archive import ANY, About, Bundle, Part, Wheel, parts_of, write
@@ -160,7 +157,7 @@ class _Maker:
             if local := local_path(url):
                 shutil.copyfile(local, path)
             else:
-                with _opener(self.uv.environ).open(_request(url)) as answer, path.open("xb") as out:
+                with _opener(self.uv.environ).open(url) as answer, path.open("xb") as out:
                     shutil.copyfileobj(answer, out)
         except OSError as error:
             raise _failed(url, [str(error)]) from error
@@ -178,17 +175,6 @@ def _opener(environ: Mapping[str, str]) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(
         urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context)
     )
-
-
-def _request(url: str) -> urllib.request.Request:
-    """A request with the user and password of an address in its header."""
-    parts = urlsplit(url)
-    if parts.username is None:
-        return urllib.request.Request(url)
-    secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    header = {"Authorization": f"Basic {b64encode(secret).decode()}"}
-    return urllib.request.Request(plain, headers=header)
 
 
 def _failed(what: str, said: Sequence[str]) -> PluginError:

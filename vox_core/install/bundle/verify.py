@@ -1,8 +1,9 @@
 """A bundle file read without trust: every member against its lock, and both against the catalog.
 
-No member is unpacked that the lock does not list, and none is decompressed without a limit
-(wheel.py). A wheel beside the catalog's own has to be required by one of them, directly or not: a
-label that says `dependencies = true` admits no other.
+No member is unpacked that the lock does not list. Only stored and deflated members are read (an
+LZMA stream names the memory that it wants), of a text at most `LONGEST_TEXT` bytes, and damage of
+any kind becomes `Unreadable`. A wheel beside the catalog's own has to be required by one of them,
+directly or not: a label that says `dependencies = true` admits no other.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import re
 import shutil
 import tomllib
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from packaging.metadata import parse_email
 from packaging.pylock import Package, Pylock, PylockValidationError
@@ -38,9 +40,24 @@ from vox_core.install.bundle.archive import (
     Wheel,
     parts_of,
 )
-from vox_core.install.wheel import Unreadable, archive_in, member, metadata_text, text
 
+LONGEST_TEXT = 1 << 22
+"""Bytes; the lock of thousands of wheels is far below it, as are manifests and metadata."""
+_DAMAGE = (
+    zipfile.BadZipFile,
+    NotImplementedError,  # a version of the format that Python does not know
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+)
+_ENCRYPTED = 1
 _WHEEL_MEMBER = re.compile(rf"{WHEELS}[A-Za-z0-9._+!-]+\.whl")
+
+
+class Unreadable(Exception):
+    """Why a member cannot be read, in words that follow `cannot be read: `."""
 
 
 @contextmanager
@@ -327,8 +344,6 @@ def _counts(need: Requirement, extras: Collection[str]) -> bool:
 
 def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry) -> list[str]:
     """How the manifest in a plugin's wheel differs from the catalog."""
-    if plugin.payload_kind == "skill":
-        return []
     name = f"{plugin.import_package}/{FILE_NAME}"
     try:
         with archive_in(archive, wheel.member) as unpacked:
@@ -350,3 +365,66 @@ def _manifest_faults(archive: zipfile.ZipFile, wheel: Wheel, plugin: PluginEntry
         for key, (said, wanted) in pairs.items()
         if said != wanted
     ]
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def member(archive: zipfile.ZipFile, name: str) -> Iterator[IO[bytes]]:
+    """The content of one member.
+
+    Raises:
+        Unreadable: it cannot be read, now or while the block reads it.
+    """
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise Unreadable("it is not there") from None
+    if info.flag_bits & _ENCRYPTED:
+        raise Unreadable("it is encrypted")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Unreadable(f"it is compressed by method {info.compress_type}, expected 0 or 8")
+    try:
+        with archive.open(info) as content:
+            yield content
+    except _DAMAGE as error:
+        raise Unreadable(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def archive_in(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipFile]:
+    """The archive that a member is.
+
+    Raises:
+        Unreadable: it is none, or cannot be read.
+    """
+    with member(archive, name) as content, zipfile.ZipFile(content) as inner:
+        yield inner
+
+
+def text(archive: zipfile.ZipFile, name: str) -> str:
+    """A member as UTF-8 text of at most `LONGEST_TEXT` bytes.
+
+    Raises:
+        Unreadable: it is none, longer, or cannot be read.
+    """
+    with member(archive, name) as content:
+        data = content.read(LONGEST_TEXT + 1)
+        if len(data) > LONGEST_TEXT:
+            raise Unreadable(f"it is longer than {LONGEST_TEXT} bytes")
+        return data.decode()
+
+
+def metadata_text(archive: zipfile.ZipFile, name: str) -> str:
+    """A file of the .dist-info folder of a wheel; empty if it is not there.
+
+    Raises:
+        Unreadable: it cannot be read, or there is not one such folder.
+    """
+    tops = {each.partition("/")[0] for each in archive.namelist()}
+    infos = [each for each in tops if each.endswith(".dist-info")]
+    if len(infos) != 1:
+        raise Unreadable(f"expected one .dist-info folder, found {len(infos)}")
+    path = f"{infos[0]}/{name}"
+    return text(archive, path) if path in archive.NameToInfo else ""

@@ -8,18 +8,16 @@
 A checkpoint counts only if every file is what the manifest says. No pickle.
 
     record.py    the two JSON files, with every field checked when they are read
-    write.py     `save`: the protocol
+    write.py     `save`: the protocol; `prune`: which are kept
     read.py      `load_newest`: what verifies, and why the rest does not
-    keep.py      `prune`: which are kept
     writer.py    when a checkpoint is due, and the thread that writes it
 """
 
 from __future__ import annotations
 
-from vox_core.run.checkpoint.keep import Retention, prune
 from vox_core.run.checkpoint.read import fault, load, load_newest, load_step, origin, read_record
 from vox_core.run.checkpoint.record import BackendUse, Origin, Record
-from vox_core.run.checkpoint.write import save
+from vox_core.run.checkpoint.write import Retention, prune, save
 from vox_core.run.folder import numbered, step_of
 
 __all__ = [

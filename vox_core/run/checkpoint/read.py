@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vox_core import disk, files
 from vox_core.contract import AdapterState, LowRank, TrainState
 from vox_core.errors import ModelError, PlanError, StorageError
-from vox_core.run.checkpoint.keep import set_aside
 from vox_core.run.checkpoint.record import (
     ADAPTER,
     FILES,
@@ -121,8 +122,19 @@ def origin(parent: Path, step: int) -> Origin:
     return Origin(**{field.name: getattr(record, field.name) for field in fields(Origin)})
 
 
+def set_aside(folder: Path) -> None:
+    """Take a damaged checkpoint out of the way, under a name that does not count.
+
+    Raises:
+        StorageError: it stays where it is.
+    """
+    aside = folder.with_name(f"damaged-{folder.name}-{uuid.uuid4().hex[:8]}")
+    with files.storage_errors(folder):
+        disk.calls.rename(folder, aside)
+
+
 def _wrong(path: Path, entry: Entry | None) -> str | None:
-    """What is wrong with one file, in words that begin with its name."""
+    """The fault of one file, in words that begin with its name; None if it is whole."""
     if entry is None:
         return f"{path.name} is not in {MANIFEST}"
     try:

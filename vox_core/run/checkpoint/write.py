@@ -1,23 +1,25 @@
-"""Writing a checkpoint.
+"""Write a checkpoint, and remove those that need not be kept.
 
 Each file goes into a temporary folder and is flushed; then the manifest, with the digests of what
 was meant to be written; then the folder is flushed, renamed, and its parent flushed. What is there
 by then is read back and held against the manifest: only then does `save` return.
+
+What goes is renamed first, so that no half-removed folder ever has a checkpoint's name: after a
+crash it is a left-over, which the next start removes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from vox_core import disk, files
 from vox_core.contract import TrainState
 from vox_core.errors import StorageError
-from vox_core.run.checkpoint.keep import set_aside
-from vox_core.run.checkpoint.read import fault
+from vox_core.run.checkpoint.read import fault, set_aside
 from vox_core.run.checkpoint.record import (
     ADAPTER,
     MANIFEST,
@@ -28,6 +30,7 @@ from vox_core.run.checkpoint.record import (
     Origin,
     Record,
 )
+from vox_core.run.folder import numbered, step_of
 from vox_core.weights.file import safetensors_bytes
 
 if TYPE_CHECKING:
@@ -119,3 +122,49 @@ def _write(path: Path, parts: Iterable[Part]) -> Entry:
             digest.update(part)
             size += len(part)
     return Entry(size=size, sha256=digest.hexdigest())
+
+
+# --- retention --------------------------------------------------------------------------------
+
+KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Checkpoints to keep: the newest `last`, and every step that `every` divides (0: none)."""
+
+    last: int = KEPT
+    every: int = 0
+
+    def keeps(self, step: int) -> bool:
+        """Whether the step is kept for good."""
+        return bool(self.every) and step % self.every == 0
+
+
+def prune(parent: Path, retention: Retention, best: int | None = None) -> None:
+    """Remove what need not be kept. Only to be called when the newest one has been verified.
+
+    Args:
+        best: a step to keep whatever its age.
+
+    Raises:
+        StorageError: a checkpoint could not be taken away; none is there in part.
+    """
+    old = [
+        folder
+        for folder in numbered(parent)[retention.last :]
+        if not retention.keeps(step_of(folder)) and step_of(folder) != best
+    ]
+    if not old:
+        return
+    with files.storage_errors(parent):
+        gone = [_renamed(folder) for folder in old]
+        files.sync_folder(parent)
+    for folder in gone:
+        files.remove(folder)
+
+
+def _renamed(folder: Path) -> Path:
+    going = files.temporary_beside(folder)
+    disk.calls.rename(folder, going)
+    return going

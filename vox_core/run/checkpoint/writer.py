@@ -139,7 +139,7 @@ class CheckpointWriter:
         self._announce(state.step, written, written.at - began, written.at - began)
 
     def close(self) -> None:
-        """Wait for what is under way, and end the thread."""
+        """Wait for the checkpoint that is being written, and end the thread."""
         try:
             self.settle()
         finally:
@@ -199,7 +199,7 @@ class CheckpointWriter:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """`asked`: when the training thread began with it; `held`: for how long it was at it."""
+    """`asked`: when the training thread began to copy it; `held`: seconds that this took."""
 
     step: int
     asked: float

@@ -152,8 +152,8 @@ def check(
 
 def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Audit]:
     """What is found of the masks of the rows that `vox train` would use."""
-    from vox_core.run.audited import Opener, audits_of
-    from vox_core.run.rows import chosen_rows
+    from vox_core.run.dataset import Opener, audits_of
+    from vox_core.run.inputs import chosen_rows
 
     rows = chosen_rows(settings)
     size = sum(file.lines.stat().st_size for file in rows.train)

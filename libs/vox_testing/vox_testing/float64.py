@@ -1,0 +1,52 @@
+"""Float64 all the way through a model of transformers: the oracle of float32.
+
+Models of transformers in float64 still go through float32: norms, rotary embeddings, softmax and
+recurrent state ask for it by name, to be safe in half precision. Here whoever asks for float32 gets
+float64. Constants that a model computes when it is built (rotary frequencies) stay the float32
+numbers that they are under every other dtype: they belong to the model, not to its arithmetic.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def compute_in_float64(model: nn.Module) -> None:
+    """Widen the weights of `model`, and make its forward float64 throughout."""
+    model.double()
+    forward, float64_for_float32 = model.forward, _float64_for_float32()
+
+    @functools.wraps(forward)
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        with float64_for_float32:
+            return forward(*args, **kwargs)
+
+    model.forward = wide
+
+
+def _float64_for_float32() -> AbstractContextManager[object]:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def widened(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class Widening(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            func: Callable[..., Any],
+            types: object,
+            args: tuple[Any, ...] = (),
+            kwargs: Mapping[str, Any] | None = None,
+        ) -> Any:
+            called = torch.Tensor.double if func is torch.Tensor.float else func
+            named = {key: widened(value) for key, value in (kwargs or {}).items()}
+            return called(*map(widened, args), **named)
+
+    return Widening()

@@ -1,0 +1,9 @@
+"""vox-ml-plan: predict memory and time of a run, and measure what is fastest on this machine.
+
+cli.py              vox plan
+planner.py          settings -> PlanReport (report.py); speed.py: how long a run takes
+advise.py           vox_advise: refusal, warning and knobs for vox train
+memory_forecast.py  a planned run against its device; memory.py, architecture.py,
+                    activations.py: the prediction
+tuning.py           --tune refresh; stopwatch.py, tuning_cache.py
+"""

@@ -1,0 +1,79 @@
+"""The hook `vox_advise`: knobs that were measured to be fastest, and whether memory suffices.
+
+`--tune refresh` measures here, before the run's first write, and keeps the result in the cache;
+`--tune use` takes what the cache has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from vox_core.api.plans import RunPlan, Tell, fixed_micro_batch
+from vox_core.contract import Advice, Notice
+from vox_core.errors import PlanError
+from vox_core.hookspecs import hookimpl
+from vox_plan import tuning_cache
+from vox_plan.memory_forecast import MemoryForecast, forecast, refusal, shortage
+from vox_plan.tuning import search
+from vox_plan.tuning_cache import Tuned
+
+
+@hookimpl
+def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
+    """Measure if the user wants it, then forecast memory.
+
+    Raises:
+        VoxError: with `--tune refresh`: the device cannot hold the run (P004), it cannot be carried
+            out as planned, or the cache cannot be written.
+    """
+    if _tunable(plan) and plan.settings.tune == "refresh":
+        if hopeless := _refusal(plan, forecast(plan)):  # measuring takes steps
+            raise hopeless
+        tuned = search(plan, plan.settings, tell)
+        tuning_cache.store(tuning_cache.cache_key(plan, plan.settings), tuned)
+    used = cached(plan)
+    planned = plan if used is None else _with(used, plan)
+    seen = forecast(planned)
+    hopeless = _refusal(planned, seen)
+    return Advice(
+        notices=tuple(() if hopeless else _notices(planned, used, seen)),
+        micro_batch_tokens=used.micro_batch_tokens if used else None,
+        tuning=used.tuning if used else {},
+        refusal=hopeless,
+    )
+
+
+def cached(plan: RunPlan) -> Tuned | None:
+    """What the cache has for this run; None where the run may not be tuned."""
+    if not _tunable(plan):
+        return None
+    tuned = tuning_cache.load(tuning_cache.cache_key(plan, plan.settings))
+    if tuned and fixed_micro_batch(plan.settings, plan.execution):
+        return replace(tuned, micro_batch_tokens=plan.execution.micro_batch_tokens)
+    return tuned
+
+
+def _tunable(plan: RunPlan) -> bool:
+    """Not a run that goes on, nor one that follows a pinned plan."""
+    return plan.fresh and plan.pinned is None and plan.settings.tune != "ignore"
+
+
+def _with(tuned: Tuned, plan: RunPlan) -> RunPlan:
+    execution = replace(
+        plan.execution, micro_batch_tokens=tuned.micro_batch_tokens, tuning=tuned.tuning
+    )
+    return replace(plan, execution=execution)
+
+
+def _refusal(plan: RunPlan, seen: MemoryForecast) -> PlanError | None:
+    if plan.settings.allow_overcommit or not seen.hopeless:
+        return None
+    return refusal(plan, seen, resumed=not plan.fresh)
+
+
+def _notices(plan: RunPlan, used: Tuned | None, seen: MemoryForecast) -> Iterator[Notice]:
+    if used:
+        yield Notice(f"{used}, which was measured to be the fastest here")
+    if short := shortage(plan, seen, resumed=not plan.fresh):
+        yield Notice(short, "warning")

@@ -1,0 +1,322 @@
+"""`vox plan`: the command, and a plan as tables, what decides first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vox_core.api.commands import (
+    TRAIN_SECTIONS,
+    Command,
+    TrainSettings,
+    account_lines,
+    backend_origin,
+    duration,
+    files_argument,
+    json_option,
+    megabytes,
+    options_of,
+    print_columns,
+    print_json,
+    print_table,
+    printable,
+    settings_from,
+    with_files,
+)
+from vox_core.api.progress import display
+
+if TYPE_CHECKING:
+    from vox_plan.memory_forecast import Option
+    from vox_plan.report import DiskPlan, MemoryPlan, PlanReport
+
+PRESETS = "presets"
+PRESET_SIZES = tuple(size * 10**9 for size in (8, 16, 24, 48, 80))
+SECTIONS = {
+    **{
+        title: tuple(name for name in names if name != "plan_file")
+        for title, names in TRAIN_SECTIONS.items()
+    },
+    "Plan": ("memory", "measure"),
+}
+
+_HEADLINE = ("rows", "documents", "tokens", "trained_tokens", "longest")
+_UNITS = {"": 10**9, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def _sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> list[int]:
+    """Sizes in bytes, in the order of the flags."""
+    sizes: list[int] = []
+    for text in given:
+        sizes += PRESET_SIZES if text == PRESETS else [_size(text)]
+    return list(dict.fromkeys(sizes))
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip().lower())
+    unit = _UNITS.get(found[2]) if found else None
+    if found is None or unit is None or not float(found[1]):
+        raise click.BadParameter(f"{text!r} is not a size such as 24GB, 512MB or 24GiB")
+    return round(float(found[1]) * unit)
+
+
+def _memory_option() -> click.Option:
+    return click.Option(
+        ["--memory"],
+        metavar="SIZE",
+        multiple=True,
+        callback=_sizes,
+        help="Suggest settings for a device with this much memory, such as 24GB, instead of this "
+        f"machine's; `{PRESETS}`: 8, 16, 24, 48 and 80 GB. Repeatable.",
+    )
+
+
+def _measure_option() -> click.Option:
+    return click.Option(
+        ["--measure"],
+        is_flag=True,
+        help="Run a few steps, without keeping them, to estimate the time of all.",
+    )
+
+
+@click.command(
+    "plan",
+    cls=Command,
+    params=[
+        files_argument(),
+        *options_of(TrainSettings),
+        _memory_option(),
+        _measure_option(),
+        json_option(),
+    ],
+    sections=SECTIONS,
+    epilog="Example: vox plan train.jsonl --model smollm2-135m --memory presets",
+)
+def plan(
+    files: tuple[Path, ...],
+    config_file: Path | None,
+    as_json: bool,
+    memory: list[int],
+    measure: bool,
+    **flags: Any,
+) -> PlanReport:
+    """Predict what `vox train` would do: memory, time, disk.
+
+    Takes the settings of `vox train`, from the same places, and stops where it would begin. FILES
+    are data files, as --data names them; without data, documents of --seq-len tokens are assumed.
+    Writes nothing; a model that is not on this machine is downloaded, as train would. `vox train
+    --plan FILE` runs exactly what --json printed into FILE.
+    """
+    flags = with_files(files, flags)
+    settings = settings_from(TrainSettings, config_file, flags)
+    from vox_core.contract import Notice
+    from vox_plan import planner
+
+    with display() as shown:
+        report = planner.plan(
+            settings,
+            memory=memory,
+            to_be_run=as_json,
+            measured=measure,
+            backend_origin=backend_origin(TrainSettings, config_file, flags),
+            progress=shown.transfer,
+            tell=lambda text: shown.observe(Notice(text)),
+        )
+    if as_json:
+        print_json(report)
+    else:
+        show(report)
+    return report
+
+
+def show(report: PlanReport) -> None:
+    """Print all of it; warnings go to stderr."""
+    print_table(_rows(report))
+    _show_options(report)
+    for warning in report.warnings:
+        click.echo(printable(f"warning: {warning}", lines=True), err=True)
+
+
+def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
+    if report.refused:
+        yield "refused", report.refused
+    yield "peak memory", _peak(report.memory)
+    if report.memory.measured is not None:
+        yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
+    yield from ((f"  {name}", megabytes(size)) for name, size in report.memory.parts.items())
+    yield from _speed(report)
+    yield "backend", report.backend.why.removeprefix("backend ")
+    yield "model", _model(report)
+    yield (
+        "precision",
+        f"{report.dtype}, "
+        + ("no quantization" if report.quant == "none" else f"quantized to {report.quant}"),
+    )
+    yield from _data(report)
+    yield "steps", _steps(report)
+    adapter = report.adapter
+    yield (
+        "adapter",
+        f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules, "
+        f"{adapter.trainable_parameters:,} parameters",
+    )
+    yield "disk", _room(report.disk)
+    yield "to merge it", f"{_peak(report.merge.memory)}; disk {_room(report.merge.disk)}"
+    yield "would write", f"{report.run}: {', '.join(report.writes)}"
+
+
+def _model(report: PlanReport) -> str:
+    model = report.model
+    fetched = "; downloaded just now, as train would" if model.fetched else ""
+    return f"{model.id} ({model.model_type}), licence {model.licence or 'unknown'}{fetched}"
+
+
+def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
+    if report.assumed:
+        documents, tokens = report.assumed["documents"], report.assumed["tokens"]
+        yield "data", f"none given; assumed: {documents} documents of {tokens} tokens a step"
+    sides = ("data", report.data, "training"), ("held-out data", report.valid, "validation")
+    for label, data, what in sides:
+        if data is None:
+            continue
+        yield (
+            label,
+            f"{data['rows']} rows, {data['documents']} documents, {data['tokens']:,} tokens, "
+            f"{data['trained_tokens']:,} trained; longest {data['longest']}",
+        )
+        yield from _beside(data)
+        if audit := report.audit.get(what):
+            yield "  masks", _masks(audit)
+    yield from (("rows", line) for line in report.chosen)
+    for what, found in report.found.items():
+        if what != "rows":
+            yield from ((_label(what), line) for line in account_lines(found))
+
+
+def _beside(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Everything else in the account of some rows."""
+    for what, found in data.items():
+        if what not in _HEADLINE:
+            yield from ((f"  {_label(what)}", line) for line in account_lines(found))
+
+
+def _masks(audit: Mapping[str, Any]) -> str:
+    """Counts; the audit's findings are among the warnings."""
+    ended, others = audit["rows_with_trained_end"], audit["rows_without_trained_end"]
+    return (
+        f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of {ended + others:,} "
+        "rows end with a trained end-of-turn token"
+    )
+
+
+def _label(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _steps(report: PlanReport) -> str:
+    steps = report.steps
+    number = "as many as the data gives" if steps.total is None else str(steps.total)
+    text = f"{number}, of {steps.batch_size} conversations"
+    if (work := steps.work) is None:
+        text += f", about {steps.tokens:,} tokens"
+    else:
+        text += (
+            f"; in all {work.documents:,} documents ({work.epochs:.4g} epochs), {work.tokens:,} "
+            f"tokens, {work.trained_tokens:,} trained"
+        )
+    return f"{text}; at most {steps.largest['laid']:,} tokens at once"
+
+
+def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
+    speed = report.speed
+    if speed is None:
+        yield (
+            "time",
+            "unknown: no earlier run of this model here; --measure runs a few steps",
+        )
+        return
+    how = {
+        "measured": f"{speed.steps} steps measured now",
+        "tuned": "as it was tuned",
+        "earlier": f"as in {speed.run} ({speed.steps} steps); --measure runs a few of this run",
+    }
+    yield "speed", f"{speed.tokens_per_second:,.0f} tokens/s, {how[speed.how]}"
+    if speed.whole is not None and speed.seconds is not None:
+        parts = {"loading": speed.loading, "validations": speed.validating}
+        known = [f"{name} {duration(each)}" for name, each in parts.items() if each is not None]
+        yield (
+            "time",
+            f"about {duration(speed.whole)}: "
+            + ", ".join([f"steps {duration(speed.seconds)}", *known]),
+        )
+    if speed.chosen:
+        yield "  with", f"{speed.chosen}; {speed.gain:.2f} times as fast as the defaults"
+    for what, reason in speed.refused.items():
+        yield "  thrown out", f"{what}: {reason}"
+    if speed.fast:
+        yield "  fast", ", ".join(f"{count} {kind}" for kind, count in speed.fast.items())
+    if speed.own:
+        yield "  not fast", ", ".join(f"{count} {reason}" for reason, count in speed.own.items())
+
+
+def _peak(memory: MemoryPlan) -> str:
+    text = f"about {megabytes(memory.peak)}"
+    if memory.free is not None:
+        text += f" of {megabytes(memory.free)} free"
+    if memory.total is not None:
+        text += f", {megabytes(memory.total)} in all"
+    return text + ("" if memory.fits is not False else ": more than there is")
+
+
+def _room(disk: DiskPlan) -> str:
+    return f"up to {megabytes(disk.needed)} of {megabytes(disk.free)} free in {disk.where}"
+
+
+def _show_options(report: PlanReport) -> None:
+    """The grid as far as it fits the largest memory in question, and a suggestion for each."""
+    if not report.suggested:
+        click.echo("the device's memory is unknown; --memory SIZE suggests settings for a size")
+        return
+    limit = max(suggestion.memory for suggestion in report.suggested)
+    click.echo(
+        f"\nwhat fits in {megabytes(limit)}, with a tenth to spare, by --micro-batch-tokens:\n"
+    )
+    print_columns(_grid(report.options, limit))
+    click.echo()
+    for suggestion in report.suggested:
+        option = suggestion.option
+        least = min(each.peak for each in report.options)
+        click.echo(
+            f"{megabytes(suggestion.memory)}: "
+            + (
+                f"try {option.flags(report.quant)}   ({megabytes(option.peak)})"
+                + (", measured to be the fastest here" if suggestion.measured else "")
+                if option
+                else f"too little; the least is {megabytes(least)}"
+            )
+        )
+
+
+def _grid(options: tuple[Option, ...], limit: int) -> Iterator[list[str]]:
+    from vox_plan.memory_forecast import fitting
+
+    fits, rows = set(fitting(options, limit)), dict[tuple[str, bool], list["Option"]]()
+    for option in options:
+        rows.setdefault((option.quant, option.gradient_checkpointing), []).append(option)
+    columns = list(zip(*rows.values(), strict=True))
+    # Beyond the largest step of the data, more tokens at once change nothing.
+    columns = [
+        column
+        for before, column in zip([None, *columns], columns, strict=False)
+        if before is None or [each.peak for each in before] != [each.peak for each in column]
+    ]
+    tokens = [str(column[0].micro_batch_tokens) for column in columns]
+    yield ["--quant", "--gradient-checkpointing", *tokens]
+    for number, (quant, recompute) in enumerate(rows):
+        row = [column[number] for column in columns]
+        cells = [megabytes(each.peak) if each in fits else "-" for each in row]
+        yield [quant, "on" if recompute else "off", *cells]

@@ -1,0 +1,319 @@
+"""Predict what a run and a merge need at their peak, from `config.json` and headers alone.
+
+    read_architecture(...)  ->  Architecture         (architecture.py)
+    worst_case_batch(...)   ->  WorstCase            the micro-batch that needs most
+    predict(Architecture, Demand, MemoryProfile)  ->  Prediction, part by part
+
+The peak of a step is in its largest micro-batch: what the layers keep (activations.py), and beside
+it first the logits, then what the layer needs whose backward is computed. With gradient
+checkpointing layers keep their inputs alone, and in the backward one at a time has the rest.
+
+Logits and a layer's backward need their memory one after the other, and both are counted all the
+same: what one of them gave back an allocator does not always make fit the other. (On the CPU, glibc
+was seen to keep either; the smaller one is a few percent of the whole.)
+
+Numbers in, numbers out: nothing is read and no device is queried. Where a constant comes from
+stands beside it; `benchmarks/memory.py` holds the whole against real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from vox_core.api.plans import Dataset, Document, MemoryProfile, documents_in_step, micro_batches
+from vox_core.contract import DType, Method, ModuleShape, Optimizer, Packing, Quant
+from vox_plan.activations import kept_beside, kept_by_layer, working_of_layer
+from vox_plan.architecture import Architecture, Layer
+
+BYTES: Mapping[DType, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes of a number."""
+
+# Weights that share a scale in MLX's formats (vox_core.weights.MLX_FORMATS).
+_AFFINE_GROUP, _MXFP4_GROUP, _NVFP4_GROUP = 64, 32, 16
+
+# Bytes a weight, given its row's width and the bytes of a number in the compute dtype.
+_PER_WEIGHT: Mapping[Quant, Callable[[int, int], float]] = {
+    # Four bits; a byte for the scale of 64 weights; a float32 for the scale of 256 such bytes
+    # (Dettmers et al., arXiv:2305.14314, section 3).
+    "nf4": lambda width, number: 0.5 + 1 / 64 + 4 / (64 * 256),
+    # The same with a float32 for each scale.
+    "nf4-single": lambda width, number: 0.5 + 4 / 64,
+    # A byte, and a float32 a row (Dettmers et al., arXiv:2208.07339, section 2).
+    "int8": lambda width, number: 1 + 4 / width,
+    # A scale and a bias a group, in the weight's own dtype (mlx.core.quantize).
+    "affine4": lambda width, number: 0.5 + 2 * number / _AFFINE_GROUP,
+    "affine8": lambda width, number: 1 + 2 * number / _AFFINE_GROUP,
+    # A byte a group (mlx.core.quantize).
+    "mxfp4": lambda width, number: 0.5 + 1 / _MXFP4_GROUP,
+    "nvfp4": lambda width, number: 0.5 + 1 / _NVFP4_GROUP,
+}
+
+
+# Beside logits and their float32 copy, where all of them go through torch's own functions: the
+# gradients of logsumexp and of gather, exp of the difference, and their sum, in float32.
+_WHOLE_GRADIENT = 4 * 4
+
+_START = 2
+"""Bytes a parameter of what a run begins with: float32, and the zeros of B take no page. One that
+goes on has B and moments, 10 bytes more, which are not counted."""
+
+_LEAST_8_BIT = 4096
+"""Elements of a tensor from which on bitsandbytes keeps its moments in 8 bits."""
+
+_STEPS = 200
+"""Steps whose micro-batches are formed; the longest document counts in any case."""
+
+PROCESS = 465_000_000
+"""Interpreter, libraries and tokenizer on Linux, and the model without weights for the proof."""
+_LOGITS = 4
+"""Arrays of float32 logits at once, of 32 tokens (vox_core/run/proof.py)."""
+_PROBE_TOKENS = 32
+
+
+class WorstCase(NamedTuple):
+    """The most of each, over the micro-batches of training.
+
+    Args:
+        laid: tokens, documents end to end.
+        padded: positions, documents as rows as long as the longest.
+        trained: positions whose loss is computed.
+        longest: tokens of a document.
+    """
+
+    laid: int
+    padded: int
+    trained: int
+    longest: int
+
+
+def worst_case_batch(
+    dataset: Dataset,
+    *,
+    steps: int,
+    batch_size: int,
+    micro_batch_tokens: int,
+    seed: int,
+    packing: Packing = "rows",
+) -> WorstCase:
+    """Over the first 200 steps, and the longest document by itself.
+
+    `padded` is that of rows, whatever the packing: a backend that pads cuts what it is given anew.
+    """
+    documents = dataset.documents
+    found = [_extent([documents[documents.longest_at]])]
+    for step in range(1, min(steps, _STEPS) + 1):
+        indices = documents_in_step(dataset, batch_size, seed, step)
+        chosen = [documents[index] for index in indices]
+        rows = micro_batches(chosen, micro_batch_tokens)
+        padded = max(len(group) * len(chosen[group[0]]) for group in rows)
+        groups = micro_batches(chosen, micro_batch_tokens, packing)
+        laid = [_extent([chosen[index] for index in group]) for group in groups]
+        found += [each._replace(padded=padded) for each in laid]
+    return WorstCase(*(max(column) for column in zip(*found, strict=True)))
+
+
+def _extent(documents: Sequence[Document]) -> WorstCase:
+    lengths = [len(document) for document in documents]
+    trained = sum(int(np.count_nonzero(document.weights_T)) for document in documents)
+    return WorstCase(sum(lengths), len(lengths) * max(lengths), trained, max(lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A training run, as far as its memory depends on it.
+
+    Args:
+        modules: path -> shape of every linear module that gets an adapter.
+        batch: the micro-batch that needs most.
+        saved: tensor names of what is trained whole.
+    """
+
+    dtype: DType
+    quant: Quant
+    method: Method
+    rank: int
+    modules: Mapping[str, ModuleShape]
+    batch: WorstCase
+    gradient_checkpointing: bool = False
+    dropout: bool = False
+    saved: Collection[str] = field(default_factory=tuple)
+    optimizer: Optimizer = "adamw"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes at the peak, on the device that trains.
+
+    Args:
+        runtime: the process and its libraries, before there is a model.
+        weights: the base.
+        adapter: the adapter with its masters, gradients and moments.
+        activations: what the layers keep for the backward.
+        transients: what exists for a moment: logits; the gradients and the dequantised weight of
+            the layer whose backward is computed, and with checkpointing all else of that layer.
+    """
+
+    runtime: int
+    weights: int
+    adapter: int
+    activations: int
+    transients: int
+
+    @property
+    def peak(self) -> int:
+        return self.runtime + self.weights + self.adapter + self.activations + self.transients
+
+
+def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Prediction:
+    """The peak of training `model` on a backend that is as `profile` says."""
+    activations, transients = _of_a_step(model, demand, profile)
+    return Prediction(
+        runtime=profile.runtime_bytes,
+        weights=weight_bytes(model, demand.quant, demand.dtype),
+        adapter=adapter_bytes(model, demand, in_process=profile.in_process),
+        activations=round(activations),
+        transients=round(transients),
+    )
+
+
+def trained_tensors(model: Architecture, demand: Demand) -> Iterator[int]:
+    """How many elements each has: A and B, DoRA's magnitudes, and what is trained whole."""
+    for module in demand.modules.values():
+        yield demand.rank * module.in_features
+        yield demand.rank * module.out_features
+        if demand.method == "dora":
+            yield module.out_features
+    for tensor in demand.saved:
+        yield model.elements.get(tensor, 0)
+
+
+def adapter_bytes(model: Architecture, demand: Demand, *, in_process: bool = False) -> int:
+    """Each parameter and its gradient in the compute dtype; in float32 its master, the master's
+    gradient and two moments (AdamW), or these in 8 bits with a scale for 256. In the memory of the
+    process, float32 masters and moments once more while a checkpoint is written, and the start."""
+    tensors = list(trained_tensors(model, demand))
+    eight_bit = [size for size in tensors if demand.optimizer != "adamw" and size >= _LEAST_8_BIT]
+    spared = sum(2 * (4 * size - size - 4 * -(-size // 256)) for size in eight_bit)
+    beside = 3 * 4 + _START if in_process else 0
+    return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4 + beside) - spared
+
+
+def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:
+    """(activations, transients)."""
+    laid, number = _laid(model, demand, profile), BYTES[demand.dtype]
+    layers = [
+        _kept(model, layer, demand, laid, model.model_type in profile.fused)
+        for layer in _layers_with_gradients(model, demand)
+    ]
+    # The last norm's input and what it gives; where trained, that and its gradient.
+    read = number if model.model_type in profile.fused else 4
+    ends = model.hidden * (laid * (read + number) + demand.batch.trained * 2 * number)
+    backward = _working(model, demand, laid)
+    if demand.gradient_checkpointing:
+        backward += max(layers, default=0.0)
+        layers = [float(laid * model.hidden * number)] * len(layers)
+    beside = _logits(model, demand, profile) + _dequantised(model, demand, profile)
+    return profile.activations * (sum(layers) + ends), profile.working * backward + beside
+
+
+def _laid(model: Architecture, demand: Demand, profile: MemoryProfile) -> int:
+    padded = profile.padded_rows or model.state is not None
+    return demand.batch.padded if padded else demand.batch.laid
+
+
+def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Layer]:
+    """Those from the first that trains anything; below it nothing is kept."""
+    if any(tensor not in model.head for tensor in demand.saved):
+        return model.layers
+    for index, layer in enumerate(model.layers):
+        if layer.linear.keys() & demand.modules.keys():
+            return model.layers[index:]
+    return ()
+
+
+def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: bool) -> float:
+    number = BYTES[demand.dtype]
+    kept = kept_by_layer(model, layer, demand.modules, fused=fused).bytes(number)
+    kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
+    # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
+    # float32 (transformers' eager attention, and vox_torch/attention.py).
+    scores = model.heads * demand.batch.longest * (2 * number + 4) if model.softcap else 0
+    return laid * (kept + scores)
+
+
+def _working(model: Architecture, demand: Demand, laid: int) -> float:
+    number = BYTES[demand.dtype]
+    layers = _layers_with_gradients(model, demand)
+    return laid * max((working_of_layer(model, each).bytes(number) for each in layers), default=0)
+
+
+def _dequantised(model: Architecture, demand: Demand, profile: MemoryProfile) -> float:
+    """The largest weight that a quantisation reaches, once more: dequantised, or with DoRA beside
+    its update and their sum."""
+    needed, number = 0.0, BYTES[demand.dtype]
+    if demand.method == "dora":
+        needed += 3 * number
+    if demand.quant != "none" and profile.dequantises:
+        # vox_torch/quantised.py: INT8's codes and their product with the scale are float32; NF4's
+        # scales are, one in 64.
+        needed += 8 if demand.quant == "int8" else number + 4 / 64
+    return needed * max((model.elements[tensor] for tensor in model.widths), default=0)
+
+
+def _logits(model: Architecture, demand: Demand, profile: MemoryProfile) -> int:
+    """Logits in the compute dtype, in float32, and softmax - onehot in float32."""
+    number, every = BYTES[demand.dtype], demand.batch.trained * model.vocabulary
+    wide = 4 if number < 4 else 0
+    if not profile.logits_elements or model.state is not None:
+        return every * (number + wide + _WHOLE_GRADIENT)
+    return min(every, max(profile.logits_elements, model.vocabulary)) * (number + wide + 4)
+
+
+def bytes_per_weight(quant: Quant, width: int, dtype: DType) -> float:
+    """Of a weight in a row of `width`, with its share of what lies beside the codes."""
+    number = BYTES[dtype]
+    return _PER_WEIGHT[quant](width, number) if quant in _PER_WEIGHT else float(number)
+
+
+def weight_bytes(model: Architecture, quant: Quant, dtype: DType) -> int:
+    """All of the base: what `quant` reaches quantised, the rest in the compute dtype."""
+    total = 0.0
+    for tensor, elements in model.elements.items():
+        packed = model.packed(tensor, quant)
+        total += elements * (bytes_per_weight(*packed, dtype) if packed else BYTES[dtype])
+    return round(total)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePrediction:
+    """Bytes at the peak of a merge.
+
+    Args:
+        runtime: the process and its libraries.
+        adapter: A and B, and what is trained whole, in float32.
+        tensors: the largest tensor, or the logits of the proof.
+    """
+
+    runtime: int
+    adapter: int
+    tensors: int
+
+    @property
+    def peak(self) -> int:
+        return self.runtime + self.adapter + self.tensors
+
+
+def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> MergePrediction:
+    """The peak of adding an adapter to a base.
+
+    Args:
+        largest: bytes of the largest tensor that is written.
+        trained: elements of each tensor of the adapter.
+        vocabulary: rows of the output head.
+    """
+    logits = _LOGITS * _PROBE_TOKENS * vocabulary * 4
+    return MergePrediction(PROCESS, 4 * sum(trained), max(largest, logits))

@@ -1,0 +1,266 @@
+"""Forecast a planned run's memory, compare it with the device's, and find settings that fit.
+
+The grid goes over what changes memory and leaves the adapter as it is: the quantisation of the
+base, gradient checkpointing, tokens per micro-batch. Suggestions change the numbers last: first no
+quantisation, then no recomputing, then as many tokens as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vox_core.api.plans import Device, MemoryProfile, RunPlan, possible_quants
+from vox_core.contract import Quant
+from vox_core.errors import PlanError
+from vox_plan.architecture import Architecture, read_architecture
+from vox_plan.memory import (
+    Demand,
+    MergePrediction,
+    Prediction,
+    WorstCase,
+    predict,
+    predict_merge,
+    trained_tensors,
+    weight_bytes,
+    worst_case_batch,
+)
+
+OVERESTIMATE = 1.2
+"""How far a prediction may exceed what a run takes: predicted over measured was 0.89 to 1.04 in
+benchmarks/results/plan_accuracy.json, and up to 1.17 by `benchmarks/memory.py`
+(docs/dev/performance-log.md)."""
+
+SPARE = 0.1
+"""Share of the memory that settings which fit leave free: other programs take some, and real runs
+differ from what is predicted by up to 15 % (benchmarks/memory.py)."""
+
+MICRO_BATCH_TOKENS = (512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Settings, and the peak that is predicted for them."""
+
+    quant: Quant
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+    peak: int
+
+    def flags(self, quant: Quant) -> str:
+        """As typed by somebody whose `--quant` is `quant`."""
+        quantised = f"--quant {self.quant} " if self.quant != quant else ""
+        recompute = "--gradient-checkpointing " if self.gradient_checkpointing else ""
+        return f"{quantised}{recompute}--micro-batch-tokens {self.micro_batch_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """The memory of one run.
+
+    Args:
+        total, free: bytes of the device; None if unknown.
+    """
+
+    prediction: Prediction
+    batch: WorstCase
+    total: int | None
+    free: int | None
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the run can have: the free ones, or else all."""
+        return self.total if self.free is None else self.free
+
+    @property
+    def hopeless(self) -> bool:
+        """More than the device has in all, by more than a prediction is ever off."""
+        return self.total is not None and self.prediction.peak > OVERESTIMATE * self.total
+
+    @property
+    def fits(self) -> bool | None:
+        """None if unknown."""
+        return None if self.limit is None else self.prediction.peak <= self.limit
+
+
+def forecast(run: RunPlan) -> MemoryForecast:
+    """Predict the run as planned."""
+    demand, device = _demand(run), _device(run)
+    return MemoryForecast(
+        prediction=predict(_architecture(run), demand, _profile(run)),
+        batch=demand.batch,
+        total=device.memory_bytes if device else None,
+        free=device.available_bytes if device else None,
+    )
+
+
+def forecast_merge(run: RunPlan) -> MergePrediction:
+    """Predict what `vox merge` of the run needs of the machine's memory."""
+    model = _architecture(run)
+    largest = max(info.nbytes for info in run.inputs.weights.tensors.values())
+    return predict_merge(largest, trained_tensors(model, _demand(run)), model.vocabulary)
+
+
+def alternatives(run: RunPlan) -> list[Option]:
+    """The same run under other settings that change its memory."""
+    batches = {tokens: _batch(run, tokens) for tokens in MICRO_BATCH_TOKENS}
+    model, demand = _architecture(run), _demand(run)
+    return options(model, demand, _profile(run), _quants(run), batches)
+
+
+def options(
+    model: Architecture,
+    demand: Demand,
+    profile: MemoryProfile,
+    quants: Collection[Quant],
+    batches: Mapping[int, WorstCase],
+) -> list[Option]:
+    """The grid, from what changes the numbers least to what saves most.
+
+    Args:
+        demand: everything else.
+        quants: quantisations that the backend has and the model can have.
+        batches: `micro_batch_tokens` -> the micro-batch that needs most.
+    """
+    grid = []
+    for quant in sorted(quants, key=lambda quant: -weight_bytes(model, quant, demand.dtype)):
+        for recompute in (False, True):
+            changed = replace(demand, quant=quant, gradient_checkpointing=recompute)
+            for tokens, batch in batches.items():
+                peak = predict(model, replace(changed, batch=batch), profile).peak
+                grid.append(Option(quant, recompute, tokens, peak))
+    return grid
+
+
+def fitting(grid: Iterable[Option], memory: int) -> list[Option]:
+    """Those that leave a tenth of `memory` free."""
+    return [option for option in grid if option.peak <= (1 - SPARE) * memory]
+
+
+def suggest(
+    grid: Sequence[Option], memory: int, quant: Quant = "none", tokens: int = 0
+) -> Option | None:
+    """The one to begin with in so many bytes; None if nothing fits.
+
+    Args:
+        quant: the user's, kept where it fits; `none` for no wish.
+        tokens: `micro_batch_tokens` as set, kept where others are no gain.
+    """
+    fits = fitting(grid, memory)
+    if not fits:
+        return None
+    first = next((option for option in fits if quant in ("none", option.quant)), fits[0])
+    settings = (first.quant, first.gradient_checkpointing)
+    alike = [each for each in fits if (each.quant, each.gradient_checkpointing) == settings]
+    # Beyond the largest step of the data, more tokens at once change nothing.
+    return max(
+        alike,
+        key=lambda each: (each.peak, each.micro_batch_tokens == tokens, -each.micro_batch_tokens),
+    )
+
+
+def refusal(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> PlanError:
+    """P004, with settings that fit; `resumed`: what the run computes cannot change any more."""
+    assert seen.total is not None
+    return PlanError(
+        "P004",
+        "the run needs more memory than the device has",
+        where=run.execution.device,
+        found=f"about {gigabytes(seen.prediction.peak)} predicted at the peak",
+        expected=f"at most {gigabytes(round(OVERESTIMATE * seen.total))}: the device's "
+        f"{gigabytes(seen.total)}, and {OVERESTIMATE - 1:.0%} for the error of the prediction",
+        remedy=f"{_way_out(run, seen, resumed)}; --allow-overcommit trains all the same",
+    )
+
+
+def shortage(run: RunPlan, seen: MemoryForecast, *, resumed: bool) -> str | None:
+    """The warning where more is predicted than is free; `resumed` as for `refusal`."""
+    if seen.fits is not False or seen.limit is None:
+        return None
+    where = f"{gigabytes(seen.limit)} {'free' if seen.free is not None else 'in all'}"
+    return (
+        f"memory may run out: about {gigabytes(seen.prediction.peak)} at the peak, and "
+        f"{run.execution.device} has {where}; {_way_out(run, seen, resumed)}; see `vox plan`"
+    )
+
+
+def gigabytes(size: int) -> str:
+    """`1.9 GB`, of 10^9 bytes."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def _way_out(run: RunPlan, seen: MemoryForecast, resumed: bool) -> str:
+    """Settings that fit into the free memory, or else into all of it."""
+    contract, grid = run.contract, alternatives(run)
+    if resumed:
+        grid = [option for option in grid if _may_change_to(option, run)]
+    sizes = [size for size in (seen.limit, seen.total) if size is not None]
+    found = next((fit for size in sizes if (fit := suggest(grid, size, contract.quant))), None)
+    if found:
+        return f"this fits: {found.flags(contract.quant)} ({gigabytes(found.peak)})"
+    if resumed:
+        return "no setting that a resumed run may change makes it fit"
+    return (
+        "no --quant, --gradient-checkpointing or --micro-batch-tokens makes it fit: shorten "
+        f"examples with --seq-len (the longest has {seen.batch.longest} tokens), or choose a "
+        "smaller model"
+    )
+
+
+def _may_change_to(option: Option, run: RunPlan) -> bool:
+    """Whether a resumed run may have these settings: they compute the same numbers."""
+    plan = run.execution
+    same_cut = option.micro_batch_tokens == plan.micro_batch_tokens
+    drops = plan.contract.adapter.dropout > 0
+    return option.quant == plan.contract.quant and (same_cut or not drops)
+
+
+def _architecture(run: RunPlan) -> Architecture:
+    weights = run.inputs.weights
+    return read_architecture(weights.tensors, run.inputs.config, weights.quantised)
+
+
+def _demand(run: RunPlan) -> Demand:
+    plan = run.execution
+    adapter = plan.contract.adapter
+    return Demand(
+        dtype=plan.dtype,
+        quant=plan.contract.quant,
+        method=adapter.method,
+        rank=adapter.rank,
+        modules=plan.modules,
+        batch=_batch(run, plan.micro_batch_tokens),
+        gradient_checkpointing=plan.gradient_checkpointing,
+        dropout=adapter.dropout > 0,
+        saved=tuple(plan.saved.values()),
+        optimizer=plan.contract.optimizer.name,
+    )
+
+
+def _batch(run: RunPlan, tokens: int) -> WorstCase:
+    contract = run.contract
+    return worst_case_batch(
+        run.data.train,
+        steps=contract.total_steps,
+        batch_size=contract.batch_size,
+        micro_batch_tokens=tokens,
+        seed=contract.seed,
+        packing=run.execution.packing,
+    )
+
+
+def _profile(run: RunPlan) -> MemoryProfile:
+    manifest = run.inputs.backend.found.manifest
+    return manifest.memory if manifest else MemoryProfile()
+
+
+def _quants(run: RunPlan) -> Collection[Quant]:
+    manifest, weights = run.inputs.backend.found.manifest, run.inputs.weights
+    has = manifest.capabilities.quantisations if manifest else ()
+    saved = tuple(run.execution.saved.values())
+    return possible_quants(has, weights.quant, run.inputs.config, weights.tensors, saved)
+
+
+def _device(run: RunPlan) -> Device | None:
+    """The first, which is the one that the plan names."""
+    return next(iter(run.inputs.selection.hardware.devices), None)

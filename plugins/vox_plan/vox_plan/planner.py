@@ -1,0 +1,303 @@
+"""`vox plan`: what `vox train` would do under the same settings, without doing it.
+
+The pipeline is train's own, up to its first write (`plan_run`, `with_advice`), so what is refused
+here is what train refuses, in the same words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vox_core.api.plans import (
+    TOKENIZER_FILES,
+    Dataset,
+    Fetching,
+    Origin,
+    Progress,
+    RunPlan,
+    Tell,
+    TrainSettings,
+    account,
+    as_trained,
+    digest_of,
+    documents_in_step,
+    epochs_after,
+    exact,
+    folder,
+    in_force,
+    is_validated,
+    merge_space_needed,
+    plan_run,
+    space_free,
+    space_needed,
+    versions,
+    with_advice,
+)
+from vox_core.errors import ConfigError
+from vox_plan.advise import cached
+from vox_plan.memory import WorstCase
+from vox_plan.memory_forecast import (
+    MemoryForecast,
+    Option,
+    alternatives,
+    fitting,
+    forecast,
+    forecast_merge,
+    suggest,
+)
+from vox_plan.report import (
+    AdapterPlan,
+    BackendPlan,
+    DiskPlan,
+    MemoryPlan,
+    MergePlan,
+    ModelPlan,
+    PlanReport,
+    StepPlan,
+    Suggestion,
+    Work,
+)
+from vox_plan.speed import Measured, measure, speed
+from vox_plan.tuning_cache import Tuned
+
+_OWN_KEYS = ("selection", "data", "valid", "audit")
+"""Keys of `preflight.json` that have a field of their own in a plan."""
+
+
+def plan(
+    settings: TrainSettings,
+    *,
+    memory: Sequence[int] = (),
+    to_be_run: bool = False,
+    measured: bool = False,
+    backend_origin: Origin | None = None,
+    progress: Progress | None = None,
+    tell: Tell = lambda _: None,
+) -> PlanReport:
+    """Plan what `vox_core.run.train.train` would do.
+
+    Args:
+        memory: sizes in bytes to suggest settings for, instead of the device that is here.
+        to_be_run: with what `vox train --plan` holds a run against, for which the model is hashed.
+        measured: take some steps of the run, to see how long it would take.
+        backend_origin: where `settings.backend` was said, for the words of an error.
+        progress: called with downloads and conversions.
+        tell: receives each measurement.
+
+    Raises:
+        InputError: what train would refuse.
+        StorageError: the results would not fit on the disk.
+    """
+    if measured and not settings.data and not settings.resume:
+        raise _no_documents()
+    fetching = Fetching(progress)
+    run = with_advice(
+        plan_run(
+            settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
+        ),
+        tell,
+    )
+    if measured and run.advice.refusal:
+        raise run.advice.refusal
+    took = measure(run, tell) if measured else None
+    return _report(run, memory, fetching.happened, took, to_be_run)
+
+
+def _report(
+    run: RunPlan, memory: Sequence[int], fetched: bool, took: Measured | None, to_be_run: bool
+) -> PlanReport:
+    made = run.execution
+    there = bool(run.settings.data)
+    seen, grid, tuned = forecast(run), alternatives(run), cached(run)
+    steps = _steps(run, seen.batch, there)
+    model = run.inputs.model
+    kept = exact(run) if there and to_be_run else None
+    return PlanReport(
+        backend=BackendPlan(
+            made.backend, made.backend_version, made.device, run.inputs.selection.why
+        ),
+        model=ModelPlan(
+            model.id, model.path, model.revision, model.licence, model.model_type, fetched
+        ),
+        dtype=made.dtype,
+        quant=made.contract.quant,
+        data=_data(run.data.train, run.left_out("train")) if there else None,
+        valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
+        assumed=None if there else _assumed(run.data.train),
+        steps=steps,
+        adapter=_adapter(run),
+        speed=speed(run, steps, took, tuned, run.run.path.parent),
+        memory=_memory(seen, took),
+        options=tuple(grid),
+        suggested=tuple(_suggestions(run, grid, seen, tuned, memory)),
+        disk=_disk(run),
+        merge=_merge(run),
+        run=run.run.path,
+        writes=_writes(run),
+        warnings=tuple(_warnings(run)),
+        refused=_refused(run),
+        found={k: v for k, v in run.preflight().items() if k not in _OWN_KEYS},
+        settings=in_force(run.settings),
+        exact=kept,
+        digest=digest_of(kept) if kept else None,
+        versions=versions(),
+        audit={what: each.to_json() for what, each in run.data.audits.items()},
+        chosen=tuple(run.inputs.rows.report.told()) if run.inputs.rows.report else (),
+    )
+
+
+def _warnings(run: RunPlan) -> Iterator[str]:
+    for notice in (*run.notices(), *run.advice.notices):
+        if notice.level == "warning":
+            yield notice.message
+
+
+def _refused(run: RunPlan) -> str | None:
+    """Why `vox train` would refuse the run, on one line."""
+    if (error := run.advice.refusal) is None:
+        return None
+    return f"{error.what} ({error.code}): {error.found}, {error.expected}; {error.remedy}"
+
+
+def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
+    return {**account(dataset, left_out), "longest": dataset.longest}
+
+
+def _assumed(dataset: Dataset) -> dict[str, int]:
+    return {"documents": len(dataset.documents), "tokens": len(dataset.documents[0])}
+
+
+def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
+    made, contract = run.execution, run.contract
+    documents = len(run.data.train.documents)
+    each_step = min(contract.batch_size, documents)
+    return StepPlan(
+        total=contract.total_steps if there else None,
+        batch_size=contract.batch_size,
+        tokens=round(run.data.train.tokens * each_step / documents),
+        micro_batch_tokens=made.micro_batch_tokens,
+        gradient_checkpointing=made.gradient_checkpointing,
+        seq_len=contract.seq_len,
+        largest=batch._asdict(),
+        work=_work(run) if there else None,
+        validations=_validations(run, run.settings.eval_every) if there else 0,
+    )
+
+
+def _work(run: RunPlan) -> Work:
+    """Added up over every step, as the run's telemetry will add it up."""
+    contract, documents = run.contract, run.data.train.documents
+    rows, size, steps = len(documents), contract.batch_size, contract.total_steps
+    lengths_D, trained_D = documents.lengths_D, documents.trained_D()
+    taken = tokens = trained = 0
+    for step in range(1, steps + 1):
+        chosen = documents_in_step(run.data.train, size, contract.seed, step)
+        taken += len(chosen)
+        tokens += int(lengths_D[chosen].sum())
+        trained += int(trained_D[chosen].sum())
+    return Work(epochs_after(rows, size, steps), taken, tokens, trained)
+
+
+def _validations(run: RunPlan, every: int) -> int:
+    """Before the first step, and as `--eval-every` says."""
+    if run.data.valid is None:
+        return 0
+    total = run.contract.total_steps
+    return 1 + sum(is_validated(step, total, every) for step in range(1, total + 1))
+
+
+def _adapter(run: RunPlan) -> AdapterPlan:
+    made, spec = run.execution, run.contract.adapter
+    return AdapterPlan(spec.method, spec.rank, len(made.modules), made.trainable_parameters)
+
+
+def _suggestions(
+    run: RunPlan,
+    grid: Sequence[Option],
+    seen: MemoryForecast,
+    tuned: Tuned | None,
+    memory: Sequence[int],
+) -> Iterator[Suggestion]:
+    """For each size; on this machine's device the fastest that was measured comes first: more
+    tokens at once are no gain."""
+    plan = run.execution
+    made = Option(
+        plan.contract.quant,
+        plan.gradient_checkpointing,
+        plan.micro_batch_tokens,
+        seen.prediction.peak,
+    )
+    if not memory and tuned and seen.limit and fitting([made], seen.limit):
+        yield Suggestion(seen.limit, made, measured=True)
+        return
+    for size in memory or [size for size in (seen.limit,) if size is not None]:
+        asked = plan.contract.quant, plan.micro_batch_tokens
+        yield Suggestion(size, suggest(grid, size, *asked))
+
+
+def _memory(seen: MemoryForecast, took: Measured | None) -> MemoryPlan:
+    prediction = seen.prediction
+    measured = took.memory if took else None
+    return MemoryPlan(
+        prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits, measured
+    )
+
+
+def _disk(run: RunPlan) -> DiskPlan:
+    where, free = space_free(run.run.path)
+    return DiskPlan(space_needed(run.execution, run.settings), free, where)
+
+
+def _merge(run: RunPlan) -> MergePlan:
+    """Of `vox merge RUN` without further flags."""
+    plan = run.execution
+    found = forecast_merge(run)
+    total, free = _machine_memory(run)
+    limit = total if free is None else free
+    fits = None if limit is None else found.peak <= limit
+    quant, model_type = plan.contract.quant, plan.contract.model.model_type
+    trained = as_trained(run.inputs.weights, quant, model_type, plan.dtype)
+    where, room = space_free(run.run.path)
+    return MergePlan(
+        MemoryPlan(found.peak, asdict(found), total, free, fits),
+        DiskPlan(merge_space_needed(run.inputs.weights, trained), room, where),
+    )
+
+
+def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
+    """All of the machine's memory and what is free: a merge works there, whatever device trains."""
+    for device in run.inputs.selection.hardware.devices:
+        if device.tag == "cpu":
+            return device.memory_bytes, device.available_bytes
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+    except (AttributeError, OSError, ValueError):
+        return None, None
+
+
+def _writes(run: RunPlan) -> tuple[str, ...]:
+    source = run.inputs.model.tokenizer
+    tokenizer = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    rows = run.inputs.rows.report
+    skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
+    return (
+        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, folder.RECORD),
+        f"{folder.CHECKPOINTS}/step-N (the newest {run.settings.keep})",
+        *("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST),
+        *tokenizer,
+        folder.CARD,
+    )
+
+
+def _no_documents() -> ConfigError:
+    return ConfigError(
+        "C004",
+        "how long a run takes is measured on its own documents",
+        where="--measure",
+        found="no --data",
+        expected="--data",
+        remedy="add --data, or leave out --measure",
+    )

@@ -1,0 +1,196 @@
+"""Data files -> tokens, masks and order, as a run trains on them, and the audits of the masks.
+
+Nothing is written but the cache of tokens. `vox data preview` and `vox data stats` open data sets
+in the same way, without a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vox_core import bounded_json
+from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
+from vox_core.data.dataset import Dataset, assumed_dataset
+from vox_core.data.dataset_cache import Load, open_dataset
+from vox_core.data.sampler import Ordering, filled, sources_of
+from vox_core.data.split import find_split
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import DataError
+from vox_core.run import plan
+from vox_core.run.sources import resolve_model
+
+if TYPE_CHECKING:
+    from vox_core import models
+    from vox_core.config import DataSource, TrainSettings
+    from vox_core.data.checked import CheckedFile
+    from vox_core.run.inputs import RunInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Datasets:
+    """What a run trains on, and what it is validated on.
+
+    Args:
+        audits: what was found of the masks; by training and validation.
+    """
+
+    train: Dataset
+    valid: Dataset | None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+
+
+def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
+    """Both data sets, from the cache or made now.
+
+    Without data files, as only a plan can be, one step of documents of `seq_len` tokens is assumed.
+
+    Raises:
+        DataError: nothing can be trained, or the order cannot be had.
+    """
+    files, held_out = inputs.rows.train, inputs.rows.valid
+    opener = Opener.of_model(inputs.model, inputs.config, inputs.seq_len)
+    if not settings.data:
+        assumed = assumed_dataset(settings.batch_size, inputs.seq_len)
+        return Datasets(in_order(assumed, settings), None)
+    train = in_order(opener.open(files), settings)
+    valid = opener.open(held_out) if held_out else None
+    audits = audits_of(inputs.config, (train, files), (valid, held_out))
+    require_sound(audits)
+    return Datasets(train, valid, audits)
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """What files are opened with.
+
+    Args:
+        config: the model's config.json.
+        load: the tokenizer, once.
+    """
+
+    model: models.LocalModel
+    config: Mapping[str, Any]
+    seq_len: int
+    load: Load
+
+    @classmethod
+    def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
+        """With the model of the settings.
+
+        Raises:
+            InputError: it cannot be had, or not be read.
+        """
+        model = resolve_model(
+            settings.model,
+            revision=settings.revision,
+            template=settings.template,
+            progress=progress,
+        )
+        config = bounded_json.read(model.path / "config.json")
+        return cls.of_model(model, config, plan.sequence_length(settings, config))
+
+    @classmethod
+    def of_model(cls, model: models.LocalModel, config: Mapping[str, Any], seq_len: int) -> Opener:
+        """With a model that is here."""
+        return cls(model, config, seq_len, cache(lambda: load_tokenizer(model.tokenizer)))
+
+    def open(
+        self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
+    ) -> Dataset:
+        """The data set, from the cache or made now; see `open_dataset`."""
+        folder = self.model.tokenizer
+        return open_dataset(files, folder, self.load, self.seq_len, progress=progress)
+
+    def audit(self, dataset: Dataset, sources: Sequence[Path]) -> Audit:
+        """What is found of the masks."""
+        return audit(dataset, sources, vocabulary_of(self.config))
+
+
+def audits_of(
+    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
+) -> dict[str, Audit]:
+    """By training and validation, as far as there are rows.
+
+    Args:
+        looked_at: a data set and its files; of training, then of validation.
+    """
+    vocabulary = vocabulary_of(config)
+    return {
+        what: audit(dataset, [file.path for file in files], vocabulary)
+        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
+        if dataset
+    }
+
+
+def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
+    """The data set in the order of `--source` and `--curriculum`.
+
+    Raises:
+        DataError: D031, no row says how difficult it is; D032, a source would never be trained.
+    """
+    if not settings.source and settings.curriculum == "none":
+        return dataset
+    documents, notes = dataset.documents, list[str]()
+    sources_D = levels_D = None
+    if settings.source:
+        sources_D = sources_of(documents.files_D, _source_of_each_file(settings.source))
+    if settings.curriculum == "difficulty":
+        unknown = int(np.isnan(documents.difficulty_D).sum())
+        _require_some_difficulty(len(documents) - unknown)
+        levels_D = filled(documents.difficulty_D)
+        if unknown:
+            notes.append(
+                f"{unknown} of {len(documents)} documents do not say how difficult they are, and "
+                "are trained among those of the middle"
+            )
+    weights = tuple(source.weight for source in settings.source)
+    ordering = Ordering(len(documents), weights, sources_D, levels_D)
+    if settings.source:
+        _require_all_trained(ordering, settings.source)
+    return dataset.ordered(ordering, tuple(notes))
+
+
+def _source_of_each_file(sources: tuple[DataSource, ...]) -> list[int]:
+    """The number of the source that brings each file; a source may bring several."""
+    found = [find_split([source.path])[0] for source in sources]
+    # By place: two sources may bring the same file, which is read for each.
+    return [number for number, paths in enumerate(found) for _ in paths]
+
+
+def _require_some_difficulty(known: int) -> None:
+    if not known:
+        raise DataError(
+            "D031",
+            "no row says how difficult it is",
+            where="--curriculum difficulty",
+            found="no field `difficulty` that is a number or a word such as easy, medium, hard",
+            expected="at least some rows with one",
+            remedy="leave out --curriculum, or write `difficulty` into the rows",
+        )
+
+
+def _require_all_trained(ordering: Ordering, sources: tuple[DataSource, ...]) -> None:
+    assert ordering.sources_D is not None
+    there = np.bincount(ordering.sources_D, minlength=len(sources)).tolist()
+    columns = zip(sources, there, ordering.counts(), strict=True)
+    faults = [
+        f"{source.path}: " + ("no document" if not rows else f"weight {source.weight:g} is too low")
+        for source, rows, count in columns
+        if not rows or not count
+    ]
+    if faults:
+        raise DataError(
+            "D032",
+            "a source has a weight and would never be trained",
+            where="--source",
+            found=f"an epoch of {ordering.documents} documents",
+            expected="at least one document of every source in each epoch",
+            faults=faults,
+            remedy="leave out this source, or give it a larger weight",
+        )

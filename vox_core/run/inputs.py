@@ -1,0 +1,139 @@
+"""Read the inputs of a run: rows, model, and the backend that will train.
+
+Cheap things first, so that a typing error in a data file is found before a model is downloaded.
+Nothing is written, except what the cache of models keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vox_core import bounded_json
+from vox_core.adapter.targets import linear_modules, select_targets
+from vox_core.data.chosen import Chosen, Tell, choose_rows
+from vox_core.data.split import find_split
+from vox_core.errors import ConfigError
+from vox_core.host import Request, explain
+from vox_core.host.seen import Seen
+from vox_core.run.backend import choose_for
+from vox_core.run.plan import sequence_length, settled_quant
+from vox_core.run.sources import Fetching, resolve_model
+from vox_core.weights import open_weights
+
+if TYPE_CHECKING:
+    from vox_core import models
+    from vox_core.config import TrainSettings
+    from vox_core.contract import Quant
+    from vox_core.host import Origin, Selection
+    from vox_core.host.load import Backend
+    from vox_core.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """Rows, model and backend of a run.
+
+    Args:
+        rows: data files, with the rows that the filters leave of them.
+        config: the model's `config.json`.
+        quant: of the base while it trains, that of its files included.
+        seq_len: in tokens.
+        backend: loaded; `selection` says why it was chosen.
+        seen: plugins and hardware, as they were when the backend was chosen.
+    """
+
+    rows: Chosen
+    model: models.LocalModel
+    weights: Weights
+    config: Mapping[str, Any]
+    quant: Quant
+    seq_len: int
+    backend: Backend
+    selection: Selection
+    seen: Seen
+
+
+def read_inputs(
+    settings: TrainSettings,
+    origin: Origin | None = None,
+    resumed_from: str | None = None,
+    progress: models.Progress | None = None,
+    *,
+    only_planned: bool = False,
+) -> RunInputs:
+    """Read everything.
+
+    Args:
+        origin: where `settings.backend` was said, for the words of an error.
+        resumed_from: id of the backend of the run that is resumed.
+        only_planned: nothing will be trained, so there may be no data.
+
+    Raises:
+        InputError: the first thing that is wrong.
+    """
+    rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
+    seen, fetching = Seen(), Fetching(progress)
+    request = _request(settings, origin, resumed_from)
+    # Before a model is fetched, so that a missing backend is found in a second.
+    if refusal := explain(request, seen=seen).refusal:
+        raise refusal
+    model = resolve_model(
+        settings.model,
+        revision=settings.revision,
+        template=settings.template,
+        progress=fetching,
+    )
+    if fetching.happened:  # which may have taken an hour: other memory is free by now
+        seen = Seen()
+    weights = open_weights(model.path)
+    quant = settled_quant(settings.quant, weights.quant)
+    request = replace(request, model_type=model.model_type, quant=quant)
+    backend, selection = choose_for(request, weights, seen)
+    select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
+    config = bounded_json.read(model.path / "config.json")
+    seq_len = sequence_length(settings, config)
+    return RunInputs(rows, model, weights, config, quant, seq_len, backend, selection, seen)
+
+
+def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
+    """Files to train and to validate on, with the rows that the filters leave, and a report.
+
+    Raises:
+        ConfigError: C004, no data is named, or held-out rows twice; C009, datasketch is missing.
+        DataError: D001, D002, D003, D020 to D023.
+    """
+    if not settings.data:
+        raise ConfigError(
+            "C004",
+            "there is no data",
+            where="--data",
+            expected="a data file, a folder with train.jsonl, or hf:owner/name",
+            remedy="name it: --data train.jsonl; `vox quickstart` shows one that works",
+        )
+    train, valid = find_split(settings.data, settings.valid)
+    if settings.valid_share and valid:
+        raise ConfigError(
+            "C004",
+            "held-out rows are asked for twice",
+            where="--valid-share",
+            found=f"{', '.join(map(str, valid))}, too",
+            expected="a share of the rows, or a file of them",
+            remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
+        )
+    return choose_rows(train, valid, settings.policy(), tell, settings.fields)
+
+
+def _request(settings: TrainSettings, origin: Origin | None, resumed_from: str | None) -> Request:
+    return Request(
+        operation="train",
+        quant=settings.quant,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        method=settings.method,
+        optimizer=settings.optimizer,
+        explicit=settings.backend,
+        explicit_origin=(origin or "--backend") if settings.backend else None,
+        resumed_from=resumed_from,
+        allow_cpu=settings.allow_cpu,
+    )

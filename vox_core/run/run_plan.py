@@ -1,0 +1,401 @@
+"""Plan a run: everything that can be refused is refused here, and nothing is written.
+
+    settings -> previous run -> inputs -> data sets -> plan
+
+`vox train` goes on from here and `vox plan` stops here, so what can be planned can be begun.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vox_core import files, models
+from vox_core.contract import Advice, Notice
+from vox_core.data.checked import unused_fields
+from vox_core.data.readers import is_remote
+from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, command
+from vox_core.host.provide import no_provider, providers
+from vox_core.run import folder, plan, resume
+from vox_core.run.dataset import Datasets, build_datasets
+from vox_core.run.folder import RunFolder
+from vox_core.run.inputs import RunInputs, read_inputs
+from vox_core.run.resume import PreviousRun
+from vox_core.run.sanity import rate_warning
+from vox_core.run.sources import Sources, data_files, model_files
+
+if TYPE_CHECKING:
+    from vox_core.config import TrainSettings
+    from vox_core.contract import ExecutionPlan, FineTuneContract, Packing
+    from vox_core.data.dataset import Dataset
+    from vox_core.data.row_report import Side
+    from vox_core.host import Origin
+    from vox_core.run.pinned_plan import PinnedPlan
+
+_FINDINGS = {"nothing to train", "nothing to train within seq_len", "mid-turn"}
+"""Reported by the audit, with the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run that may begin, or go on.
+
+    Args:
+        settings: those given; with `--resume`, over the run's own.
+        previous: the run that is gone on with; None for a new one.
+        execution: how the backend carries out the contract.
+        sources: the files that it is made of.
+        changes: what differs from the previous run, and may; in words.
+        ended: how it has ended already, where `--resume auto` finds nothing left to do.
+        pinned: the digest of the plan that it was held against.
+        advice: what plugins say of it.
+    """
+
+    settings: TrainSettings
+    run: RunFolder
+    previous: PreviousRun | None
+    inputs: RunInputs
+    data: Datasets
+    execution: ExecutionPlan
+    sources: Sources
+    changes: tuple[str, ...] = ()
+    ended: str | None = None
+    pinned: str | None = None
+    advice: Advice = field(default_factory=Advice)
+
+    @property
+    def contract(self) -> FineTuneContract:
+        return self.execution.contract
+
+    @property
+    def fresh(self) -> bool:
+        """It begins."""
+        return self.previous is None
+
+    def left_out(self, side: Side) -> dict[str, int]:
+        """Reason -> rows that the data filters left out."""
+        report = self.inputs.rows.report
+        return report.left_out(side) if report else {}
+
+    def notices(self) -> Iterator[Notice]:
+        """What a person should know of the data before the run."""
+        data, rows = self.contract.data, self.inputs.rows
+        yield Notice(
+            f"{_count(data.rows, 'document')}, {data.tokens:,} tokens, "
+            f"{data.trained_tokens:,} of them trained; {_count(self.contract.total_steps, 'step')}"
+        )
+        if wrong := rate_warning(self.contract.optimizer.lr):
+            yield wrong
+        for text in rows.report.told() if rows.report else ():
+            yield Notice(text)
+        for text in self.inputs.model.notes:
+            yield Notice(text, "warning")
+        for text in rows.report.warnings() if rows.report else ():
+            yield Notice(text, "warning")
+        for name, count in unused_fields([*rows.train, *rows.valid]).items():
+            yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
+        both = [each for each in (self.data.train, self.data.valid) if each]
+        for note in dict.fromkeys(note for each in both for note in each.notes):
+            yield Notice(note, "warning")
+        yield from self._of_rows()
+
+    def _of_rows(self) -> Iterator[Notice]:
+        """What became of rows, and what the audit warns of."""
+        for what, dataset in (("training", self.data.train), ("validation", self.data.valid)):
+            for reason, count in (dataset.dropped if dataset else {}).items():
+                if reason not in _FINDINGS:
+                    yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
+            for how, count in (dataset.truncated if dataset else {}).items():
+                if how not in _FINDINGS:
+                    longer = f"longer than {self.contract.seq_len} tokens"
+                    yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
+        for what, found in self.data.audits.items():
+            for finding in found.of_level("warning"):
+                yield Notice(f"{what}: {finding}", "warning")
+
+    def preflight(self) -> dict[str, Any]:
+        """`preflight.json`: what was found before the run, and how the backend was chosen."""
+        report, valid = self.inputs.rows.report, self.data.valid
+        return {
+            "selection": self.inputs.selection.to_json(),
+            "data": account(self.data.train, self.left_out("train")),
+            "valid": account(valid, self.left_out("valid")) if valid else None,
+            "rows": report.to_json() if report else None,
+            "audit": {what: found.to_json() for what, found in self.data.audits.items()},
+        }
+
+
+def plan_run(
+    settings: TrainSettings,
+    origin: Origin | None = None,
+    progress: models.Progress | None = None,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    only_planned: bool = False,
+    hashed: bool = True,
+    pinned: PinnedPlan | None = None,
+) -> RunPlan:
+    """Plan what settings ask for, the run folder first.
+
+    Args:
+        origin: where `settings.backend` was said, for the words of an error.
+        tell: receives what a user should know, as text.
+        only_planned: nothing will be trained: where there is no data a step of whole documents is
+            assumed.
+        hashed: without it the model is not, and the contract's digest means nothing. A run that
+            is resumed is hashed all the same, to see that it is still the run that it was.
+        pinned: what the run has to be.
+
+    Raises:
+        InputError: the first thing that is wrong.
+        StorageError: S001, the results would not fit on the disk.
+    """
+    auto, refresh = settings.resume == "auto", settings.tune == "refresh"
+    _require_apart(settings)
+    previous = resume.load_previous(settings)
+    settings = resume.merge_settings(settings, previous)
+    if refresh:
+        _require_measurable(settings, only_planned, goes_on=previous is not None and not auto)
+    run = _folder(settings)
+    folder.require_free(run)
+    if previous is None and not auto:
+        _require_new(run)
+    if previous and refresh:  # with --resume auto: the command that began the run
+        tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
+    if previous and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
+        previous.require_unfinished(previous.plan["contract"]["total_steps"], settings.patience)
+    inputs = read_inputs(
+        pinned.asked(settings) if pinned else settings,
+        origin,
+        previous.backend if previous else None,
+        progress,
+        only_planned=only_planned and not previous,
+    )
+    data = build_datasets(settings, inputs)
+    made = _planned(settings, run, previous, inputs, data, hashed=hashed or previous is not None)
+    if pinned:
+        pinned.require(made)
+        made = replace(made, pinned=pinned.digest)
+        if not previous:
+            made = pinned.applied(made)
+    _require_validated(settings, data)
+    if previous:
+        made = _going_on(made, previous, auto=auto)
+    require_space(made.execution, settings, run.path)
+    return made
+
+
+def _planned(
+    settings: TrainSettings,
+    run: RunFolder,
+    previous: PreviousRun | None,
+    inputs: RunInputs,
+    data: Datasets,
+    *,
+    hashed: bool,
+) -> RunPlan:
+    model, weights, rows = inputs.model, inputs.weights, inputs.rows
+    identity = models.identity(model) if hashed else models.unhashed(model)
+    contract = plan.make_contract(
+        settings, identity, data.train, data.valid, inputs.seq_len, inputs.quant
+    )
+    execution = plan.make_plan(
+        contract,
+        settings,
+        inputs.selection,
+        weights.tensors,
+        inputs.config,
+        weights.quantised,
+        longest=max(each.longest for each in (data.train, data.valid) if each),
+        packing=_packing(inputs),
+    )
+    sources: Sources = {
+        "data": data_files(rows.train),
+        "valid": data_files(rows.valid),
+        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
+    }
+    return RunPlan(settings, run, previous, inputs, data, execution, sources)
+
+
+def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:
+    """Refuse another run than the one that is there; cut it as it was."""
+    then, settings, total = previous.plan, made.settings, made.contract.total_steps
+    changes = resume.require_same(made.execution, then, made.sources, settings.allow_change)
+    if not auto:
+        previous.require_unfinished(total, settings.patience)
+    ended = previous.ended(total, settings.patience)
+    if not ended:
+        previous.require_checkpoints(total)
+    execution = made.execution
+    if then["backend"] == execution.backend:  # with the knobs that it had
+        tuning, packing = then["tuning"], then["packing"]
+        execution = replace(execution, tuning=tuning, packing=packing)
+    return replace(made, execution=execution, changes=changes, ended=ended)
+
+
+def _packing(inputs: RunInputs) -> Packing:
+    """End to end, unless the backend pads, as it does for a model with linear attention."""
+    manifest = inputs.backend.found.manifest
+    pads = manifest is None or manifest.memory.padded_rows
+    return "rows" if pads or plan.has_linear_attention(inputs.config) else "end-to-end"
+
+
+# --- rows and disk ----------------------------------------------------------------------------
+
+
+def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """What became of the rows.
+
+    Args:
+        left_out: reason -> rows that the data filters left out; none of the others below.
+    """
+    return {
+        "rows": dataset.rows,
+        "left_out": dict(left_out),
+        "documents": len(dataset.documents),
+        "tokens": dataset.tokens,
+        "trained_tokens": dataset.trained_tokens,
+        "dropped": dict(dataset.dropped),
+        "truncated": dict(dataset.truncated),
+    }
+
+
+def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
+    """Refuse a run whose results would not fit on the disk.
+
+    Raises:
+        StorageError: S001.
+    """
+    needed, (parent, free) = space_needed(made, settings), space_free(folder)
+    if free < needed:
+        raise StorageError(
+            "S001",
+            "there is not enough room for the run",
+            where=parent,
+            found=f"{free / 1e6:,.0f} MB free",
+            expected=f"{needed / 1e6:,.0f} MB for the adapter and its checkpoints",
+            remedy="free space on that disk, or choose another one with --out",
+        )
+
+
+def space_needed(made: ExecutionPlan, settings: TrainSettings) -> int:
+    """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
+    the adapter. Where there is validation, the best step has one of its own."""
+    kept = settings.keep + (made.contract.data.valid_digest is not None)
+    if settings.keep_every:
+        apart = math.lcm(settings.keep_every, settings.save_every or 1)
+        kept += made.contract.total_steps // apart
+    return 4 * made.trainable_parameters * (3 * (kept + 1) + 1)
+
+
+def space_free(folder: Path) -> tuple[Path, int]:
+    """The nearest folder above that is there, and the bytes that are free on its disk."""
+    parent = next(p for p in folder.absolute().parents if p.exists())
+    return parent, shutil.disk_usage(parent).free
+
+
+def _rows(count: int, what: str = "") -> str:
+    return _count(count, f"{what} row".strip())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def _folder(settings: TrainSettings) -> RunFolder:
+    named = settings.resume or settings.out or folder.default_path(settings.model)
+    return RunFolder(Path(named))
+
+
+def _require_apart(settings: TrainSettings) -> None:
+    """Refuse to write where data or model lie.
+
+    Raises:
+        OutputError: O004.
+    """
+    if settings.out is None:
+        return
+    named = [("--data", path) for path in settings.data]
+    named += [("--valid", settings.valid)] if settings.valid else []
+    local = [(flag, path) for flag, path in named if not is_remote(path)]
+    model = Path(settings.model)
+    files.require_apart(settings.out, [*local, *([("--model", model)] if model.exists() else [])])
+
+
+def _require_new(run: RunFolder) -> None:
+    """Refuse a folder that is there, and name the run in it.
+
+    Raises:
+        OutputError: O001.
+    """
+    if (run.path / folder.PLAN).is_file():
+        raise OutputError(
+            "O001",
+            "the output path exists",
+            where=run.path,
+            found="a run",
+            remedy=f"go on with it: {command('vox', 'train', '--resume', run.path)}; or choose "
+            "another folder with --out",
+        )
+    files.require_absent(run.path)
+
+
+def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
+    """Refuse to measure what would not be used, on documents that nobody has, or by no plugin.
+
+    Raises:
+        ConfigError: C004.
+        BackendError: B013, no plugin with `vox_advise` is installed.
+    """
+    if not providers("hooks", "vox_advise"):
+        missing = no_provider("hooks", "vox_advise")
+        raise BackendError(
+            "B013",
+            "no installed plugin measures what is fastest",
+            where="--tune refresh",
+            found=missing.found,
+            remedy=missing.remedy,
+        )
+    if goes_on:
+        raise ConfigError(
+            "C004",
+            "a resumed run is cut as it began, whatever is measured",
+            where="--tune refresh",
+            remedy="leave out --tune, or measure with vox plan --tune refresh for the next run",
+        )
+    if only_planned and not settings.data:
+        raise ConfigError(
+            "C004",
+            "what is fastest is measured on the run's own documents",
+            where="--tune refresh",
+            found="no --data",
+            expected="--data",
+            remedy="add --data, or leave out --tune refresh",
+        )
+
+
+def _require_validated(settings: TrainSettings, data: Datasets) -> None:
+    """Refuse to wait for a better validation where there is none.
+
+    Raises:
+        ConfigError: C004.
+    """
+    flags = {"--patience": settings.patience, "--load-best-at-end": settings.load_best_at_end}
+    asked = next((flag for flag, value in flags.items() if value), None)
+    if asked is None or not settings.data or (data.valid and settings.eval_every):
+        return
+    raise ConfigError(
+        "C004",
+        f"{asked} needs validations on the way",
+        where=asked,
+        found="no --eval-every" if data.valid else "no held-out rows",
+        expected="held-out rows (--valid), and --eval-every N",
+        remedy=f"add what is missing, or leave out {asked}",
+    )
