@@ -88,12 +88,12 @@ def pool_of(file: CheckedFile, source: MixSource) -> Pool:
     facts = _with_lane(file.facts, source.lane)
     reasons = Counter({"faulty": facts.malformed})
     pool = Pool(file, facts, +reasons, {}, np.arange(facts.rows))
-    for reason, name, wanted in (
-        ("other lane", "lane", source.lanes),
-        ("other category", "category", source.categories),
+    for reason, name, wanted, policy in (
+        ("other lane", "lane", source.lanes, DataPolicy(lane=source.lanes)),
+        ("other category", "category", source.categories, DataPolicy(category=source.categories)),
     ):
         if wanted:
-            kept_N = filtered(facts, DataPolicy(**{name: wanted}))[pool.row_N] == KEPT
+            kept_N = filtered(facts, policy)[pool.row_N] == KEPT
             left_out = value_counts([facts], name, pool.row_N[~kept_N])
             pool = replace(pool.only(kept_N, reason), others={**pool.others, reason: left_out})
     if source.min_rating is not None:

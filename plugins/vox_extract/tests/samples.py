@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vox_extract.library import Faults, python_rows
 from vox_extract.locate import locate
+from vox_extract.python_rows import Faults, python_rows
 from vox_extract.rows import Extracted, Sieve
 
 NUMPY = '''

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
+from vox_extract.definitions import Definition
 from vox_extract.docstring import Docstrings
-from vox_extract.python import Source, rows_of
+from vox_extract.python_rows import Source, rows_of
 from vox_extract.rows import Sieve
-from vox_extract.source import Definition
 
 LINES = st.sampled_from(
     ["", "Some words.", "f(a, b) -> c", "Parameters", "----------", "a : int", "    What it is.",

@@ -9,7 +9,7 @@ import pytest
 from plugins.vox_extract.tests.samples import made
 
 from vox_core.errors import DataError
-from vox_extract import licence
+from vox_extract import provenance
 from vox_extract.locate import locate
 
 MIT = "Permission is hereby granted, free of charge, to any person … without\nrestriction …"
@@ -104,8 +104,8 @@ def test_the_licence_that_metadata_declare(fields: dict[str, str], expected: str
     metadata = Message()
     for name, value in fields.items():
         metadata[name] = value
-    assert licence.of_metadata(metadata) == expected
+    assert provenance.of_metadata(metadata) == expected
 
 
 def test_the_licence_of_this_repository_is_known() -> None:
-    assert licence.nearby(Path(__file__).parents[2]) == "Apache-2.0"
+    assert provenance.nearby(Path(__file__).parents[2]) == "Apache-2.0"

@@ -9,8 +9,8 @@ import pytest
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
-from vox_extract.library import Faults
 from vox_extract.markdown import locate, markdown_rows
+from vox_extract.python_rows import Faults
 from vox_extract.rows import Extracted, Sieve
 
 DOCUMENT = """---

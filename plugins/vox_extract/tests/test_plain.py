@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vox_extract.plain import blocks, plain
+from vox_extract.markup import blocks, plain
 
 INLINE = {
     ":func:`f` and :py:class:`~a.b.C`": "`f` and `C`",

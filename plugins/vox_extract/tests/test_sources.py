@@ -10,8 +10,7 @@ from plugins.vox_extract.tests.samples import made, read, rows_in
 
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
-from vox_extract.signature import split_signature
-from vox_extract.source import Unparsable, parse
+from vox_extract.definitions import Unparsable, parse, split_signature
 
 DOC = '"""Does the thing that it does."""'
 

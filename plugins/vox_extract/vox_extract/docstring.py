@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import griffe
 
-from vox_extract.signature import split_signature
+from vox_extract.definitions import split_signature
 
 Style: TypeAlias = Literal["numpy", "sphinx", "google", "words"]
 

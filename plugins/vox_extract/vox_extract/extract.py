@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 from vox_core.api import files
 from vox_core.errors import DataError, OutputError
 from vox_extract import locate, markdown
-from vox_extract.library import Faults, python_rows
 from vox_extract.locate import Library, SourceFile
+from vox_extract.python_rows import Faults, python_rows
 from vox_extract.rows import Extracted, Sieve, spread
 
 Form: TypeAlias = Literal["python", "markdown"]

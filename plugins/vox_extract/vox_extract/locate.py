@@ -24,12 +24,12 @@ from importlib import metadata
 from pathlib import Path
 
 from vox_core.errors import DataError
-from vox_extract import licence
-from vox_extract.project import Project, project_of
+from vox_extract import provenance
+from vox_extract.provenance import Project, project_of
 
 STANDARD = "stdlib"
 STANDARD_PACKAGE = "python"
-UNKNOWN = licence.UNKNOWN
+UNKNOWN = provenance.UNKNOWN
 
 _SUFFIXES = (".py", ".pyi")
 _TESTS = {"test", "tests", "conftest.py"}
@@ -123,7 +123,7 @@ def _standard(names: Iterable[str]) -> Library:
         for file in _top_level(root, name)
     ]
     version = platform.python_version()
-    return Library(STANDARD_PACKAGE, version, licence.STANDARD_LIBRARY, tuple(files))
+    return Library(STANDARD_PACKAGE, version, provenance.STANDARD_LIBRARY, tuple(files))
 
 
 def _of_installed(name: str) -> Library | None:
@@ -184,7 +184,7 @@ def _described(distribution: str) -> Project | None:
         found = metadata.metadata(distribution)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    declared = licence.of_metadata(found)  # type: ignore[arg-type]  # a Message in all but name
+    declared = provenance.of_metadata(found)  # type: ignore[arg-type]  # a Message in all but name
     return Project(found["Name"], found["Version"], declared)
 
 
@@ -210,7 +210,7 @@ def _of_path(path: Path) -> Library:
 def _of_folder(folder: Path, name: str) -> Project:
     """What a pyproject.toml in the folder or above says, and the licence beside it."""
     found = project_of(folder)
-    declared = found.licence or licence.nearby(folder)
+    declared = found.licence or provenance.nearby(folder)
     return Project(found.name or name, found.version, declared)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from vox_extract.library import Faults, Read, content
 from vox_extract.locate import Library, SourceFile, described_folder, is_read, not_found
+from vox_extract.python_rows import Faults, Read, content
 from vox_extract.rows import Extracted, Sieve, choose
 
 FAMILY = "markdown-docs"

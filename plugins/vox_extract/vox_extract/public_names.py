@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vox_extract.source import Import, Module
+from vox_extract.definitions import Import, Module
 
 Name: TypeAlias = tuple[str, str]
 """Module, and a name at its top level."""

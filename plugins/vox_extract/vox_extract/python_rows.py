@@ -1,7 +1,10 @@
-"""The rows of Python definitions: what each does, takes, gives back and raises, and an example.
+"""The rows of Python packages: what each thing does, takes, gives back and raises, and an example.
 
-Answers are the docstring's own words without its markup. Of a text that is too long, whole blocks
-from its beginning are taken. What has a private name is left out, unless asked for.
+All files of a library are read before rows are made, for a thing's public name may be decided by
+the last one; definitions stay in memory, syntax trees do not. A file that cannot be read or parsed
+is named and passed over. Answers are the docstring's own words without markup. Of a text that is
+too long, whole blocks from its beginning are taken. What has a private name is left out, unless
+`private` is set. A question is put in one of several ways, which the name of the thing decides.
 """
 
 from __future__ import annotations
@@ -9,14 +12,17 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
 
+from vox_extract.definitions import Definition, Kind, Module, Unparsable, parse
 from vox_extract.docstring import Docstrings, Documented, Item, items_text
-from vox_extract.plain import Block, blocks, deprecations, join, one_line, plain
-from vox_extract.questions import question
-from vox_extract.rows import Extracted
-from vox_extract.source import Definition, Kind
+from vox_extract.locate import Library, SourceFile
+from vox_extract.markup import Block, blocks, deprecations, join, one_line, plain
+from vox_extract.public_names import PublicNames, is_private
+from vox_extract.rows import Extracted, Sieve, choose
 
 FAMILY = "python-docs"
 
@@ -229,3 +235,165 @@ def _examples_among(several: Sequence[Block]) -> list[Block]:
                 shown.append(before)
             shown.append(block)
     return shown
+
+
+Read: TypeAlias = Callable[[SourceFile, int], None]
+"""Is told of each file that was read, with its bytes."""
+
+
+@dataclass
+class Faults:
+    """Files that were passed over, each with the reason."""
+
+    unread: list[str] = field(default_factory=list)
+
+
+def python_rows(
+    library: Library, sieve: Sieve, faults: Faults, *, private: bool, read: Read
+) -> Iterator[Extracted]:
+    """The rows that are kept, in the order of files and lines."""
+    docstrings = Docstrings()
+    modules = _modules(library, faults, read)
+    names = PublicNames({each.name: each for each, _ in modules})
+    for module, file in modules:
+        for definition in sorted(module.definitions, key=lambda each: (each.line, each.name)):
+            name = names.of(definition.module, definition.name)
+            if is_private(name) and not private:
+                sieve.left_out["private"] += bool(definition.doc) and not _is_of_class(name)
+                continue
+            yield from _rows(library, file, definition, name, docstrings, sieve, faults)
+
+
+def _is_of_class(name: str) -> bool:
+    """What these say is said of their class."""
+    return name.endswith((".__init__", ".__new__"))
+
+
+def _rows(
+    library: Library,
+    file: SourceFile,
+    definition: Definition,
+    name: str,
+    docstrings: Docstrings,
+    sieve: Sieve,
+    faults: Faults,
+) -> Iterator[Extracted]:
+    source = Source(library.package, library.version, file.relative, library.licence)
+    try:
+        made = list(
+            rows_of(definition, name, source, docstrings, max_characters=sieve.max_characters)
+        )
+    except RecursionError as error:  # directives within directives
+        faults.unread.append(f"{file.relative}, line {definition.line}: {error}")
+        return
+    yield from sieve.keep(iter(made))
+
+
+def _modules(library: Library, faults: Faults, read: Read) -> list[tuple[Module, SourceFile]]:
+    modules: list[tuple[Module, SourceFile]] = []
+    for file in library.files:
+        try:
+            source = content(file.path)
+            module = parse(
+                source, file.module, is_package=file.is_package, stub=file.path.suffix == ".pyi"
+            )
+        except (OSError, Unparsable) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            faults.unread.append(f"{file.relative}: {reason}")
+            continue
+        read(file, len(source))
+        modules.append((module, file))
+    return modules
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a regular file; a pipe or a device is none."""
+    if not path.is_file():
+        raise OSError(0, "it is no regular file")
+    return path.read_bytes()
+
+
+_DESCRIBE = {
+    "module": (
+        "What is the module `{name}` for?",
+        "What does the module `{name}` provide?",
+        "Describe the Python module `{name}`.",
+    ),
+    "class": (
+        "What is the class `{name}`?",
+        "What is `{name}` for?",
+        "Describe the class `{name}`.",
+        "What does the class `{name}` do?",
+    ),
+    "attribute": (
+        "What is `{name}`?",
+        "What does the attribute `{name}` hold?",
+        "Describe the attribute `{name}`.",
+    ),
+    "object": ("What is `{name}`?", "What does `{name}` do?", "Describe `{name}`."),
+    "function": (
+        "What does `{name}` do?",
+        "What is the function `{name}` for?",
+        "Explain what `{name}` does.",
+        "Describe the function `{name}`.",
+    ),
+    "method": (
+        "What does `{name}` do?",
+        "What is the method `{name}` for?",
+        "Explain what `{name}` does.",
+        "Describe the method `{name}`.",
+    ),
+}
+_OTHERS = {
+    "signature": (
+        "What is the signature of `{name}`?",
+        "Which arguments does `{name}` take?",
+        "How is `{name}` called?",
+        "Show the signature of `{name}`.",
+    ),
+    "parameter": (
+        "What does the parameter `{part}` of `{name}` mean?",
+        "What is the argument `{part}` of `{name}`?",
+        "In `{name}`, what is `{part}` for?",
+        "Explain the parameter `{part}` of `{name}`.",
+    ),
+    "attribute": (
+        "What is the attribute `{part}` of `{name}`?",
+        "What does `{part}` of `{name}` hold?",
+        "Describe the attribute `{part}` of `{name}`.",
+    ),
+    "returns": (
+        "What does `{name}` return?",
+        "What is the return value of `{name}`?",
+        "What do I get back from `{name}`?",
+    ),
+    "yields": ("What does `{name}` yield?", "Over what does `{name}` iterate?"),
+    "raises": (
+        "Which exceptions does `{name}` raise?",
+        "What can `{name}` raise?",
+        "When does `{name}` raise an exception?",
+    ),
+    "example": (
+        "Show an example of `{name}`.",
+        "How do I use `{name}`?",
+        "Give me an example of using `{name}`.",
+        "Can you show how `{name}` is used?",
+    ),
+    "deprecated": (
+        "Is `{name}` deprecated?",
+        "Should I still use `{name}`?",
+        "Has `{name}` been deprecated?",
+    ),
+}
+
+
+def question(kind: str, what: str, name: str, part: str = "") -> str:
+    """A question.
+
+    Args:
+        kind: describe, or a key of the table above.
+        what: kind of thing that `name` is.
+        part: of `name`, that the question is about.
+    """
+    templates = _DESCRIBE[what] if kind == "describe" else _OTHERS[kind]
+    return choose(templates, kind, name, part).format(name=name, part=part)

@@ -1,22 +1,27 @@
 """What one Python file defines, documents, imports and exports: `ast` alone, nothing is run.
 
 Read are modules, classes, functions, methods and properties with their docstrings and signatures,
-and the `add_newdoc(place, name, doc)` calls with which numpy documents what is written in C. A
-`.pyi` file is read as a module whose functions have signatures and, as a rule, no words.
+and the `add_newdoc(place, name, doc)` calls with which numpy documents what is written in C:
 
-Not read: what is defined inside functions, what `exec`, `setattr` or `__doc__ = …` make.
+    add_newdoc('numpy._core.multiarray', 'array', "...")
+    add_newdoc('numpy._core.multiarray', 'ndarray', ('T', "..."))
+    add_newdoc('numpy._core.multiarray', 'ndarray', [('T', "..."), ...])
+    _array_method_doc('all', 'axis=None', "...")       since numpy 2.4, for what ndarray has
+
+Calls whose arguments are anything but texts are passed over. A `.pyi` file is a module whose
+functions have signatures and, as a rule, no words. Not read: what is defined inside functions, what
+`exec`, `setattr` or `__doc__ = ...` make.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
-
-from vox_extract.newdocs import NewDoc, newdocs_of
-from vox_extract.signature import signature_of
 
 Kind: TypeAlias = Literal["module", "class", "function", "method", "attribute", "object"]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -304,3 +309,154 @@ def _export(value: ast.expr, found: Module) -> None:
             found.exports_of.append(name)
         case _:
             found.whole = False
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class NewDoc:
+    """A docstring for `name` (`ndarray.T`) in the module `place`."""
+
+    place: str
+    name: str
+    doc: str
+    line: int
+
+
+def newdocs_of(statements: Iterable[ast.stmt], module: str) -> list[NewDoc]:
+    """What the calls among the statements document, of the package that `module` belongs to."""
+    package = module.partition(".")[0]
+    return [
+        each
+        for statement in statements
+        for each in _documented(statement)
+        if each.place.partition(".")[0] == package and _NAME.fullmatch(each.name)
+    ]
+
+
+def _documented(statement: ast.stmt) -> Iterator[NewDoc]:
+    match statement:
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Name(id="add_newdoc") | ast.Attribute(attr="add_newdoc"),
+                args=[ast.Constant(value=str(place)), ast.Constant(value=str(name)), what, *_],
+            )
+        ):
+            for member, doc in _texts(what):
+                full = f"{name}.{member}" if member else name
+                yield NewDoc(place, full, inspect.cleandoc(doc), statement.lineno)
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Name(id="_array_method_doc"),
+                args=[ast.Constant(value=str(name)), _, ast.Constant(value=str(doc))],
+            )
+        ):
+            yield NewDoc(
+                "numpy._core.multiarray", f"ndarray.{name}", inspect.cleandoc(doc), statement.lineno
+            )
+
+
+def _texts(what: ast.expr) -> Iterator[tuple[str, str]]:
+    """Member, empty for the thing itself, and its text."""
+    match what:
+        case ast.Constant(value=str(doc)):
+            yield "", doc
+        case ast.Tuple(elts=[ast.Constant(value=str(member)), ast.Constant(value=str(doc))]):
+            yield member, doc
+        case ast.List(elts=several):
+            for each in several:
+                if isinstance(each, ast.Tuple):
+                    yield from _texts(each)
+
+
+WIDTH = 88
+_MAX_LINES = 30
+_INDENT = "    "
+
+
+def signature_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool, returns: bool = True
+) -> str:
+    """`(a, *, b: int = 1) -> str`, on one line if it fits, else one parameter a line.
+
+    Args:
+        bound: leave out the first parameter: self or cls.
+        returns: with what it returns.
+    """
+    parameters = list(_parameters(node.args))
+    if bound and parameters and not parameters[0].startswith("*"):
+        del parameters[0]
+        if parameters[:1] == ["/"]:
+            del parameters[0]
+    end = f" -> {ast.unparse(node.returns)}" if returns and node.returns else ""
+    line = f"({', '.join(parameters)}){end}"
+    if len(line) <= WIDTH - len(node.name):
+        return line
+    return "\n".join(["(", *(f"{_INDENT}{each}," for each in parameters), f"){end}"])
+
+
+def _parameters(given: ast.arguments) -> Iterator[str]:
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    for index, (parameter, default) in enumerate(zip(positional, defaults, strict=True), start=1):
+        yield _parameter(parameter, default)
+        if index == len(given.posonlyargs):
+            yield "/"
+    if given.vararg:
+        yield f"*{_parameter(given.vararg, None)}"
+    elif given.kwonlyargs:
+        yield "*"
+    for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield _parameter(parameter, default)
+    if given.kwarg:
+        yield f"**{_parameter(given.kwarg, None)}"
+
+
+def _parameter(parameter: ast.arg, default: ast.expr | None) -> str:
+    if parameter.annotation is None:
+        return parameter.arg + (f"={ast.unparse(default)}" if default else "")
+    text = f"{parameter.arg}: {ast.unparse(parameter.annotation)}"
+    return text + (f" = {ast.unparse(default)}" if default else "")
+
+
+def split_signature(name: str, doc: str) -> tuple[str, str]:
+    """The signature with which a docstring begins, and the rest.
+
+    The docs of things written in C begin with `name(…)`, which may go over several lines, and may
+    have the form of Argument Clinic before it, which ends in a line of two dashes. `name` is the
+    last part of the object's name; `a.name(…)` and `S.name(…)` are understood, and lose their
+    first part. The signature begins with its bracket; it is empty where there is none.
+    """
+    lines = doc.split("\n")
+    if "--" in lines[:_MAX_LINES] and lines[0].startswith(f"{name}("):
+        cut = lines.index("--")
+        _, rest = split_signature(name, "\n".join(lines[cut + 1 :]).lstrip("\n"))
+        return "\n".join(lines[:cut]).removeprefix(name), rest
+    before, found, _ = lines[0].partition(f"{name}(")
+    if not found or not _OWNER.fullmatch(before):
+        return "", doc
+    for count in range(1, min(len(lines), _MAX_LINES) + 1):
+        signature, line = "\n".join(lines[:count]), lines[count - 1]
+        if not line.strip():
+            break
+        if signature.count("(") == signature.count(")"):
+            return _whole(signature, "\n".join(lines[count:]), doc)
+    return "", doc
+
+
+_OWNER = re.compile(r"(\w{1,40}\.)*")
+_ENDS = re.compile(r"\)(\s*(->|=>)\s*[^\n]{1,80})?$")
+_WITH_WORDS = re.compile(
+    r"(\([^\n]{0,200}\)(?:\s*->\s*[\w\[\], |.]{1,60}?)?)\s+(?:--|-)\s+(\S.*)", re.S
+)
+
+
+def _whole(signature: str, rest: str, doc: str) -> tuple[str, str]:
+    """The signature, if what stands in its lines is one; `f(x) -> int -- Words` is, with words."""
+    start = signature.index("(")
+    if _ENDS.search(signature) and " -- " not in signature:
+        return signature[start:], rest.lstrip("\n")
+    if found := _WITH_WORDS.match(f"{signature[start:]}\n{rest}"):
+        return found[1], found[2]
+    return "", doc

@@ -1,14 +1,16 @@
-"""The licence of what is read: as its metadata declares it, or as a file beside it says.
+"""Name, version and licence of sources, as metadata or a file beside them declares.
 
-In this order: `License-Expression`, `License`, the classifiers; then LICENSE, LICENCE, COPYING or
-UNLICENSE in the folder or above it, known by the words of common licences. What is not known is
-"unknown": no licence is guessed.
+Of a folder the nearest pyproject.toml counts. The licence is, in this order: `License-Expression`,
+`License`, the classifiers; then LICENSE, LICENCE, COPYING or UNLICENSE in the folder or above it,
+recognised by the words of common licences. Anything else is "unknown": no licence is guessed.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,39 @@ def _of_classifiers(classifiers: Sequence[object]) -> str | None:
         if isinstance(each, str) and each.startswith("License ::")
     ]
     return " AND ".join(each for each in found if each != "OSI Approved") or None
+
+
+_NAME = "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """None for what is not known."""
+
+    name: str | None
+    version: str | None
+    licence: str | None
+
+
+def project_of(folder: Path) -> Project:
+    """What the pyproject.toml in the folder or the nearest above it says; it may say nothing."""
+    for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
+        if (each / _NAME).is_file():
+            return _read(each / _NAME)
+        if (each / ".git").exists():
+            break
+    return Project(None, None, None)
+
+
+def _read(path: Path) -> Project:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("project")
+    except (OSError, ValueError, RecursionError):
+        table = None
+    if not isinstance(table, Mapping):
+        return Project(None, None, None)
+    return Project(_text(table.get("name")), _text(table.get("version")), of_project(table))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
