@@ -22,12 +22,12 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.cache import cached
 from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
-from vox_core.data.attributes import Attributes
 from vox_core.data.blocks import RowMask, cut
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.chosen import choose_rows
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
+from vox_core.data.fields import Attributes
 from vox_core.data.jsonl import parse_object
 from vox_core.data.messages import Message
 from vox_core.data.row_facts import (

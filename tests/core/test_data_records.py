@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.data import jsonl
-from vox_core.data.attributes import Attributes
+from vox_core.data.fields import Attributes
 from vox_core.data.messages import Message
 from vox_core.data.records import load_records
 from vox_core.data.split import find_split

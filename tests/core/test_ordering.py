@@ -21,11 +21,11 @@ from vox_core.contract import (
     OptimizerSpec,
     OrderSpec,
 )
-from vox_core.data.attributes import Attributes
 from vox_core.data.batching import documents_in_step, documents_of_step, epoch_order
 from vox_core.data.dataset import Dataset
 from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoder
+from vox_core.data.fields import Attributes
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering, apportion, filled, level
 from vox_core.errors import DataError

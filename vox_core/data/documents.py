@@ -38,7 +38,7 @@ class Columns:
         sources_D: int32, the number of the file it comes from.
         lines_D: int64, the line of that file.
         ends_D: int32, end-of-turn tokens that are trained.
-        difficulty_D: float32, NaN where the row does not say (`difficulty.py`).
+        difficulty_D: float32, NaN where the row does not say (`sampler.py`).
     """
 
     tokens_T: NDArray[np.int32]

@@ -55,7 +55,7 @@ class Document:
             0, which nothing precedes.
         source, line: the row it comes from.
         ends: end-of-turn (or end-of-sequence) tokens that are trained.
-        difficulty: what its row says (`difficulty.py`); NaN for nothing.
+        difficulty: what its row says (`sampler.py`); NaN for nothing.
     """
 
     tokens_T: Ids

@@ -27,8 +27,8 @@ import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
-from vox_core.data.attributes import NO_ATTRIBUTES
 from vox_core.data.faults import RowError, RowFault
+from vox_core.data.fields import NO_ATTRIBUTES
 from vox_core.data.messages import Message
 from vox_core.data.records import read_lines
 from vox_core.data.rows import Record

@@ -9,8 +9,8 @@
     {"text": "…"}
     {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
 
-A row has exactly one of these forms. fields.py has the names and their aliases, sharegpt.py,
-preference.py and attributes.py what their names say, messages.py what a conversation is made of.
+A row has exactly one of these forms. fields.py has the names, their aliases and the attributes,
+conversations.py ShareGPT and preference pairs, messages.py what a conversation is made of.
 Other fields are not used, and their names are kept so that somebody can be told; one that looks
 like a misspelt field of vox's is a fault. All faults of a row are told together.
 """
@@ -22,18 +22,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from vox_core.data.attributes import ATTRIBUTES, NO_ATTRIBUTES, Attributes, attributes_of
+from vox_core.data.conversations import (
+    is_sharegpt,
+    prompt_of,
+    read_preference,
+    read_sharegpt,
+    renamed,
+)
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.fields import (
     ANSWERS,
+    ATTRIBUTES,
     CHATS,
+    NO_ATTRIBUTES,
     PAIR,
     PROMPTS,
     QUESTION,
     SHAREGPT,
     TEXTS,
     TOOLS,
+    Attributes,
     Fields,
+    attributes_of,
     misspelt,
     refuse_unknown,
     text_of,
@@ -41,8 +51,6 @@ from vox_core.data.fields import (
 from vox_core.data.formats import place_of
 from vox_core.data.jsonl import parse_object
 from vox_core.data.messages import Message, conversation, refuse_unsupported
-from vox_core.data.preference import prompt_of, read_preference
-from vox_core.data.sharegpt import is_sharegpt, read_sharegpt, renamed
 from vox_core.data.tools import tool_schemas
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
