@@ -89,6 +89,16 @@ class HookSpecs:
         shows a line to the user meanwhile.
         """
 
+    @hookspec(firstresult=True)
+    def vox_plan_run(
+        self,
+        settings: object,
+        backend_origin: str | None,
+        progress: Callable[[str, int, int], None] | None,
+        tell: Callable[[str], None],
+    ) -> object:
+        """Plan what `vox train` would do under these `TrainSettings`; the result of `vox.plan`."""
+
     @hookspec
     def vox_event(self, event: Event) -> None:
         """Observe a run."""

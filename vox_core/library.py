@@ -21,7 +21,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
@@ -152,7 +151,7 @@ def plan(
 ) -> Any:
     """What `train` would do with these settings, and the memory it would take.
 
-    The plugin that provides `vox plan` does it, and its `PlanReport` comes back.
+    The plugin that provides the hook `vox_plan_run` does it, and its `PlanReport` comes back.
 
     Raises:
         InputError: bad input; or no plugin plans, and the remedy installs one.
@@ -162,12 +161,10 @@ def plan(
     from vox_core.host.load import load_plugin
     from vox_core.host.provide import provider
 
-    found = provider("commands", "plan")
-    load_plugin(found)  # for the words of an error
-    planner = import_module(f"{found.entry_point.module.partition('.')[0]}.planner")
+    hook = load_plugin(provider("hooks", "vox_plan_run")).hook.vox_plan_run
     with _told(on_event, progress) as (observe, transfer):
-        return planner.plan(
-            chosen,
+        return hook(
+            settings=chosen,
             backend_origin=origin,
             progress=transfer,
             tell=lambda text: observe(Notice(text)),

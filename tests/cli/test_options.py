@@ -185,3 +185,17 @@ def test_config_schema_knows_every_section(vox) -> None:
     schema = json.loads(vox("config", "schema").out)
     assert [*schema["properties"]] == [kind.section for kind in SECTIONS]
     assert "micro-batch-tokens" in schema["$defs"]["TrainSettings"]["properties"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-", "--data", "-"], "standard input is named twice"),
+        (["--targets", "q_proj", "v_proj"], "repeat the option: --targets v_proj"),
+    ],
+)
+def test_what_is_no_data_file_is_refused(vox, training: Training, words, said) -> None:
+    done = vox("train", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert training.calls == []

@@ -27,6 +27,7 @@ from vox_core.config import (
 )
 from vox_core.config.data import DataSettings
 from vox_core.config.values import is_duration
+from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -79,8 +80,37 @@ def files_argument() -> click.Argument:
 
 
 def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`flags` with FILES before what `--data` names."""
-    return {**flags, "data": (*files, *flags["data"])}
+    """`flags` with FILES before what `--data` names.
+
+    Raises:
+        ConfigError: C006, standard input is named twice, or a FILE is a second value of an option.
+    """
+    data = (*files, *flags["data"])
+    if [str(path) for path in data].count("-") > 1:
+        raise ConfigError(
+            "C006",
+            "standard input is named twice",
+            where="--data -",
+            expected="once: it can be read only once",
+        )
+    for file in files:
+        if option := _option_before(file, flags):
+            raise ConfigError(
+                "C006",
+                f"there is no data file {file}",
+                where=f"--{option}",
+                expected="one value for each option",
+                remedy=f"if it is a second value, repeat the option: --{option} {file}",
+            )
+    return {**flags, "data": data}
+
+
+def _option_before(file: Path, flags: Mapping[str, Any]) -> str:
+    """The repeatable option that a file which does not exist may be a value of; empty if none."""
+    if file.suffix or str(file) == "-" or file.exists():
+        return ""
+    lists = (name for name, value in flags.items() if name != "data" and isinstance(value, tuple))
+    return next((name.replace("_", "-") for name in lists if flags[name]), "")
 
 
 def config_option(exposed: bool = True) -> click.Option:

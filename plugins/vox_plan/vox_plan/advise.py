@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vox_core.api.plans import RunPlan, Tell, fixed_micro_batch
+from vox_core.api.plans import (
+    Origin,
+    Progress,
+    RunPlan,
+    Tell,
+    TrainSettings,
+    fixed_micro_batch,
+)
 from vox_core.contract import Advice, Notice
 from vox_core.errors import PlanError
 from vox_core.hookspecs import hookimpl
 from vox_plan import tuning_cache
 from vox_plan.memory_forecast import MemoryForecast, forecast, refusal, shortage
+from vox_plan.report import PlanReport
 from vox_plan.tuning import search
 from vox_plan.tuning_cache import Tuned
 
@@ -42,6 +50,16 @@ def vox_advise(plan: RunPlan, tell: Tell) -> Advice:
         tuning=used.tuning if used else {},
         refusal=hopeless,
     )
+
+
+@hookimpl
+def vox_plan_run(
+    settings: TrainSettings, backend_origin: Origin | None, progress: Progress | None, tell: Tell
+) -> PlanReport:
+    """Plan a run for `vox.plan`."""
+    from vox_plan.planner import plan
+
+    return plan(settings, backend_origin=backend_origin, progress=progress, tell=tell)
 
 
 def cached(plan: RunPlan) -> Tuned | None:
