@@ -1,6 +1,6 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.account import told as account_lines
+from vox_core.cli.account import account_lines
 from vox_core.cli.data_flags import SECTIONS as DATA_SECTIONS
 from vox_core.cli.data_flags import data_options, files_argument, with_files
 from vox_core.cli.errors import STOPPED, describe, end_with

@@ -1,4 +1,4 @@
-"""What was found of some rows, in lines, whatever it is: counts, texts, lists of either."""
+"""Format nested counts, texts and lists, such as those of a data report, as lines of text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 _KEY = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
-def told(found: Any) -> Iterator[str]:
-    """In lines; none where there is nothing."""
+def account_lines(found: Any) -> Iterator[str]:
+    """Yield lines of text for a nested value; none for an empty one."""
     if isinstance(found, Mapping):
         yield from _mapping(found)
     elif isinstance(found, list | tuple):
@@ -31,18 +31,19 @@ def _mapping(found: Mapping[str, Any]) -> Iterator[str]:
         yield _inline(flat)
     for key, value in found.items():
         if key not in flat:
-            yield from (f"{_words(key)}: {line}" for line in told(value))
+            yield from (f"{_words(key)}: {line}" for line in account_lines(value))
 
 
 def _inline(each: Any) -> str:
-    """One thing on one line."""
     if not isinstance(each, Mapping):
         return _number(each)
-    return "; ".join(f"{_words(key)} {', '.join(told(value))}" for key, value in each.items())
+    return "; ".join(
+        f"{_words(key)} {', '.join(account_lines(value))}" for key, value in each.items()
+    )
 
 
 def _words(key: object) -> str:
-    """A key as words; the name of a file stays as it is."""
+    """Return a key such as `near_duplicates` as words; leave file names unchanged."""
     return str(key).replace("_", " ") if _KEY.fullmatch(str(key)) else str(key)
 
 

@@ -42,12 +42,12 @@ def check(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Everything that is wrong with data files, and what is in them.
+    """Report every faulty row of data files, and what the files contain.
 
-    FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
-    chosen among them. Needs no model; with --model or --template the chat template is tried on
-    every row, as train would, and the masks of the rows that are chosen are audited. Exit code 2 if
-    anything is wrong.
+    FILES are data files, as for --data. All rows are checked, including those that the data filters
+    leave out. No model is needed; with --model or --template every row is also rendered with the
+    chat template, as `vox train` would, and the loss masks of the selected rows are audited. Exit
+    code 2 if there is a fault.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     from vox_core.run.data.check import check as look_at
@@ -73,7 +73,7 @@ def check(
 
 
 def _train_command(ctx: click.Context) -> str:
-    """`vox train` with the files and flags of this command."""
+    """Return `vox train` with the files and flags of this command."""
     words = ["vox", "train"]
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
@@ -91,7 +91,7 @@ def _show(report: CheckReport) -> None:
             names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
             click.echo(printable(f"  not used: {names}"))
     if report.template:
-        click.echo(printable(f"chat template of {report.template}: tried on every row"))
+        click.echo(printable(f"chat template of {report.template}: rendered every row"))
     for note in report.notes:
         click.echo(printable(f"- {note}"))
     for what, found in report.audits.items():

@@ -17,16 +17,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*NAMES, *DataSettings.model_fie
 
 
 def data_options() -> list[click.Parameter]:
-    """Flags of `TrainSettings`, as far as they matter for rows."""
+    """Return the flags of `TrainSettings` that concern data."""
     wanted = {name for names in SECTIONS.values() for name in names}
     return [option for option in options_of(TrainSettings) if option.name in wanted]
 
 
 def files_argument() -> click.Argument:
-    """FILES, as many as there are; none for those of the settings."""
+    """Return the argument FILES: any number; without one, the settings name the files."""
     return click.Argument(["files"], nargs=-1, type=DataFile(path_type=Path))
 
 
 def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`flags` with FILES before what `--data` names."""
+    """Return `flags` with FILES put before the files of `--data`."""
     return {**flags, "data": (*files, *flags["data"])}
