@@ -1,8 +1,7 @@
-"""JSON that somebody else wrote, read within limits.
+"""Read JSON of unknown origin, with limits on size and nesting.
 
-A file of a model, an adapter or a run comes from anywhere. Whatever is wrong with its JSON is one
-kind of fault, a `ValueError`: too many bytes, nested too deeply, no JSON at all. What a document
-means is its reader's business.
+Files of models, adapters and runs may be malformed or hostile. Every fault of their JSON (too many
+bytes, nested too deeply, not JSON) raises `JsonFault`, a `ValueError`. Callers check the content.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ MAX_DEPTH = 64
 
 
 class JsonFault(ValueError):
-    """Why a document cannot be read, in words that follow "it is not JSON that can be read"."""
+    """Why a document cannot be read, worded to follow "it is not JSON that can be read"."""
 
 
 def read(path: Path, *, limit: int = MAX_BYTES, unique: bool = False) -> Any:
-    """The document in a file.
+    """Return the JSON document in a file.
 
     Args:
-        limit: most bytes.
-        unique: refuse a key that stands twice in an object; without it the last one counts.
+        limit: maximum size in bytes.
+        unique: refuse duplicate keys in an object; by default the last one counts.
 
     Raises:
         JsonFault: it is larger, nested more deeply than `MAX_DEPTH`, or not JSON.
@@ -45,7 +44,7 @@ def read(path: Path, *, limit: int = MAX_BYTES, unique: bool = False) -> Any:
 
 
 def parse(content: bytes, *, unique: bool = False) -> Any:
-    """The document in `content`, of any depth that Python can read.
+    """Return the JSON document in `content`, nested as deeply as Python can read.
 
     Raises:
         JsonFault: it is not JSON.
@@ -61,7 +60,7 @@ def parse(content: bytes, *, unique: bool = False) -> Any:
 
 
 def is_deep(document: object) -> bool:
-    """Whether lists and objects nest more than `MAX_DEPTH` deep."""
+    """Whether lists and objects nest deeper than `MAX_DEPTH`."""
     level = [document]
     for _ in range(MAX_DEPTH + 1):
         level = [child for value in level for child in _children(value)]
@@ -71,7 +70,7 @@ def is_deep(document: object) -> bool:
 
 
 def repeated(keys: list[str]) -> str:
-    """The first of `keys` that stands there twice."""
+    """Return the first duplicate of `keys`."""
     counts = Counter(keys)
     return next(key for key in keys if counts[key] > 1)
 

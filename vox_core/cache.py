@@ -1,4 +1,4 @@
-"""The cache: what vox can make again, such as converted models, row facts and tokens.
+"""The cache of reproducible files: converted models, row facts, tokens.
 
 `VOX_CACHE` names the root; without it the root follows the platform (`~/.cache/vox` on Linux).
 An entry of `cached` is a folder `KIND/KEY` that appears whole. An unreadable entry is a miss. An
@@ -38,14 +38,14 @@ is the owner of a temporary folder: what is mapped from its files has to keep it
 
 @dataclass(frozen=True, slots=True)
 class Cached(Generic[T]):
-    """An entry. `fault` says why the cache does not hold it, if it does not."""
+    """A cache entry; `fault` says why it could not be stored in the cache."""
 
     value: T
     fault: VoxError | None = None
 
 
 def cache_root() -> Path:
-    """The root of the cache; it need not exist yet."""
+    """Return the root of the cache, which may not exist yet."""
     if named := os.environ.get("VOX_CACHE"):
         return Path(named).expanduser().absolute()
     from platformdirs import user_cache_path
@@ -54,10 +54,10 @@ def cache_root() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` of the cache, made if need be.
+    """Return the folder `name` of the cache, created if needed.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     folder = cache_root() / name
     try:
@@ -74,14 +74,14 @@ def cache_folder(name: str) -> Path:
 
 
 def cached(kind: str, key: str, make: Make, read: Read[T]) -> Cached[T]:
-    """The entry `key`, from the cache or made now.
+    """Return the entry `key` from the cache, or make it.
 
-    Of two processes that make the same entry, the later takes the other's. Where the cache cannot
-    be written, the entry lies in a temporary folder for as long as its owner lives.
+    If two processes make the same entry, the later one uses the other's. If the cache cannot be
+    written, the entry is a temporary folder that lives as long as the returned object.
 
     Raises:
         StorageError: not even a temporary folder can be written.
-        VoxError: whatever `make` raises.
+        VoxError: an error of `make`.
     """
     if (found := read_cached(kind, key, read)) is not None:
         return Cached(found)
@@ -98,7 +98,7 @@ def cached(kind: str, key: str, make: Make, read: Read[T]) -> Cached[T]:
 
 
 def read_cached(kind: str, key: str, read: Read[T]) -> T | None:
-    """The entry `key` if the cache holds it whole."""
+    """Return the entry `key` if the cache has it complete."""
     folder = cache_root() / kind / key
     if not folder.is_dir() or (found := read(folder, None)) is None:
         return None
@@ -113,7 +113,7 @@ def _made(folder: Path, make: Make, read: Read[T]) -> T:
         with files.atomic_folder(folder) as temporary:
             make(temporary)
     except (OutputError, StorageError):
-        if (found := read(folder, None)) is not None:  # another process was quicker
+        if (found := read(folder, None)) is not None:  # another process was faster
             return found
         raise
     if (found := read(folder, None)) is None:
@@ -122,12 +122,12 @@ def _made(folder: Path, make: Make, read: Read[T]) -> T:
 
 
 def _evict(folder: Path) -> None:
-    """Remove an unreadable entry, old ones, and what killed processes left. What another process
-    has mapped stays readable to it."""
+    """Remove an unreadable entry, old ones and leftovers of killed processes; existing mappings of
+    other processes stay readable."""
     shutil.rmtree(folder, ignore_errors=True)
     for other in folder.parent.iterdir():
         unfinished = other.name.startswith(files.TEMPORARY_PREFIX)
         age = _LEFTOVER_SECONDS if unfinished else _UNUSED_SECONDS
-        with suppress(OSError):  # another process was quicker
+        with suppress(OSError):  # another process was faster
             if other.stat().st_mtime < time.time() - age:
                 files.remove(other)

@@ -1,7 +1,7 @@
-"""What a model is, by content.
+"""SHA-256 digests of a model's weights, tokenizer and configuration.
 
-A digest is SHA-256, in hex. The digest of a set of files covers their names and contents and
-nothing else: not where they lie, not when they were written.
+A digest is SHA-256, in hex. The digest of a set of files covers their names and contents,
+not their location or time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKENIZER_FILES = (
 
 
 def folder_digest(folder: Path) -> str:
-    """The digest of the weights of a model folder.
+    """Return the digest of the weights of a model folder.
 
     Raises:
         ModelError: the folder has no usable safetensors (`WeightFolder`).
@@ -49,12 +49,13 @@ def folder_digest(folder: Path) -> str:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """The digest of the tokenizer's files, as many as the folder has."""
+    """Return the digest of the tokenizer's files that the folder has."""
     return _digest(folder, (name for name in TOKENIZER_FILES if (folder / name).is_file()))
 
 
 def config_digest(folder: Path) -> str:
-    """The digest of what `config.json` says: canonical JSON, without what says who wrote it."""
+    """Return the digest of `config.json` as canonical JSON, without the keys that name its
+    writer."""
     config = bounded_json.read(folder / CONFIG_FILE)
     said = {key: value for key, value in config.items() if key not in _BY_WHOM}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""The calls that change what is on a disk, so that a test can put faults in.
+"""The system calls that change the disk, behind one object that tests replace.
 
 `vox_core.files` makes every change through `calls`. A test puts another `Calls` in its place: one
 that fails at the third write, that kills the process at the fourth rename, or that keeps a record
-of what was flushed. Nothing here handles errors, and nothing here reads.
+of what was flushed. It handles no errors and reads nothing.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-# Of whoever may by the user's umask.
+# The user's umask restricts these.
 _MODE = 0o666
 
 
 class Calls:
-    """The system's own calls. Each raises `OSError`."""
+    """The system's calls; each raises `OSError`."""
 
     def create(self, path: Path) -> int:
-        """A descriptor of a file that was not there."""
+        """Return a descriptor of a new file."""
         return os.open(path, _NEW | os.O_CLOEXEC, _MODE)
 
     def append(self, path: Path) -> int:
-        """A descriptor that writes at the end, wherever that is by then."""
+        """Return a descriptor that always writes at the current end of the file."""
         return os.open(path, _APPEND | os.O_CLOEXEC, _MODE)
 
     def open_folder(self, path: Path) -> int:
-        """A descriptor to `fsync` the folder's entries with."""
+        """Return a descriptor for `fsync` of the folder's entries."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, descriptor: int, data: ReadableBuffer) -> int:
-        """Write some of `data`: how many bytes."""
+        """Write part of `data`; return the number of bytes written."""
         return os.write(descriptor, data)
 
     def truncate(self, descriptor: int, size: int) -> None:
@@ -49,7 +49,7 @@ class Calls:
         os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put `source` in the place of `target`, at once."""
+        """Replace `target` with `source`, atomically."""
         source.replace(target)
 
     def mkdir(self, path: Path) -> None:

@@ -1,9 +1,9 @@
 """Progress: a bar on a terminal (rich) and in a notebook (IPython), plain lines elsewhere.
 
-A display gets events and transfers (downloads, conversions, rows that are read) and shows them in
-words that all forms share. Lines are few: every step of a short run, about twenty of a long one,
-and none for a transfer that ends within a second. Terminal and lines go to stderr.
-Results are not shown here; commands print them to stdout (cli/output.py).
+A display receives events and transfers (downloads, conversions, rows being read); all forms use the
+same texts. Plain lines are few: every step of a short run, about twenty of a long one, and none for
+a transfer that ends within a second. Bars and lines go to stderr; commands print their results to
+stdout (cli/output.py).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _GONE = {errno.EPIPE, errno.EIO}
 
 
 class Display(Protocol):
-    """Shows what is happening until it is closed."""
+    """A progress display; `close` ends it."""
 
     def observe(self, event: Event) -> None: ...
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        """Bytes done and in all; `total` is 0 while it is unknown."""
+        """Show bytes done and in total; `total` is 0 while unknown."""
         ...
 
     def close(self) -> None: ...
@@ -64,10 +64,10 @@ class Display(Protocol):
 
 @contextmanager
 def display(*, by_the_way: bool = True) -> Iterator[Display]:
-    """The display for where this process runs: a notebook, a terminal, or neither.
+    """Open the display for this process: for a notebook, a terminal, or plain lines.
 
     Args:
-        by_the_way: the work goes on if there is nobody left to show it to.
+        by_the_way: the work continues if stderr is closed meanwhile.
     """
     shown: Display
     if _in_notebook():
@@ -86,7 +86,7 @@ def display(*, by_the_way: bool = True) -> Iterator[Display]:
 
 
 class ByTheWay:
-    """A display that never ends what it shows: it falls silent when stderr is gone."""
+    """A display that falls silent when stderr is closed, so that the work continues."""
 
     def __init__(self, shown: Display) -> None:
         self.shown = shown
@@ -106,23 +106,24 @@ class ByTheWay:
             return
         try:
             show()
-        except OSError as error:  # a full disk under a log may have room again
+        except OSError as error:  # a full disk under a log may get space again
             self._gone = abandon_stderr(error)
 
 
 def abandon_stderr(error: OSError) -> bool:
-    """Whether stderr is gone; if so, what is still to be written there goes nowhere."""
+    """Redirect stderr to /dev/null if `error` says that its reader is gone; return whether it
+    is."""
     if error.errno not in _GONE:
         return False
     nothing = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):  # a stream that is not the process's own
+    with contextlib.suppress(OSError, ValueError):  # sys.stderr was replaced
         os.dup2(nothing, sys.stderr.fileno())
     os.close(nothing)
     return True
 
 
 class Unhurried:
-    """A display that shows a transfer only once it has gone on for a second."""
+    """A display that shows a transfer only after its first second."""
 
     def __init__(self, shown: Display) -> None:
         self.shown = shown
@@ -143,7 +144,7 @@ class Unhurried:
 
 
 class Pace:
-    """How fast a run is, and how long it will still take, by its most recent steps."""
+    """Loss, speed and remaining time of a run, from its most recent steps."""
 
     def __init__(self, start: RunStart) -> None:
         self._total = start.total_steps
@@ -151,7 +152,7 @@ class Pace:
         self._losses = self._weights = 0.0
 
     def describe(self, step: StepDone) -> str:
-        """A step in words: loss, smoothed loss, learning rate, tokens/s, time left."""
+        """Format a step: loss, smoothed loss, learning rate, tokens/s, time left."""
         self._recent.append(step)
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
@@ -161,7 +162,8 @@ class Pace:
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
     def _smoothed(self, loss: float) -> float:
-        """Exponential moving average with bias correction (Adam, arXiv:1412.6980, section 3)."""
+        """Return the exponential moving average with bias correction (Adam, arXiv:1412.6980,
+        section 3)."""
         if math.isfinite(loss):
             self._losses = SMOOTHING * self._losses + (1 - SMOOTHING) * loss
             self._weights = SMOOTHING * self._weights + (1 - SMOOTHING)
@@ -169,12 +171,12 @@ class Pace:
 
 
 def words(event: Event) -> str | None:
-    """What is said of an event in a line of its own; None for those that have none."""
-    told = _told(event)
-    return told and printable(told, lines=True)
+    """Format an event as a line; None for events without one."""
+    text = _line(event)
+    return text and printable(text, lines=True)
 
 
-def _told(event: Event) -> str | None:
+def _line(event: Event) -> str | None:
     match event:
         case Notice(message, level):
             return message if level == "info" else f"warning: {message}"
@@ -183,7 +185,9 @@ def _told(event: Event) -> str | None:
             base = "" if event.quant == "none" else f", base in {event.quant},"
             return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"
         case Validation(step, loss):
-            return f"held-out loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
+            return (
+                f"validation loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
+            )
         case RunEnd(step, outcome, seconds):
             return f"{outcome} after step {step}, in {duration(seconds)}"
         case _:
@@ -191,7 +195,7 @@ def _told(event: Event) -> str | None:
 
 
 class LineDisplay:
-    """Plain lines, for a file, a pipe or a log."""
+    """Plain lines on stderr, for a file, a pipe or a log."""
 
     def __init__(self) -> None:
         self._start: RunStart | None = None
@@ -208,7 +212,7 @@ class LineDisplay:
             click.echo(text, err=True)
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        """A line when a transfer begins, and at every quarter of it."""
+        """Print a line when a transfer starts, and at every quarter of it."""
         reached = (label, QUARTERS * done // total if total else 0)
         if reached != self._transfer:
             self._transfer = reached
@@ -216,7 +220,7 @@ class LineDisplay:
             click.echo(f"{label}: {megabytes(done)}{of}", err=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def _step(self, event: StepDone) -> str | None:
         assert self._start and self._pace, "a step before the run"
@@ -228,7 +232,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A bar for the transfer or the run that is going on."""
+    """A bar for the current transfer or run on a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -262,7 +266,7 @@ class LiveDisplay:
             self.close()
 
     def close(self) -> None:
-        """Leave the bar as it is and go on below it."""
+        """Leave the bar in place and continue below it."""
         if self._bar:
             self._bar[0].stop()
         self._bar, self._label = None, ""
@@ -304,7 +308,7 @@ def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
 
 
 class NotebookDisplay:
-    """One output of the cell, updated in place: the lines so far, and the bar below them."""
+    """One output of the notebook cell, updated in place: lines, and the bar below them."""
 
     def __init__(self) -> None:
         from IPython import display
@@ -337,7 +341,7 @@ class NotebookDisplay:
         self._update()
 
     def close(self) -> None:
-        """The output stays as it is."""
+        """Leave the output as it is."""
 
     def _update(self) -> None:
         label, done, total = self._bar
@@ -348,7 +352,7 @@ class NotebookDisplay:
 
 
 def _in_notebook() -> bool:
-    """Whether this code runs in a Jupyter kernel, which IPython's other shells are not."""
+    """Whether this code runs in a Jupyter kernel rather than another IPython shell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return hasattr(shell, "kernel")

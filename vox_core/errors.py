@@ -1,24 +1,24 @@
-"""The one exception tree of vox, and the words in which a fault reaches its user.
+"""vox's exceptions, their codes, and the format of an error message.
 
     VoxError
     ├── InputError          exit 2   bad input, found before any work
     │   ├── ConfigError              vox.toml, environment, flags
     │   ├── DataError                training or validation data
     │   ├── ModelError               model reference, weights, tokenizer
-    │   ├── AdapterError             adapter files, adapter against base
+    │   ├── AdapterError             adapter files, adapter does not fit base
     │   ├── OutputError              where the results should go
     │   ├── PlanError                contract, backend and model do not fit together
     │   └── BackendError             no backend, or one that cannot be used
-    └── WorkError           exit 1   failed while working; what was done is kept
+    └── WorkError           exit 1   failed while working; finished work is kept
         ├── StorageError             disk full, I/O error
-        ├── TrainingError            the numbers went wrong
-        ├── ProofError               a result that does not stand its own test
-        └── PluginError              a plugin raised something of its own
+        ├── TrainingError            NaN or infinite numbers, out of memory
+        ├── ProofError               a result that fails verification
+        └── PluginError              a plugin raised something else
 
 Every error carries a code (`VOX-D003`) from the table below, which is also the source of
 `docs/reference/errors.md`, and says what is wrong, where, what was found, what was expected and
 what to do next. Foreign exceptions are mapped to these once, at the edge where they arise.
-This module formats; it never prints and never exits.
+This module neither prints nor exits.
 """
 
 from __future__ import annotations
@@ -49,75 +49,75 @@ CODES: dict[str, str] = {
     "D007": "a conversation is longer than the model can read",
     "D010": "a data file cannot be read without a package that is not installed",
     "D011": "an id names no data set of the hub",
-    "D012": "a data set of the hub cannot be had",
+    "D012": "a data set of the hub cannot be loaded",
     "D013": "a folder has several files that could be its data",
     "D020": "more rows are malformed than may be skipped",
     "D021": "a filter names a value that no row has",
-    "D022": "rows have no rating, and nothing says what becomes of them",
-    "D023": "the policy of the data leaves no row, or holds none out",
-    "D030": "the sources have not got the rows that a mixture asks for",
-    "D031": "no row says how difficult it is, and the order asks for it",
+    "D022": "rows have no rating, and no setting says whether to keep them",
+    "D023": "the data filters leave no row, or none for validation",
+    "D030": "the sources have too few rows for the mixture",
+    "D031": "no row has a difficulty, which the curriculum needs",
     "D032": "a source has a weight and would never be trained",
     "D050": "the masks of the data are wrong",
-    "D051": "the row to be shown is not there",
+    "D051": "the row to show does not exist",
     "D060": "there is nothing to extract rows from",
     "D061": "nothing was extracted",
-    "M001": "the model reference names nothing that vox can find",
-    "M002": "the model folder is not one that vox can use",
+    "M001": "no model found for the reference",
+    "M002": "the model folder cannot be used",
     "M003": "a safetensors file is corrupt or truncated",
     "M004": "the model needs code from its repository (trust_remote_code)",
     "M005": "the model has no safetensors weights",
     "M006": "a downloaded file does not have the pinned SHA-256",
     "M007": "the model could not be downloaded",
     "M008": "the GGUF file cannot be converted",
-    "A001": "the folder holds no adapter that vox can read",
+    "A001": "the folder has no readable adapter",
     "A002": "the adapter does not belong to this base model",
-    "A003": "the adapter uses a feature that vox cannot represent",
+    "A003": "the adapter uses an unsupported feature",
     "O001": "the output path exists",
     "O002": "the output folder cannot be written",
     "O003": "another process is working in this run folder",
-    "O004": "the output path is one that is read",
+    "O004": "the output path overlaps an input",
     "P001": "the contract cannot be carried out",
     "P002": "a target module does not exist in the model",
     "P003": "the run cannot be resumed under this contract",
     "P004": "the run needs more memory than the device has",
-    "P010": "the plan is none that can be run",
-    "P011": "the run would not be the one that was planned",
-    "P012": "a flag says something else than the plan",
+    "P010": "the plan is invalid",
+    "P011": "the run would differ from the plan",
+    "P012": "a flag contradicts the plan",
     "B001": "no backend is installed",
-    "B002": "no installed backend can do what is asked",
-    "B003": "the backend asked for is not installed",
+    "B002": "no installed backend meets the request",
+    "B003": "the requested backend or plugin is not installed",
     "B004": "the backend is installed but broken",
     "B005": "two backends tie",
     "B006": "a plugin's manifest is missing or invalid",
-    "B007": "better hardware is here, but its backend is missing, broken or without its driver",
-    "B008": "a bundle is not what its lock and the catalog say",
+    "B007": "an accelerator is idle: its backend is missing, broken or without its driver",
+    "B008": "a bundle contradicts its lock or the catalog",
     "B009": "a bundle is not for this machine or this Python",
-    "B010": "a bundle cannot be built from what is there",
+    "B010": "a bundle cannot be built from the available wheels and sources",
     "B011": "a folder is not the project of one plugin",
     "B012": "a bundle file cannot be opened",
-    "B013": "no installed plugin provides what is asked",
+    "B013": "no installed plugin provides the requested feature",
     "B014": "two plugins provide the same name",
     "I001": "vox does not install into this Python environment",
     "I002": "the catalog has no such plugin",
     "I003": "the source of a plugin cannot be used",
-    "I004": "uv finds no way to install this",
-    "I005": "the core or torch would change, or what an installed plugin needs",
+    "I004": "uv finds no compatible set of packages",
+    "I005": "the core, torch or a dependency of an installed plugin would change",
     "I006": "the vox command or the vox_core package belongs to another distribution",
     "I007": "a plugin's file does not have the SHA-256 of the catalog",
     "I008": "the installation failed, and the environment is as it was",
     "I009": "the environment could not be restored entirely",
     "I010": "the plugin is not installed, or not in this environment",
     "I011": "another vox is changing this Python environment, or has changed it since the plan",
-    "I012": "a change of the environment was not agreed to",
-    "I013": "an earlier change of the environment was cut off",
+    "I012": "a change of the environment was not confirmed",
+    "I013": "an earlier change of the environment was interrupted",
     "S001": "the disk is full",
     "S002": "a file could not be read or written",
     "T001": "the loss or the gradient is not finite, several times in a row",
-    "T002": "the device has not got the memory for the run",
+    "T002": "out of memory",
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",
-    "V003": "the converted adapter does not do what its source does",
+    "V003": "the converted adapter computes other results than its source",
     "X001": "a plugin failed",
     "X002": "a bug in vox",
     "X003": "a wheel of a bundle could not be built or fetched",
@@ -125,21 +125,21 @@ CODES: dict[str, str] = {
 
 
 def command(*words: object) -> str:
-    """A command line to copy into a shell, quoted where a path or a name needs it."""
+    """Join words into a shell command line, quoted where needed."""
     return shlex.join(map(str, words))
 
 
 class VoxError(Exception):
-    """A fault in the user's terms.
+    """An error with a code, location and remedy, in the user's terms.
 
     Args:
         code: key of `CODES`; shown as `VOX-<code>`.
         what: one line that says what is wrong.
         where: file, line, key, plugin: the place to look.
-        found: what is there.
-        expected: what should be there.
-        remedy: the next step, as something that can be done.
-        faults: each single fault, when there are several; all are kept, the first 20 shown.
+        found: the value found.
+        expected: the value expected.
+        remedy: the next step for the user.
+        faults: the single faults, if there are several; all are kept, the first 20 shown.
     """
 
     exit_code = 1
@@ -178,7 +178,7 @@ class VoxError(Exception):
 
 
 def _shown(value: object) -> str:
-    """As text, without the credentials in an address: errors are pasted into reports."""
+    """Convert to text without the credentials in URLs, since errors are pasted into reports."""
     text = str(value)
     return _CREDENTIALS.sub(r"\1", text) if "@" in text else text
 
@@ -190,23 +190,23 @@ class InputError(VoxError):
 
 
 class ConfigError(InputError):
-    """`vox.toml`, an environment variable or a flag."""
+    """An error in `vox.toml`, an environment variable or a flag."""
 
 
 class DataError(InputError):
-    """Training or validation data."""
+    """An error in training or validation data."""
 
 
 class ModelError(InputError):
-    """A model reference, its weights, configuration or tokenizer."""
+    """An error in a model reference, its weights, configuration or tokenizer."""
 
 
 class AdapterError(InputError):
-    """Adapter files, or an adapter held against its base."""
+    """An error in adapter files, or an adapter that does not fit its base."""
 
 
 class OutputError(InputError):
-    """The place where results should go."""
+    """An output path that cannot be used."""
 
 
 class PlanError(InputError):
@@ -214,24 +214,24 @@ class PlanError(InputError):
 
 
 class BackendError(InputError):
-    """No backend, or one that cannot be used."""
+    """No backend, or an unusable one."""
 
 
 class WorkError(VoxError):
-    """Something failed while working; what was done before is kept."""
+    """A failure while working; finished work is kept."""
 
 
 class StorageError(WorkError):
-    """The disk is full, or an I/O error."""
+    """The disk is full, or there was an I/O error."""
 
 
 class TrainingError(WorkError):
-    """The numbers went wrong."""
+    """Training failed: NaN or infinite numbers, or out of memory."""
 
 
 class ProofError(WorkError):
-    """A result does not stand its own test."""
+    """A result that fails verification."""
 
 
 class PluginError(WorkError):
-    """A plugin raised something that is not a `VoxError`."""
+    """A plugin raised an exception other than `VoxError`."""

@@ -1,11 +1,11 @@
-"""Files that are either whole or not there.
+"""Write files and folders atomically: each is complete or absent.
 
 Every file and folder that vox makes goes through this module: written under a temporary name in
 the same folder, flushed to the disk, renamed into place, and the rename itself flushed. A failure
 leaves what was there before. `OSError` becomes a `StorageError` here and nowhere else.
 
-What changes the disk is called through `vox_core.disk`, where tests put faults. Modes follow the
-user's umask. Nothing here knows what the files mean.
+Calls that change the disk go through `vox_core.disk`, where tests inject faults. File modes follow
+the user's umask.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def storage_errors(where: Path) -> Iterator[None]:
 
 
 def storage_error(error: OSError, where: Path) -> StorageError:
-    """The `StorageError` that says what `error` means for `where`."""
+    """Return the `StorageError` that explains `error` at `where`."""
     if error.errno in _FULL:
         return StorageError(
             "S001",
@@ -60,9 +60,9 @@ def storage_error(error: OSError, where: Path) -> StorageError:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that was not there, on the disk when the block ends.
+    """Create a binary file that is flushed to disk when the block ends.
 
-    Not atomic: it is for a folder that is not in its place yet (`atomic_folder`).
+    Not atomic: use it within `atomic_folder`.
     """
     with storage_errors(path), io.BufferedWriter(_New(path)) as file:
         yield file
@@ -72,7 +72,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `path`, whole, when the block ends without an exception."""
+    """Write a binary file that appears at `path`, complete, when the block ends without an
+    exception."""
     temporary = temporary_beside(path)
     with storage_errors(path):
         try:
@@ -102,7 +103,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears at `path`, whole, when the block ends without an exception.
+    """Fill a folder that appears at `path`, complete, when the block ends without an exception.
 
     Yields the temporary folder to fill, with any files and folders.
 
@@ -124,10 +125,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_flat_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder in which every file is made with `new_file`: nothing is flushed twice.
+    """Like `atomic_folder`, for files made with `new_file` only, which are already flushed.
 
     Raises:
-        StorageError: whatever the disk says, from the first call to the last.
+        StorageError: any I/O error, including those of the first and last call.
     """
     temporary = temporary_beside(path)
     with storage_errors(path):
@@ -145,19 +146,19 @@ def _put_in_place(temporary: Path, path: Path) -> None:
     try:
         sync_folder(path.parent)
     except OSError:
-        # It may not survive a power cut, and so must not seem to be there.
+        # It may not survive a power cut, so it must not appear to exist.
         with suppress(OSError):
             disk.calls.rename(path, temporary)
         raise
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add `data` to the end of the file, which is made if need be: all of it or nothing.
+    """Append `data` to the file, created if needed: all of it or nothing.
 
-    It is handed to the system and not flushed to the disk: it survives the process, not the power.
+    The data survives a crash of the process, not a power cut, as it is not flushed to disk.
 
     Raises:
-        StorageError: the file is as it was, unless it could not even be cut off.
+        StorageError: the file is unchanged, unless truncating it failed, too.
     """
     with storage_errors(path):
         descriptor = disk.calls.append(path)
@@ -180,10 +181,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make `path` and its parents.
+    """Create `path` and its parents.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     try:
         _make(path)
@@ -192,7 +193,6 @@ def make_folder(path: Path) -> None:
 
 
 def _make(path: Path) -> None:
-    """`Path.mkdir(parents=True, exist_ok=True)`."""
     try:
         _make_one(path)
     except FileNotFoundError:
@@ -211,7 +211,7 @@ def _make_one(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
-    """What it means that the folder `path` could not be made."""
+    """Return the error for a folder `path` that could not be created."""
     if error.errno in _FULL:
         return storage_error(error, path)
     return OutputError(
@@ -224,7 +224,7 @@ def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
 
 
 def require_absent(path: Path) -> None:
-    """Refuse to write where something is already.
+    """Refuse to overwrite an existing path.
 
     Raises:
         OutputError: `path` exists.
@@ -241,13 +241,13 @@ def require_absent(path: Path) -> None:
 
 
 def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
-    """Refuse to write to, into or around what is read.
+    """Refuse an output path that equals, contains or lies within an input.
 
-    A folder that is read and holds the working folder may hold the output, too: any relative path
-    lies in it.
+    An input folder that contains the working folder may also contain the output, since every
+    relative path lies in it.
 
     Args:
-        inputs: what says it, such as `--data`, and the path.
+        inputs: the flag, such as `--data`, and the path.
 
     Raises:
         OutputError: O004.
@@ -278,7 +278,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file or the folder, if it is there and as far as that can be done."""
+    """Remove the file or folder if it exists, as far as possible."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             for child in list(path.iterdir()):
@@ -289,7 +289,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that died left half written in `folder`.
+    """Remove temporary files that killed processes left in `folder`.
 
     Only for a folder that no other process works in.
     """
@@ -298,7 +298,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder, for what is not whole yet, or no more."""
+    """Return a unique name in the same folder, for a file being written or deleted."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
 
 

@@ -1,7 +1,7 @@
-"""SHA-256 of files, each large one hashed once.
+"""SHA-256 of files, with the hashes of large ones cached.
 
-Hashing a large file takes a while, so its hash is kept in the cache, under the file's real path,
-size and times. A file changed in place has other times and is hashed again.
+The hash of a large file is cached under its real path, size and times. A file changed in place has
+other times and is hashed again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORTH_KEEPING = 1 << 20
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of the file's content, hashed at most once for large files."""
+    """Return the SHA-256 of the file's content, cached for large files."""
     with files.storage_errors(path):
         status = path.stat()
         if status.st_size < _WORTH_KEEPING:
@@ -36,14 +36,14 @@ def file_sha256(path: Path) -> str:
     if (sha256 := _recall(kept, key)) is None:
         with files.storage_errors(path):
             sha256 = _hash(path)
-        with suppress(StorageError, OutputError):  # what cannot be kept is hashed again
+        with suppress(StorageError, OutputError):  # without a cache entry it is hashed again
             files.make_folder(kept.parent)
             files.write_json(kept, {**key, "sha256": sha256})
     return sha256
 
 
 def _recall(kept: Path, key: dict[str, object]) -> str | None:
-    """The hash kept under `key`, if the entry can be read and is about this very file."""
+    """Return the hash cached under `key`, if the entry is readable and belongs to this file."""
     try:
         entry = json.loads(kept.read_bytes())
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
-"""The hooks of vox, all of them.
+"""The hook specifications that plugins implement.
 
 A backend implements `vox_train`, `vox_merge` and `vox_load`; a plugin that provides a name at an
 extension point implements its hook (`vox_write_model`: `model-formats`). The core selects one
 plugin first, registers only that one and then calls, so `firstresult` describes a return value and
-never arbitrates. `vox_advise` goes to every plugin that has it, before a run, in vox's own process;
-`vox_event` and `vox_doctor` go to every plugin that has them, each in a process of its own. What
-goes wrong in these three is reported once and costs nobody else anything.
+never arbitrates. `vox_advise` is called in every plugin that has it, before a run, in vox's own
+process; `vox_event` and `vox_doctor` in every plugin that has them, each in a child process. A
+failure of these three is reported once and affects nothing else.
 
     from vox_core.hookspecs import hookimpl
 
@@ -13,7 +13,7 @@ goes wrong in these three is reported once and costs nobody else anything.
         @hookimpl
         def vox_train(self, job, context): ...
 
-Errors for users are raised as `vox_core.errors.VoxError`.
+Hooks raise errors for users as `vox_core.errors.VoxError`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:  # type: ignore[empty-body]
-        """Train the adapter of `job.start` along `job.steps`."""
+        """Train the adapter of `job.start` through `job.steps`."""
 
     @hookspec(firstresult=True)
     def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:  # type: ignore[empty-body]
@@ -74,8 +74,8 @@ class HookSpecs:
         threshold: float,
         progress: Callable[[int, int], None],
     ) -> Ints:
-        """Texts that say nearly what an earlier one says: int64 (P, 2), text and earlier text.
-        `threshold` is a Jaccard similarity; `progress` takes texts done and all."""
+        """Find near-duplicate texts: int64 (P, 2), each a text and an earlier one. `threshold` is a
+        Jaccard similarity; `progress` takes the numbers of texts done and in total."""
 
     @hookspec(firstresult=True)
     def vox_write_model(self, job: WriteModelJob) -> None:
@@ -83,10 +83,10 @@ class HookSpecs:
 
     @hookspec
     def vox_advise(self, plan: object, tell: Callable[[str], None]) -> Advice:  # type: ignore[empty-body]
-        """Say what a planned run will need, and what would make it faster.
+        """Advise on a planned run: notices, faster settings, or a refusal.
 
-        `plan` is a `vox_core.api.plans.RunPlan`, typed there as it lies above this module; `tell`
-        shows a line to the user meanwhile.
+        `plan` is a `vox_core.api.plans.RunPlan`, whose type this module cannot import; `tell` shows
+        a line to the user at once.
         """
 
     @hookspec(firstresult=True)
@@ -105,4 +105,4 @@ class HookSpecs:
 
     @hookspec
     def vox_doctor(self) -> Iterable[Check]:  # type: ignore[empty-body]
-        """Say what works here, and what would make the rest work."""
+        """Check what works on this machine, with a remedy for the rest."""

@@ -1,9 +1,9 @@
-"""The catalog as this user has it: vox's own, and those that `VOX_CATALOG` and `vox.toml` name.
+"""Load the catalog with the user's additional files (`VOX_CATALOG`, `vox.toml`).
 
     known().plugins["cpu"]      known().models["smollm2-135m"]
 
-Whoever looks up a plugin, a model or a bundle asks here, so that one of a further catalog is known
-to every command or to none. With `--config FILE` that file is the `vox.toml` (config.reading).
+All commands look up plugins, models and bundles here, so that additional catalogs apply to every
+command. With `--config FILE` that file is the `vox.toml` (config.reading).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vox_core.catalog import Catalog, load_catalog
 
 
 def known(environ: Mapping[str, str] = os.environ) -> Catalog:
-    """Every entry.
+    """Return the catalog with the user's additional files.
 
     Raises:
         ConfigError: a catalog, `vox.toml` or a variable about plugins is wrong.

@@ -1,4 +1,4 @@
-"""The Python API, which the commands call too: `import vox_core as vox`.
+"""The Python API, which the commands use, too: `import vox_core as vox`.
 
     run = vox.train(model="smollm2-135m", data="train.jsonl", epochs=3)
     print(run.losses)
@@ -7,12 +7,11 @@
     vox.merge(run)
 
 Each function blocks until its work is done, and prints nothing unless `progress=True`. Keywords are
-the settings of the function's section in `vox.toml`, in snake_case; what is not given comes from
-the environment and from `vox.toml`, as for a command. Events (`vox_core.contract`) go
-to `on_event`.
+the settings of the function's section in `vox.toml`, in snake_case; others come from the
+environment and from `vox.toml`, as for a command. `on_event` receives events (`vox_core.contract`).
 
 Ctrl-C, or the kernel's interrupt in a notebook, ends training after the current step with a
-checkpoint; `vox.train(resume=run)` goes on. Importing this module imports no array library.
+checkpoint; `vox.train(resume=run)` continues. Importing this module imports no array library.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ FIXED = ("backend", "adapter", "dtype", "quant")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder, and the report of the call that made it.
+    """A run folder and the report of the call that made it.
 
-    It is a path: whatever takes a run folder takes a `Run`.
+    A `Run` is path-like: pass it wherever a run folder is expected.
     """
 
     path: Path
@@ -76,17 +75,17 @@ class Run:
 
     @property
     def losses(self) -> list[float | None]:
-        """The training loss of each step, those before a resume included; None: not finite."""
+        """Training loss per step, including steps before a resume; None where not finite."""
         from vox_core.run.history import read_run
 
         return [loss for _, loss in read_run(self.path).losses]
 
     def load(self, **options: Any) -> Model:
-        """`load` of this run."""
+        """Load this run; see `load`."""
         return load(self, **options)
 
     def merge(self, out: Reference | None = None, **options: Any) -> MergeReport:
-        """`merge` of this run."""
+        """Merge this run; see `merge`."""
         return merge(self, out, **options)
 
 
@@ -101,23 +100,23 @@ def train(
     began: float | None = None,
     **settings: Any,
 ) -> Run:
-    """Fine-tune a model, or go on with a run (`resume=RUN`).
+    """Fine-tune a model, or resume a run (`resume=RUN`).
 
     Args:
         model: folder, hub id, GGUF file or id of the catalog.
         data: files, folders or data sets of the hub.
-        config: a `vox.toml` to read in place of the one in the current folder.
-        plan: what `vox plan --json` printed, to be run exactly so.
-        progress: show a bar and the notices: in the notebook, or on stderr.
-        began: when the process did, as `time.perf_counter` counts; now, unless it is given.
+        config: a `vox.toml` to read instead of the one in the current folder.
+        plan: the output of `vox plan --json`, to run exactly.
+        progress: show a bar and notices, in the notebook or on stderr.
+        began: start of the process (`time.perf_counter`); by default now.
         settings: keys of `[train]` and `[data]`.
 
     Raises:
         InputError: bad input, found before the first step; nothing was written.
-        WorkError: something failed while working; the run folder keeps what was done.
-        KeyboardInterrupt: a second Ctrl-C, which did not wait for the end of the step.
+        WorkError: training failed; the run folder keeps the finished work.
+        KeyboardInterrupt: a second Ctrl-C, which stops within the step.
     """
-    said = _said(TrainSettings, {"model": model, "data": data, **settings})
+    said = _validated_keywords(TrainSettings, {"model": model, "data": data, **settings})
     from vox_core.run.train import train as run_training
 
     pinned, origin = None, None
@@ -128,7 +127,7 @@ def train(
 
         pinned, origin = read_plan(Path(plan), said), "--plan"
         chosen = pinned.settings
-    with _told(on_event, progress) as (observe, transfer):
+    with _receivers(on_event, progress) as (observe, transfer):
         report = run_training(
             chosen,
             observe=observe,
@@ -149,20 +148,20 @@ def plan(
     progress: bool = False,
     **settings: Any,
 ) -> Any:
-    """What `train` would do with these settings, and the memory it would take.
+    """Return what `train` would do with these settings, and the memory it would use.
 
     The plugin that provides the hook `vox_plan_run` does it, and its `PlanReport` comes back.
 
     Raises:
-        InputError: bad input; or no plugin plans, and the remedy installs one.
+        InputError: bad input, or no such plugin is installed (the remedy installs it).
     """
-    said = _said(TrainSettings, {"model": model, "data": data, **settings})
+    said = _validated_keywords(TrainSettings, {"model": model, "data": data, **settings})
     chosen, origin = _settings(TrainSettings, config, said)
     from vox_core.host.load import load_plugin
     from vox_core.host.provide import provider
 
     hook = load_plugin(provider("hooks", "vox_plan_run")).hook.vox_plan_run
-    with _told(on_event, progress) as (observe, transfer):
+    with _receivers(on_event, progress) as (observe, transfer):
         return hook(
             settings=chosen,
             backend_origin=origin,
@@ -183,18 +182,18 @@ def merge(
     """Merge the adapter of `run` into its base model, and verify the result.
 
     Args:
-        out: folder to make; RUN-merged, unless it is given.
+        out: output folder; by default RUN-merged.
         settings: keys of `[merge]`.
 
     Raises:
         InputError: bad input, found before any work.
-        WorkError: the result is not base + adapter, or the disk failed; nothing is left of it.
+        WorkError: verification failed, or the disk did; no output is left.
     """
-    said = _said(MergeSettings, {"out": out, **settings})
+    said = _validated_keywords(MergeSettings, {"out": out, **settings})
     chosen, origin = _settings(MergeSettings, config, said)
     from vox_core.run.merge import merge as run_merge
 
-    with _told(on_event, progress) as (observe, transfer):
+    with _receivers(on_event, progress) as (observe, transfer):
         return run_merge(
             os.fspath(run),
             chosen,
@@ -213,22 +212,22 @@ def load(
     progress: bool = False,
     **settings: Any,
 ) -> Model:
-    """Load a run or a model, to be closed by `with` or `close()`.
+    """Load a run or a model; close it with `with` or `close()`.
 
     Args:
-        section: of `vox.toml`, which the settings are from.
-        settings: keys of that section; those of sampling hold for every answer.
+        section: section of `vox.toml` that the settings belong to.
+        settings: keys of that section; sampling settings apply to every answer.
 
     Raises:
         InputError: it cannot be found, or no installed backend can load it.
     """
     kind = ChatSettings if section == "chat" else GenerateSettings
-    said = _said(kind, settings)
+    said = _validated_keywords(kind, settings)
     chosen, origin = _settings(kind, config, said)
     from vox_core.run.load import open_model
 
     stack = ExitStack()
-    with _told(on_event, progress) as (observe, transfer):
+    with _receivers(on_event, progress) as (observe, transfer):
         opening = open_model(
             os.fspath(reference),
             chosen,
@@ -240,10 +239,10 @@ def load(
 
 
 class Model:
-    """A loaded model. Keywords of an answer are settings of sampling, for this answer alone.
+    """A loaded model; keywords of a call are sampling settings for that answer alone.
 
     Attributes:
-        title: the base model, and whether an adapter is on it.
+        title: the base model, and whether it has an adapter.
         close: frees the memory; a second call does nothing.
     """
 
@@ -260,7 +259,7 @@ class Model:
         self._opened, self._settings, self._said, self._config = opened, settings, said, config
 
     def chat(self, messages: Messages, **sampling: Any) -> str:
-        """The answer to a message or a conversation, sampled as `[chat]` says.
+        """Answer a message or a conversation, with the sampling settings of `[chat]`.
 
         Raises:
             DataError: the chat template refuses the conversation, or it is too long.
@@ -268,7 +267,7 @@ class Model:
         return "".join(self._answer(ChatSettings, messages, 0, sampling))
 
     def generate(self, prompt: str, **sampling: Any) -> str:
-        """The answer to a prompt, sampled as `[generate]` says: greedily, unless it says more.
+        """Answer a prompt, with the sampling settings of `[generate]`; greedy by default.
 
         Raises:
             DataError: the chat template refuses the prompt, or it is too long.
@@ -276,10 +275,10 @@ class Model:
         return "".join(self._answer(GenerateSettings, prompt, 0, sampling))
 
     def stream(self, messages: Messages, *, row: int = 0, **sampling: Any) -> Answer:
-        """An answer in pieces, as they come, and the number of its tokens.
+        """Yield an answer in pieces as they are generated, with token counts.
 
         Args:
-            row: the same conversation has another answer in another row, unless it is greedy.
+            row: index of the answer; each row samples a different one, unless decoding is greedy.
         """
         return self._answer(type(self._settings), messages, row, sampling)
 
@@ -300,7 +299,7 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         settings = self._settings
         if sampling or type(settings) is not kind:
-            changed = _said(kind, sampling)
+            changed = _validated_keywords(kind, sampling)
             _require_free(changed)
             kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
             settings, _ = _settings(kind, self._config, {**kept, **changed})
@@ -308,7 +307,7 @@ class Model:
 
 
 def runs(folder: Reference = "runs") -> list[Summary]:
-    """Every run in a folder, by name: status, model, losses, checkpoints.
+    """List every run in a folder by name: status, model, losses, checkpoints.
 
     Raises:
         AdapterError: there is no such folder.
@@ -324,7 +323,7 @@ def runs(folder: Reference = "runs") -> list[Summary]:
 def backend_origin(
     kind: type[Section], config: Reference | None, said: Mapping[str, Any]
 ) -> Origin | None:
-    """Where a setting names the backend; None if none does."""
+    """Return the setting that names the backend; None if none does."""
     if "backend" in given(said):
         return "--backend"
     source = source_of(kind, "backend", _path(config))
@@ -339,8 +338,8 @@ def _settings(
     return load_settings(kind, said, file=_path(config)), backend_origin(kind, config, said)
 
 
-def _said(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a call gives, paths as text.
+def _validated_keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the keywords of a call; paths become text.
 
     Raises:
         ConfigError: C001, a name is no setting of this section.
@@ -377,8 +376,10 @@ def _require_free(changed: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _told(on_event: OnEvent | None, progress: bool) -> Iterator[tuple[OnEvent, Progress | None]]:
-    """Where events and transfers go: to the caller, and to a display."""
+def _receivers(
+    on_event: OnEvent | None, progress: bool
+) -> Iterator[tuple[OnEvent, Progress | None]]:
+    """Combine the caller's callback with a progress display."""
     with display() if progress else nullcontext() as shown:
 
         def observe(event: Event) -> None:

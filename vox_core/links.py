@@ -1,8 +1,8 @@
-"""Links in a folder that lead out of it.
+"""Detect links that lead out of a model or adapter folder.
 
-A folder of a model or an adapter is what somebody else packed. A link in it could make any file of
-this machine a part of the model, so none is followed out of the folder: only the hub's own cache
-lays a snapshot out as links, into the `blobs` beside it and those that repositories share.
+Model and adapter folders come from others. A link could make any file of this machine part of the
+model, so links out of the folder are refused. The exception is a snapshot in the hub's cache, whose
+links lead into the `blobs` folders beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TEMPLATES = "additional_chat_templates"  # the one folder within a model that i
 
 
 def strays(folder: Path) -> list[str]:
-    """What lies in `folder` as a link to somewhere else, each with where it leads.
+    """List the links in `folder` that lead out of it, each with its target.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -37,7 +37,8 @@ def _links(folder: Path) -> Iterator[Path]:
 
 
 def _blobs(home: Path) -> Iterator[Path]:
-    """Where the links of a snapshot lead: HUB/models--O--N/snapshots/COMMIT -> …/blobs/DIGEST."""
+    """Return the folders that a snapshot's links may lead to: HUB/models--O--N/snapshots/COMMIT ->
+    …/blobs."""
     repository = home.parent.parent
     if home.parent.name == "snapshots" and repository.name.startswith("models--"):
         yield repository / "blobs"

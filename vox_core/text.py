@@ -1,7 +1,7 @@
-"""Words for people: numbers with their units, and foreign text without control characters.
+"""Format numbers with units, and remove control characters from foreign text.
 
-Names of packages and answers of probes and installers are somebody else's text. `printable` is the
-one place that takes out what could steer a terminal.
+Package names and the output of probes and installers may contain control characters. `printable`
+escapes everything that could control a terminal.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import math
 import re
 
-# The C0 and C1 control characters, what turns the direction of writing or ends a line in Unicode,
-# and surrogates, which no terminal can be sent.
+# C0 and C1 control characters, Unicode's bidirectional controls and line separators, and
+# surrogates, which cannot be encoded.
 _STEERING = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 CONTROLS = re.compile(f"[{_STEERING}]")
 _CONTROLS_IN_LINES = re.compile(rf"(?![\n\t])[{_STEERING}]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """The text with what could steer a terminal written out, such as `\\x1b`.
+    """Escape the characters that could control a terminal, such as `\x1b`.
 
     Args:
-        lines: line ends and tabs stay.
+        lines: keep line ends and tabs.
     """
     pattern = _CONTROLS_IN_LINES if lines else CONTROLS
     return pattern.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def losses(before: float | None, after: float | None) -> str:
-    """`3.2100 -> 1.4000 (56 % lower)`; empty unless both were measured."""
+    """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist."""
     if before is None or after is None:
         return ""
     change = 100 * (after / before - 1)
@@ -36,7 +36,7 @@ def losses(before: float | None, after: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `1:02:03`; a question mark for what is no length of time."""
+    """Format seconds as `0:42` or `1:02:03`; `?` if not finite or negative."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -45,5 +45,5 @@ def duration(seconds: float) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes as MB (10^6), or GB from a thousand of them."""
+    """Format bytes as MB (10^6), or as GB from 1000 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

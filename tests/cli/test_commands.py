@@ -49,7 +49,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
         "run            runs/a",
         "steps          3 of 3 in 0:12 (startup 4.2 s)",
         "loss           3.0000",
-        "held-out loss  4.0000 -> 1.0000 (75 % lower)",
+        "validation loss  4.0000 -> 1.0000 (75 % lower)",
         "next: vox chat runs/a   or   vox merge runs/a",
     ]
     assert WHY in done.err
@@ -98,18 +98,18 @@ def test_a_stopped_run_exits_130_and_says_how_to_go_on(vox, monkeypatch, flags) 
     monkeypatch.setattr("vox_core.run.train.train", Training(stopped=True))
     done = vox("train", "--out", "runs/a", *flags)
     assert done.code == 130
-    assert done.err.endswith("stopped; go on with: vox train --resume runs/a\n")
+    assert done.err.endswith("stopped; resume with: vox train --resume runs/a\n")
     assert "next:" not in done.out
 
 
-@pytest.mark.parametrize(("step", "kept"), [(7, "kept up to step 7"), (None, "nothing is kept")])
+@pytest.mark.parametrize(("step", "kept"), [(7, "saved up to step 7"), (None, "nothing was saved")])
 def test_a_run_stopped_at_once_says_what_is_kept(vox, monkeypatch, step, kept) -> None:
     """The words do not depend on which signal it was."""
     service = Training(at_once=StoppedAtOnce(Path("runs/a"), step))
     monkeypatch.setattr("vox_core.run.train.train", service)
     done = vox("train", "--out", "runs/a")
     assert (done.code, done.out) == (130, "")
-    assert done.err == f"stopped at once, {kept}; go on with: vox train --resume runs/a\n"
+    assert done.err == f"stopped at once, {kept}; resume with: vox train --resume runs/a\n"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path)
     assert said(last("merge", run, "--out", there), "next: ") == ["vox", "chat", there]
     services["train"].stopped = True
     resume = ["vox", "train", "--resume", run]
-    assert said(vox("train", "--out", run).err.splitlines()[-1], "go on with: ") == resume
+    assert said(vox("train", "--out", run).err.splitlines()[-1], "resume with: ") == resume
     make_run(tmp_path / run, [start(4), STEP])
     assert said(vox("runs", "show", run).out, "next") == resume
     (tmp_path / run / "checkpoints" / "step-1").mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_merge_tells_of_the_quantised_base_and_of_what_it_wrote_quantised(vox, m
     proof = replace(Merging()("a", MergeSettings(), observe=str).proof, from_trained=0.125)
     for distance, said in (
         (0.0625, "affine4; logits differ by 6.2e-02 from the merged model's"),
-        (None, "affine4; no installed backend loads it, so its logits were not looked at"),
+        (None, "affine4; no installed backend loads it, so its logits were not verified"),
     ):
         report = MergeReport(Path("whole"), "m", 14, proof, Requantised("affine4", distance))
         monkeypatch.setattr("vox_core.run.merge.merge", lambda *_, told=report, **__: told)
@@ -271,7 +271,7 @@ def test_generate_gives_several_answers(vox, voice: Voice) -> None:
     assert voice.calls[0][1].stop == ("a", "b")
     refused = vox(*asked)
     assert (refused.code, refused.out) == (2, "")
-    assert "greedy answers to one prompt are all the same" in refused.err
+    assert "greedy decoding gives the same answer every time" in refused.err
 
 
 @pytest.mark.parametrize(("prompt", "stdin"), [(" ", ""), ("-", "\n")])

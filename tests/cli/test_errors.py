@@ -95,7 +95,7 @@ def test_ctrl_c_exits_130(error: BaseException, capsys) -> None:
         ("train --dtype bf61", "error[VOX-C006]: invalid value for '--dtype'", "vox train --help"),
         ("merge", "error[VOX-C006]: missing argument 'RUN'", "vox merge --help"),
         ("generate m", "error[VOX-C006]: missing argument 'PROMPT'", "vox generate --help"),
-        ("zzz", "error[VOX-C006]: unknown command zzz", "next: `vox --help` says"),
+        ("zzz", "error[VOX-C006]: unknown command zzz", "next: see `vox --help`"),
     ],
 )
 def test_wrong_usage_is_told_in_the_same_style(vox, line: str, what: str, remedy: str) -> None:
@@ -165,4 +165,4 @@ def test_a_reader_that_leaves_is_worth_no_word(tmp_path: Path) -> None:
 def test_an_error_without_a_reader_keeps_its_exit_code(tmp_path: Path) -> None:
     code, err = into_a_closed_pipe("trian", "--json", cwd=tmp_path)
     assert code == 2
-    assert err.endswith("`vox --help` says what it takes\n")
+    assert err.endswith("see `vox --help`\n")

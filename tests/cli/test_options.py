@@ -111,7 +111,7 @@ def test_rows_from_stdin_are_kept_for_another_time(vox, training: Training, monk
     monkeypatch.setenv("VOX_CACHE", "cache")
     row = '{"prompt": "ä", "completion": "b"}\n'
     for line in (("train", "-"), ("train", "--data", "-")):
-        assert "the rows from stdin are kept as" in vox(*line, stdin=row).err
+        assert "rows from stdin are stored in" in vox(*line, stdin=row).err
     first, second = (call["settings"].data for call in training.calls)
     (kept,) = first
     assert first == second and kept.read_text(encoding="utf-8") == row

@@ -138,7 +138,8 @@ def test_explain_of_what_nobody_can_do(vox, site: Site, monkeypatch) -> None:
     assert done.code == 0
     *_, refusal, remedy = done.out.splitlines()
     assert (
-        refusal == "none is chosen: no usable backend for `train` with quantisation nf4, dtype fp16"
+        refusal
+        == "no backend is chosen: no usable backend for `train` with quantisation nf4, dtype fp16"
     )
     assert remedy == "next: run with `--quant none`, or see `vox plugin doctor`"
     told = json.loads(vox(*asked, "--json").out)

@@ -133,7 +133,7 @@ def test_removing_it_forgets_that_it_was_disabled_and_says_so(
     assert disabled_in(tmp_path) == ["cpu", "mine"]
     done = vox("plugin", "remove", "mine", "--yes")
     assert done.code == 0
-    assert done.out.splitlines()[-1] == "mine: was disabled, which is forgotten with it"
+    assert done.out.splitlines()[-1] == "mine: no longer marked as disabled"
     assert disabled_in(tmp_path) == ["cpu"]
     assert "forgotten" not in vox("plugin", "remove", "mine", "--yes").out
 

@@ -68,7 +68,7 @@ def test_a_catalog_that_cannot_be_read_is_a_failed_check(
     done = vox("plugin", "doctor")
     assert done.code == 1
     assert "FAIL  catalog" in done.out and "No such file or directory (/nonexistent)" in done.out
-    assert "to be looked at: environment" in done.out
+    assert "with problems: environment" in done.out
 
 
 def test_a_probe_that_fails_and_hardware_that_is_absent_differ(vox, site: Site) -> None:
@@ -139,7 +139,7 @@ def test_hardware_that_is_absent_is_to_be_looked_at(vox, site: Site) -> None:
     site.add("ill", manifest=f'{MANIFEST}[requires]\nhardware-tag = "nvidia"\n')
     absent = 'print(\'{"present": false, "devices": [], "detail": "no card"}\')'
     (site.folder / "vox_x_ill/probe.py").write_text(absent)
-    assert remedy_of(vox, "hardware").startswith("if this machine has it: see that `nvidia-smi`")
+    assert remedy_of(vox, "hardware").startswith("if this machine has it: check that `nvidia-smi`")
 
 
 def test_an_api_of_another_version_is_the_cause_and_an_upgrade_the_remedy(vox, site: Site) -> None:
@@ -159,8 +159,8 @@ def test_what_a_newer_manifest_says_is_the_cause_too(vox, site: Site) -> None:
     ("needs", "name", "remedy"),
     [
         ('os = ["windows"]', "platform", "install a plugin for this machine"),
-        ('python = ">=99"', "python", "install vox and the plugin under a Python that it takes"),
-        ('distributions = ["vox-none"]', "distribution", "bring in what it needs: vox plugin up"),
+        ('python = ">=99"', "python", "install vox and the plugin under a Python that it supports"),
+        ('distributions = ["vox-none"]', "distribution", "install its requirements: vox plugin up"),
     ],
 )
 def test_what_is_not_met_has_its_own_remedy(

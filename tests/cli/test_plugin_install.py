@@ -154,4 +154,4 @@ def test_json_is_one_object_and_the_plan_is_on_stderr(vox, applied) -> None:
 )
 def test_it_is_said_once_what_to_install(vox, applied, flags: list[str]) -> None:
     done = vox("plugin", "install", *flags, "--yes")
-    assert (done.code, applied) == (2, []) and "not clear what to install" in done.err
+    assert (done.code, applied) == (2, []) and "no plugin to install" in done.err

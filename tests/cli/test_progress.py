@@ -22,8 +22,8 @@ from vox_core.display import LineDisplay, LiveDisplay, NotebookDisplay, Pace, di
 WORDS_OF_A_RUN = [
     "cpu 0.1.0: the only usable backend",
     "training m in fp32 on a CPU, steps 1 to 3",
-    "held-out loss 4.0000 before training",
-    "held-out loss 1.0000 after step 3",
+    "validation loss 4.0000 before training",
+    "validation loss 1.0000 after step 3",
     "done after step 3, in 0:12",
 ]
 

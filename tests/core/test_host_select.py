@@ -191,7 +191,7 @@ CASES = {
         blocked={"cpu": "VOX_DISABLE_PLUGINS"},
     ),
     "by name, no hardware, and what to look at": Case(
-        [CPU, CUDA_ABSENT], "B002", "next: see that `nvidia-smi` lists the GPU", ask("cuda")
+        [CPU, CUDA_ABSENT], "B002", "next: check that `nvidia-smi` lists the GPU", ask("cuda")
     ),
     "by name, its probe at fault": Case(
         [backend("bad", ProbeFault("its probe failed: exit 3"))],
@@ -214,7 +214,7 @@ CASES = {
     "by name, a distribution missing": Case(
         [backend("bad", None, requires=Requires(distributions=("mlx>=0.32",)))],
         "B004",
-        "next: bring in what it needs: vox plugin upgrade bad",
+        "next: install its requirements: vox plugin upgrade bad",
         ask("bad"),
     ),
     # only by name

@@ -387,7 +387,7 @@ def test_sigterm_from_outside(made, whole, times):
         time.sleep(0.001)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
-    assert f"go on with: vox train --resume {asked.out}" in errors
+    assert f"resume with: vox train --resume {asked.out}" in errors
     (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
     assert last["outcome"] == "stopped"
     assert resumed(asked.out).steps == 40

@@ -1,1 +1,1 @@
-"""Adapters in canonical form: which modules, how they start, how they are stored."""
+"""Adapters in canonical form: target modules, initialisation and storage."""

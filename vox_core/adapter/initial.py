@@ -1,7 +1,7 @@
-"""Where every backend starts: A seeded, B zero, so that the first loss is the base model's.
+"""Initialise an adapter: A from the seed, B zero, so that the first loss is the base model's.
 
-A is drawn per module from a generator keyed by run seed and module path, so the start does not
-depend on which other modules are trained, on their order or on the backend.
+A is drawn per module from a generator keyed by run seed and module path, so the initial values do
+not depend on the other modules, on their order or on the backend.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def initial_adapter(
     read: ReadTensor,
     saved: Mapping[str, str] | None = None,
 ) -> AdapterState:
-    """The adapter before the first step.
+    """Return the adapter before the first step.
 
     Args:
         modules: path -> shape of each module to train.
-        read: gives a tensor of the base by its name in the files; used for DoRA's magnitudes
+        read: returns a tensor of the base by its name in the files; used for DoRA's magnitudes
             (the row norms of W) and for `saved`.
         saved: parameter name -> tensor name, for `modules_to_save`.
     """
@@ -53,7 +53,7 @@ def initial_adapter(
 
 
 def generator(*key: object) -> np.random.Generator:
-    """A numpy generator that is a function of `key` (Philox; Salmon et al. 2011)."""
+    """Return a numpy generator that is a function of `key` (Philox; Salmon et al. 2011)."""
     import numpy as np
 
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
@@ -61,7 +61,7 @@ def generator(*key: object) -> np.random.Generator:
 
 
 def _seeded_A(path: str, rank: int, in_features: int, seed: int) -> Floats:
-    # Kaiming-uniform with a = sqrt(5), which is what PEFT draws: U(-1/sqrt(I), 1/sqrt(I)).
+    # Kaiming-uniform with a = sqrt(5), as in PEFT: U(-1/sqrt(I), 1/sqrt(I)).
     import numpy as np
 
     bound = 1 / math.sqrt(in_features)

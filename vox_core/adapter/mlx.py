@@ -1,4 +1,4 @@
-"""mlx-lm's adapter folder, read and written; `vox_formats.mlx_adapter` has the layout."""
+"""Read and write mlx-lm's adapter folder; `vox_formats.mlx_adapter` has the layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_mlx_folder(folder: Path) -> bool:
-    """Whether `folder` is an adapter of mlx-lm, and not of PEFT, which names its files alike."""
+    """Whether `folder` is an adapter of mlx-lm; PEFT's has the same file names."""
     try:
         config = bounded_json.read(folder / mlx.CONFIG)
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def is_mlx_folder(folder: Path) -> bool:
 def write_mlx_adapter(
     folder: Path, state: AdapterState, base: MlxBase, *, model: str, dropout: float = 0.0
 ) -> None:
-    """Write an adapter folder that `mlx_lm.load(..., adapter_path=folder)` takes.
+    """Write an adapter folder for `mlx_lm.load(..., adapter_path=folder)`.
 
     Args:
         model: the value of `model` in the configuration.
@@ -59,12 +59,12 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
     """Read an adapter of mlx-lm.
 
     Args:
-        base: the model it was trained on; mlx-lm's files do not name its modules as Hugging Face.
-        literal: read as mlx-lm does: one scale, one rank, nothing that vox added.
+        base: the base model, whose Hugging Face module names mlx-lm's files lack.
+        literal: read as mlx-lm does: one scale, one rank, without vox's extensions.
 
     Raises:
-        AdapterError: A001 if the configuration cannot be parsed; A003, listing everything that vox
-            cannot represent, and everything about which file and configuration disagree.
+        AdapterError: A001 if the configuration cannot be parsed; A003, listing every unsupported
+            feature and every disagreement of file and configuration.
         ModelError: M003, the safetensors file is corrupt.
     """
     config = _read_config(folder)
@@ -82,7 +82,7 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
 
 
 def mlx_dropout(folder: Path) -> float:
-    """The dropout that an adapter of mlx-lm was trained with."""
+    """Return the dropout that an adapter of mlx-lm was trained with."""
     return _read_config(folder).dropout
 
 
@@ -93,12 +93,12 @@ def _read_config(folder: Path) -> mlx.Config:
             raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
         return mlx.parse_config(document)
     except (OSError, ValueError) as error:
-        is_said = isinstance(error, FormatError)
+        is_ours = isinstance(error, FormatError)
         raise AdapterError(
             "A001",
             "the folder holds no adapter that vox can read",
             where=folder / mlx.CONFIG,
-            found=error if is_said else f"{type(error).__name__}: {error}",
+            found=error if is_ours else f"{type(error).__name__}: {error}",
             expected="num_layers and lora_parameters with rank and scale, as mlx-lm writes them",
             remedy="name a folder saved by mlx-lm, or convert the source again",
         ) from error

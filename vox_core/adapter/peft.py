@@ -1,9 +1,9 @@
-"""The canonical adapter on disk: PEFT's own layout, readable by `PeftModel.from_pretrained`.
+"""Read and write adapters in PEFT's layout, for `PeftModel.from_pretrained`.
 
 `adapter_model.safetensors` holds float32 tensors named `base_model.model.<canonical name>`;
 `adapter_config.json` is PEFT's `LoraConfig`. Reading accepts what PEFT writes for LoRA, rsLoRA
 and DoRA on linear modules, rank and alpha patterns included, and refuses everything else by name:
-an adapter that loads and does nothing is worse than one that does not load.
+an adapter that loads but computes something else is worse than an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PICKLE = "adapter_model.bin"
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
 
-# Keys of PEFT's config that change what the adapter computes, with the one value vox can represent.
+# Keys of PEFT's config that change what the adapter computes, with the one supported value.
 _MUST_BE: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -63,12 +63,11 @@ def write_adapter(
     dropout: float = 0.0,
     revision: str | None = None,
 ) -> None:
-    """Write both files into `folder`.
+    """Write the weights and the configuration into `folder`.
 
     Args:
-        base: what `base_model_name_or_path` should say.
-        modules: every linear module of the base, so that targets can be named briefly where that is
-            unambiguous.
+        base: value of `base_model_name_or_path`.
+        modules: every linear module of the base, so that targets get short names where unambiguous.
         revision: commit of the base on the hub.
     """
     tensors = {PREFIX + name: value for name, value in state.tensors().items()}
@@ -81,7 +80,7 @@ def write_adapter(
 def peft_config(
     state: AdapterState, *, base: str, modules: Mapping[str, ModuleShape], dropout: float
 ) -> dict[str, Any]:
-    """PEFT's `LoraConfig` for this adapter, as JSON types."""
+    """Return PEFT's `LoraConfig` for this adapter, as JSON types."""
     ranks = {path: module.rank for path, module in state.modules.items()}
     alphas = {path: module.alpha for path, module in state.modules.items()}
     rank, alpha = _commonest(ranks.values()), _commonest(alphas.values())
@@ -109,8 +108,8 @@ def read_adapter(folder: Path) -> AdapterState:
     """Read an adapter that vox or PEFT wrote.
 
     Raises:
-        AdapterError: A001 if the files are not there or cannot be parsed; A003, listing every
-            feature that vox cannot represent.
+        AdapterError: A001 if the files are missing or cannot be parsed; A003, listing every
+            unsupported feature.
         ModelError: M003, the safetensors file is corrupt.
     """
     config = _read_config(folder)
@@ -161,9 +160,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _require_quick(pattern: str) -> None:
-    """Refuse a pattern that could take long to match. Raises ValueError or re.error."""
+    """Refuse a pattern that could be slow to match. Raises ValueError or re.error."""
     re.compile(pattern)
-    repeats = re.sub(r"\\.", "", pattern)  # what is escaped repeats nothing
+    repeats = re.sub(r"\\.", "", pattern)  # escaped characters repeat nothing
     if len(pattern) > 500 or sum(map(repeats.count, "*+{")) > 2 or re.search(r"\)[*+{?]", repeats):
         raise ValueError(f"{CONFIG}: the alpha_pattern {pattern!r:.80} repeats too much")
 

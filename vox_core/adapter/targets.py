@@ -1,13 +1,12 @@
-"""The linear modules of a model, found from its safetensors headers alone.
+"""Find the linear modules of a model from its safetensors headers alone.
 
 A module is named by its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`); the
 files may call it something else (GPT-2's old checkpoints lack `transformer.`, multimodal ones nest
 the language model). `FAMILIES` holds the differences, one row per family; everything else follows
 the rule "a two-dimensional `*.weight` that is no embedding is a linear module". A backend checks
-what is found here against the model it builds, before the first step.
+the result against the model it builds, before the first step.
 
-No weights are read. `require_fit` holds an adapter against these modules: every mismatch, not just
-the first.
+No weights are read. `require_fit` reports every mismatch between an adapter and these modules.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ _TOKENS = re.compile(r"(^|\.)(embed_tokens|embed_in|word_embeddings|wte)\.weight
 
 
 class HasShape(Protocol):
-    """What is needed to know of a stored tensor: `vox_core.weights.TensorInfo` has it."""
+    """A stored tensor's shape, as `vox_core.weights.TensorInfo` has it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
-# What multimodal models and speculative decoding put beside the language model.
+# Modules of multimodal models and speculative decoding beside the language model.
 _BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's files differ from its modules.
+    """Differences between a family's tensor names and its module names.
 
     Args:
         renames: (pattern, replacement) pairs that turn a tensor name into a parameter name.
@@ -75,7 +74,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def parameter_names(tensors: Iterable[str], model_type: str) -> dict[str, str]:
-    """Parameter name in the Hugging Face model -> tensor name in the files."""
+    """Return parameter name in the Hugging Face model -> tensor name in the files."""
     family = FAMILIES.get(model_type, Family())
     names = {}
     for tensor in tensors:
@@ -89,7 +88,7 @@ def parameter_names(tensors: Iterable[str], model_type: str) -> dict[str, str]:
 
 
 def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
-    """Every linear module by its path, the output head included, in the order of the files."""
+    """Return every linear module by its path, output head included, in file order."""
     transposed = FAMILIES.get(model_type, Family()).transposed
     modules = {}
     for name, tensor in parameter_names(tensors, model_type).items():
@@ -106,10 +105,10 @@ def linear_modules(tensors: Mapping[str, HasShape], model_type: str) -> dict[str
 def select_targets(
     modules: Mapping[str, ModuleShape], targets: Iterable[str]
 ) -> dict[str, ModuleShape]:
-    """The modules that `targets` names.
+    """Return the modules that `targets` names.
 
     Args:
-        modules: as `linear_modules` gives them.
+        modules: result of `linear_modules`.
         targets: `all-linear` (every one but the output head), the last components of paths
             (`q_proj`, `mlp.down_proj`), or whole paths. Only a whole path reaches a module beside
             the language model, such as one of a vision tower.
@@ -132,8 +131,8 @@ def select_targets(
 def quantised_modules(
     tensors: Mapping[str, HasShape], model_type: str, quant: Quant
 ) -> dict[str, ModuleShape]:
-    """The modules that `quant` reaches: the linear ones of the language model; with
-    `nf4-embeddings` its token embedding and its output head too."""
+    """Return the modules that `quant` quantises: the language model's linear ones, and with
+    `nf4-embeddings` its token embedding and output head."""
     linear = linear_modules(tensors, model_type)
     if quant == "none":
         return {}
@@ -145,15 +144,15 @@ def quantised_modules(
 
 
 def format_of(path: str, quant: Quant) -> Quant:
-    """What a module that `quant` reaches is packed in: INT8 for the token embedding and the output
-    head, which lose more than others by four bits (SmolLM2 begins at 5.50 nats instead of 5.31)."""
+    """Return the format of a quantised module: INT8 for token embedding and output head, which lose
+    more in four bits (SmolLM2 starts at 5.50 nats instead of 5.31)."""
     if quant != "nf4-embeddings":
         return quant
     return "int8" if _HEAD.match(path) or _TOKENS.search(f"{path}.weight") else "nf4"
 
 
 def _token_embedding(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, ModuleShape]:
-    """As a module of as many output features as there are tokens."""
+    """Return the token embedding as a linear module with one output feature per token."""
     found = {}
     for name, tensor in parameter_names(tensors, model_type).items():
         if _TOKENS.search(name):
@@ -163,7 +162,7 @@ def _token_embedding(tensors: Mapping[str, HasShape], model_type: str) -> dict[s
 
 
 def leaf_names(paths: Iterable[str]) -> list[str]:
-    """The distinct last components of module paths, sorted."""
+    """Return the distinct last components of module paths, sorted."""
     return sorted({path.rpartition(".")[2] for path in paths})
 
 
@@ -194,7 +193,7 @@ def require_fit(
     parameters: Mapping[str, tuple[int, ...]],
     where: object,
 ) -> None:
-    """Hold an adapter against a base.
+    """Check that an adapter fits a base.
 
     Args:
         modules: the base's linear modules.

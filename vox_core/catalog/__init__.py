@@ -1,15 +1,15 @@
-"""The catalog: plugins, bundles of them, and models that vox knows by name.
+"""Load the catalog of plugins, bundles and models.
 
     catalog = load_catalog()
-    catalog.plugins["cpu"].distribution       # the only place where an id becomes a package name
+    catalog.plugins["cpu"].distribution       # the only mapping of ids to package names
     catalog.resolve("vox-dev")                # the plugins of a bundle and of those it extends
 
-`catalog.toml` lies at the root of a source checkout and inside the package in a wheel. Further
-files are named by `VOX_CATALOG` and by `[plugin] catalogs` in `vox.toml`; the caller hands on the
-latter. Every fault of every file comes in one report: entries.py has the types of an entry's keys,
-rules.py the rules between entries.
+`catalog.toml` lies at the root of a source checkout and inside the package in a wheel.
+`VOX_CATALOG` and `[plugin] catalogs` in `vox.toml` name additional files; callers pass the latter.
+All faults of all files are reported together: entries.py has the types of an entry's keys, rules.py
+the rules between entries.
 
-Nothing here fetches or installs anything, and no name that the catalog lacks is guessed.
+This package downloads and installs nothing, and guesses no names.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Entries by id, in the order of the files.
+    """Catalog entries by id, in the order of the files.
 
     Args:
-        digest: SHA-256, in hex, of the files' contents in the order in which they were read.
+        digest: SHA-256, in hex, of the files' contents in order.
     """
 
     plugins: Mapping[str, PluginEntry] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Catalog:
     digest: str = ""
 
     def bundle(self, id: str) -> BundleEntry:
-        """The bundle of that id.
+        """Return the bundle of an id.
 
         Raises:
             ConfigError: C007, there is none.
@@ -85,7 +85,7 @@ class Catalog:
         )
 
     def lineage(self, bundle_id: str) -> tuple[BundleEntry, ...]:
-        """A bundle after all those that it extends, each once.
+        """Return a bundle after all bundles that it extends, each once.
 
         Raises:
             ConfigError: C007, there is no such bundle.
@@ -95,7 +95,7 @@ class Catalog:
         return tuple(self.bundles[id] for id in lineage(bundle_id, extends))
 
     def resolve(self, bundle_id: str) -> tuple[PluginEntry, ...]:
-        """The plugins of a bundle: first those of the bundles it extends, each once.
+        """Return the plugins of a bundle, after those of the bundles it extends, each once.
 
         Raises:
             ConfigError: C007, there is no such bundle.
@@ -107,7 +107,7 @@ class Catalog:
 def load_catalog(
     further: Sequence[Path] = (), *, environ: Mapping[str, str] = os.environ
 ) -> Catalog:
-    """The catalog of this vox, with those that `VOX_CATALOG` and `further` name.
+    """Load vox's catalog, with the files of `VOX_CATALOG` and `further`.
 
     Raises:
         ConfigError: C005, a file cannot be read, or has faults; all of them are listed.
@@ -118,7 +118,7 @@ def load_catalog(
 
 
 def read_catalogs(paths: Sequence[Path]) -> Catalog:
-    """The catalog that these files, and no others, make together.
+    """Load the catalog made of exactly these files.
 
     Raises:
         ConfigError: C005, a file cannot be read, or has faults; all of them are listed.
@@ -143,7 +143,7 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
 
 
 def _own_file() -> Path:
-    """In a wheel the catalog lies in the package, in a checkout beside it."""
+    """Return vox's catalog file: inside the package in a wheel, beside it in a checkout."""
     packaged = _PACKAGE / "catalog.toml"
     return packaged if packaged.is_file() else _PACKAGE.parent / "catalog.toml"
 
@@ -157,7 +157,7 @@ def _read(path: Path, faults: list[Fault]) -> bytes:
 
 
 def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
-    """The entries of one file as they stand there."""
+    """Return the entries of one file, unvalidated."""
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -177,7 +177,7 @@ def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
 
 
 def _invalid(faults: Sequence[Fault]) -> ConfigError:
-    """One report; the file is named once if all faults are in it, else with each of them."""
+    """Return one error for all faults; it names the file once if there is only one."""
     paths = list(dict.fromkeys(fault.path for fault in faults))
     several = len(paths) > 1
     return ConfigError(

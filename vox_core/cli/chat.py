@@ -1,8 +1,8 @@
-"""`vox chat`: read a line, stream the answer, remember both.
+"""`vox chat`: read a line, stream the answer, keep both in the conversation.
 
-    /help /reset /exit      Ctrl-D ends, Ctrl-C stops the answer that is being given
+    /help /reset /exit      Ctrl-D ends, Ctrl-C stops the current answer
 
-Prompts appear only where a person types; piped lines are answered one after the other.
+The prompt appears on a terminal only; piped lines are answered one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an a
     params=[click.Argument(["reference"], metavar="RUN|MODEL"), *options_of(ChatSettings)],
 )
 def chat(reference: str, config_file: Path | None, **flags: Any) -> None:
-    """Talk to a run or a model.
+    """Chat with a run or a model.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model.
     /help, /reset and /exit are commands in the chat; Ctrl-C stops an answer, Ctrl-D ends.
@@ -50,7 +50,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
 
     def hold(self, *, interactive: bool) -> None:
-        """Until stdin ends or somebody says /exit."""
+        """Answer lines until stdin ends or a line is `/exit`."""
         if interactive:
             click.echo(f"{self._model.title}. {HELP}.", err=True)
         for line in _typed_lines() if interactive else _piped_lines():
@@ -65,7 +65,8 @@ class Conversation:
                 self.answer(line)
 
     def answer(self, line: str) -> None:
-        """Stream the answer. One that is stopped stays in the conversation as far as it came."""
+        """Stream the answer. A stopped answer stays in the conversation as far as it was
+        generated."""
         said: list[str] = []
         messages = [*self.messages, {"role": "user", "content": line}]
         try:
@@ -84,7 +85,7 @@ def _piped_lines() -> Iterator[str]:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines as they are typed, with editing and history where Python has readline."""
+    """Yield typed lines, with editing and history if Python has readline."""
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` uses it once it is imported
     while True:

@@ -17,7 +17,7 @@ from vox_core.config import SECTIONS, Section, source_of, toml_schema
 
 @click.group("config", cls=Group)
 def config() -> None:
-    """Settings, and where they come from."""
+    """Show the settings in effect and where they come from."""
 
 
 @config.command("schema")
@@ -28,9 +28,9 @@ def schema() -> None:
 
 @config.command("show", params=[config_option(), json_option()])
 def show(config_file: Path | None, as_json: bool) -> None:
-    """Show every setting as it is in force, and where it comes from.
+    """Show every setting, its value and where the value comes from.
 
-    Without --json the output can be used as a vox.toml.
+    Without --json the output is a valid vox.toml.
     """
     sections = [(kind, settings_from(kind, config_file, {})) for kind in SECTIONS]
     if as_json:
@@ -47,7 +47,7 @@ def _values(settings: Section) -> dict[str, Any]:
 
 
 def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> Iterator[str]:
-    """A line per setting; those that are not set are comments, for TOML has no null."""
+    """Yield one line per setting; an unset one is a comment, for TOML has no null."""
     for name, value in zip(kind.own_fields(), _values(settings).values(), strict=True):
         key = name.replace("_", "-")
         text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
@@ -55,7 +55,7 @@ def _toml(kind: type[Section], settings: Section, config_file: Path | None) -> I
 
 
 def _toml_value(value: Any) -> str:
-    """JSON is TOML, but for tables."""
+    """Format a value as TOML, which is JSON except for tables."""
     if not isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     pairs = ", ".join(f"{json.dumps(key)} = {_toml_value(each)}" for key, each in value.items())

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 FAULTY = 2
 COMMANDS = {
-    "check": Entry("vox_core.cli.data:check", "What is wrong with data, and what is in it."),
+    "check": Entry("vox_core.cli.data:check", "Report faulty rows and summarise the files."),
 }
 _NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 
 data = LazyGroup(
-    name="data", table=COMMANDS, path=("data",), help="Look at data before it is trained."
+    name="data", table=COMMANDS, path=("data",), help="Check and inspect training data."
 )
 
 

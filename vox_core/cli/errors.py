@@ -1,14 +1,14 @@
-"""The one boundary: whatever a command raises becomes an exit code and words on stderr.
+"""Turn every exception of a command into an exit code and a message on stderr.
 
     VoxError               its own text and exit code
     click's usage errors   the same style, with the nearest command or option; exit 2
     Ctrl-C                 exit 130
     a closed pipe          nothing; exit 1 (click does that by itself)
-    anything else          a bug of vox, said in one line; exit 1
+    anything else          reported in one line as a bug of vox; exit 1
 
-With `--json` on the line the error is also one JSON object on stdout. A traceback appears with
-`--debug` alone. Both are looked for in the arguments themselves, for they have to work where the
-rest of the line cannot be parsed.
+With `--json` the error is also printed as one JSON object on stdout. Only `--debug` shows a
+traceback. Both flags are searched for in the raw arguments, so that they work even where parsing
+fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = ("code", "what", "where", "found", "expected", "remedy")
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
-    """Run `command`, say what went wrong, and give the exit code."""
+    """Run `command`, report any error, and return the exit code."""
     try:
         result = command.main(list(arguments), prog_name="vox", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -43,12 +43,12 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
 
 
 def describe(error: VoxError) -> dict[str, Any]:
-    """The error for programs."""
+    """Return the error as a JSON object."""
     return {**{key: getattr(error, key) for key in KEYS}, "faults": list(error.faults)}
 
 
 def end_with(error: VoxError) -> NoReturn:
-    """End a command that has told the error in a JSON document of its own, so that there is one."""
+    """Print an error on stderr and exit, for a command whose JSON output already contains it."""
     from vox_core.cli.output import printable
 
     click.echo(printable(error, lines=True), err=True)
@@ -62,15 +62,15 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         traceback.print_exception(error)
     from vox_core.cli.output import printable
 
-    told = _told(error)
-    click.echo(printable(told, lines=True), err=True)
+    reported = _as_vox_error(error)
+    click.echo(printable(reported, lines=True), err=True)
     if "--json" in arguments:
-        _print({"error": describe(told)})
-    return told.exit_code
+        _print({"error": describe(reported)})
+    return reported.exit_code
 
 
-def _told(error: Exception) -> VoxError:
-    """The error in the words of vox."""
+def _as_vox_error(error: Exception) -> VoxError:
+    """Convert any exception to a `VoxError`."""
     if isinstance(error, VoxError):
         return error
     if isinstance(error, UnknownCommand) and (missing := _of_missing_plugin(error)):
@@ -89,7 +89,7 @@ def _of_missing_plugin(error: UnknownCommand) -> VoxError | None:
 
 
 def usage_error(error: click.UsageError) -> ConfigError:
-    """A usage error of click's in the words of vox."""
+    """Convert a usage error of click's to a `ConfigError`."""
     path = error.ctx.command_path if error.ctx else "vox"
     hint = ""
     if isinstance(error, UnknownCommand):
@@ -99,7 +99,7 @@ def usage_error(error: click.UsageError) -> ConfigError:
     else:
         what = error.format_message().rstrip(".").replace("\n", " ")
         what = what[:1].lower() + what[1:]
-    remedy = f"{hint} `{path} --help` says what it takes".lstrip()
+    remedy = f"{hint} see `{path} --help`".lstrip()
     return ConfigError("C006", what, where=path, remedy=remedy)
 
 
@@ -120,7 +120,7 @@ def _option_meant(error: click.NoSuchOption) -> str:
 
 
 def _bug(error: Exception) -> WorkError:
-    """What is said of an exception that nobody meant to raise."""
+    """Report an unexpected exception as a bug of vox."""
     return WorkError(
         "X002",
         "this is a bug in vox",

@@ -34,10 +34,10 @@ def generate(
     as_json: bool,
     **flags: Any,
 ) -> str:
-    """Answer one prompt.
+    """Generate an answer to one prompt.
 
-    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. A PROMPT
-    that is - comes from stdin. --json prints one object per answer, each on a line.
+    RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. The
+    PROMPT - reads stdin. --json prints one object per answer, each on its own line.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
     _require_variety(settings)
@@ -51,7 +51,8 @@ def generate(
 
 
 def _answered(model: library.Model, text: str, row: int, *, as_json: bool) -> dict[str, object]:
-    """What `--json` says of an answer, which is printed as it comes otherwise."""
+    """Generate one answer and return its `--json` facts; without `--json`, print it as it
+    streams."""
     started, said = time.perf_counter(), ""
     answer = model.stream(text, row=row)
     for piece in answer:
@@ -73,7 +74,7 @@ def _require_variety(settings: GenerateSettings) -> None:
     if settings.n > 1 and settings.temperature == 0:
         raise ConfigError(
             "C002",
-            "greedy answers to one prompt are all the same",
+            "greedy decoding gives the same answer every time",
             where="-n",
             found=f"-n {settings.n} --temperature 0",
             remedy="add --temperature 0.7, or leave -n out",
@@ -81,10 +82,10 @@ def _require_variety(settings: GenerateSettings) -> None:
 
 
 def _read(prompt: str) -> str:
-    """The prompt, or stdin without its final line end.
+    """Return the prompt, or stdin without its final line end.
 
     Raises:
-        ConfigError: C002, there is nothing in it.
+        ConfigError: C002, the prompt is empty.
     """
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text.strip():

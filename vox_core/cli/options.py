@@ -1,8 +1,8 @@
-"""Flags made from the settings of a section, and settings made from flags.
+"""Click options generated from a settings section, and settings built from their values.
 
-A pydantic section is the only list of its flags. Values go to pydantic as they were typed, so that
-all faults of a line are told together and in the words of `vox.toml`. Only what was given on the
-command line counts as a flag; defaults are pydantic's. A data file `-` is stdin, kept in the cache.
+A pydantic section is the only list of its flags. Pydantic receives the values as typed, so that all
+faults of a command line are reported together, in the same words as those of `vox.toml`. Click has
+no defaults; pydantic sets them. A data file `-` is stdin, stored in the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DataFile(click.Path):
-    """A data file; `-` becomes the copy that is kept of stdin."""
+    """A data file; `-` stores stdin in the cache and becomes that file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value != "-":
@@ -42,7 +42,7 @@ class DataFile(click.Path):
         from vox_core.data.split import keep_stdin
 
         kept = keep_stdin(sys.stdin.buffer)
-        click.echo(f"the rows from stdin are kept as {kept}", err=True)
+        click.echo(f"rows from stdin are stored in {kept}", err=True)
         return self.coerce_path_result(str(kept))
 
 
@@ -64,7 +64,7 @@ S = TypeVar("S", bound=Section)
 
 
 def options_of(kind: type[Section]) -> list[click.Parameter]:
-    """The flags of a section, and `--config`."""
+    """Return the flags of a section, and `--config`."""
     return [*(_option(*item) for item in kind.model_fields.items()), config_option()]
 
 
@@ -114,10 +114,11 @@ def _option_before(file: Path, flags: Mapping[str, Any]) -> str:
 
 
 def config_option(exposed: bool = True) -> click.Option:
-    """`--config FILE`: the `vox.toml` of the whole command, its catalogs and blocked plugins too.
+    """Return `--config FILE`, which selects the `vox.toml` of the whole command, catalogs and
+    blocked plugins included.
 
     Args:
-        exposed: the command takes it as `config_file`, for settings of its own.
+        exposed: pass the file to the command, as `config_file`.
     """
     return click.Option(
         ["--config", "config_file"],
@@ -138,12 +139,12 @@ def _read_throughout(
 
 
 def settings_from(kind: type[S], config_file: Path | None, flags: Mapping[str, Any]) -> S:
-    """The settings of a section; `flags` as click gives them, with None or () where not given."""
+    """Build the settings of a section from `flags` as click gives them: None or () where unset."""
     return load_settings(kind, given(flags), file=config_file)
 
 
 def value_type(field: FieldInfo) -> Any:
-    """The type of one value of a setting: without `| None`, without `tuple[…, ...]`."""
+    """Return the type of one value of a setting, without `| None` and `tuple[…, ...]`."""
     kind = field.annotation
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(arm for arm in get_args(kind) if arm is not type(None))
@@ -152,7 +153,7 @@ def value_type(field: FieldInfo) -> Any:
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default as one would type it; empty if there is none."""
+    """Return the default as a user would type it; empty if there is none."""
     default = field.default
     if default is None or default in ((), {}) or default is False:
         return ""
@@ -162,8 +163,8 @@ def default_text(field: FieldInfo) -> str:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
-    """One flag. Its default is None, so that not given and given are told apart. A table is one
-    flag for each of its keys: `--field NAME=VALUE` for `fields`."""
+    """Build the flag of a setting: unset is None; a table becomes a repeatable `NAME=PATH` flag
+    (`--field` for `fields`)."""
     if is_table(field):
         flag = f"--{name.removesuffix('s')}"
         return click.Option(

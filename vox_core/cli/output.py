@@ -1,4 +1,4 @@
-"""Results on stdout: tables for people, one JSON object for programs. The words are text.py's."""
+"""Print results on stdout: tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 
 
 def print_json(result: object) -> None:
-    """One JSON document on one line; dataclasses as objects, paths as text."""
-    told = json.dumps(result, ensure_ascii=False, default=_plain)
-    click.echo(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", told))
+    """Print one JSON document on one line; dataclasses become objects, paths text."""
+    text = json.dumps(result, ensure_ascii=False, default=_plain)
+    click.echo(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def _plain(value: object) -> object:
@@ -33,7 +33,7 @@ def _plain(value: object) -> object:
 
 
 def print_table(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-    """Label and text per line, the texts below one another; a label stands once over its texts."""
+    """Print label and text per line, texts aligned; a repeated label is printed once."""
     pairs = [*(rows.items() if isinstance(rows, Mapping) else rows)]
     width = max(len(label) for label, _ in pairs) + 2
     before = None
@@ -44,7 +44,7 @@ def print_table(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:
-    """Rows of cells, each column as wide as its widest cell."""
+    """Print rows of cells, each column as wide as its widest cell."""
     rows = [[*map(printable, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -53,7 +53,8 @@ def print_columns(rows: Iterable[Sequence[str]]) -> None:
 
 
 def warn_of_unknown() -> None:
-    """Warn on stderr of ids in `[plugin] blocked` that no plugin has, here or in the catalog."""
+    """Warn on stderr about ids in `[plugin] blocked` that neither an installed plugin nor the
+    catalog has."""
     from vox_core.host.blocked import unknown_blocked
     from vox_core.host.discover import discover
 

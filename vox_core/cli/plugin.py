@@ -1,6 +1,6 @@
-"""`vox plugin`: list, info, doctor, enable, disable; the rest of the group is in its own modules.
+"""`vox plugin`: list, info, doctor, enable, disable; plugin_install.py has the other commands.
 
-None of the commands here imports a plugin; `doctor` has a child process do so.
+No command here imports a plugin; `doctor` does so in a child process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 _HERE, _INSTALL = (f"vox_core.cli.{name}" for name in ("plugin", "plugin_install"))
 
 COMMANDS = {
-    "list": Entry(f"{_HERE}:list_plugins", "Plugins installed here or in the catalog."),
-    "info": Entry(f"{_HERE}:info", "All that is known of one plugin."),
+    "list": Entry(f"{_HERE}:list_plugins", "List installed plugins and those of the catalog."),
+    "info": Entry(f"{_HERE}:info", "Show a plugin's manifest and catalog entry."),
     "install": Entry(f"{_INSTALL}:install", "Install plugins into this environment."),
     "upgrade": Entry(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
     "remove": Entry(f"{_INSTALL}:remove", "Remove plugins."),
-    "doctor": Entry(f"{_HERE}:doctor", "What works here, what does not, and what to do."),
-    "enable": Entry(f"{_HERE}:enable", "Use a plugin again."),
-    "disable": Entry(f"{_HERE}:disable", "Leave a plugin installed, and do not use it."),
-    "lock": Entry(f"{_INSTALL}:lock", "Write what is installed as pylock.toml."),
+    "doctor": Entry(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
+    "enable": Entry(f"{_HERE}:enable", "Undo `vox plugin disable`."),
+    "disable": Entry(f"{_HERE}:disable", "Keep a plugin installed but unused."),
+    "lock": Entry(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
 }
 
 plugin = LazyGroup(
     name="plugin",
     table=COMMANDS,
     path=("plugin",),
-    help="Plugins: backends, trackers and further commands.",
+    help="Install and manage plugins: backends, trackers, more commands.",
 )
 
 
@@ -47,10 +47,10 @@ def _id() -> click.Argument:
 
 @click.command("list", cls=Command, params=[config_option(exposed=False), json_option()])
 def list_plugins(as_json: bool) -> None:
-    """List the plugins that are installed here or that the catalog knows.
+    """List the installed plugins and those of the catalog.
 
-    Each is installed, disabled, available, incompatible or broken, and the line says why. Nothing
-    is imported; `vox plugin doctor` looks closer.
+    Each line shows a status (installed, disabled, available, incompatible or broken) and the
+    reason. No plugin is imported; `vox plugin doctor` checks more.
     """
     from vox_core.host.inventory import inventory
 
@@ -61,12 +61,12 @@ def list_plugins(as_json: bool) -> None:
     elif listed:
         print_columns((each.id, each.version or "-", each.status, each.reason) for each in listed)
     else:
-        click.echo("no plugin is installed, and the catalog has none", err=True)
+        click.echo("no plugin is installed, and the catalog lists none", err=True)
 
 
 @click.command("info", cls=Command, params=[_id(), config_option(exposed=False), json_option()])
 def info(id: str, as_json: bool) -> None:
-    """Show what its manifest, its installation and the catalog say of a plugin."""
+    """Show a plugin's manifest, installation and catalog entry."""
     from vox_core.host.inventory import details
 
     facts = details(id)
@@ -90,17 +90,17 @@ def info(id: str, as_json: bool) -> None:
             ["--timeout"],
             type=click.FloatRange(min=0, min_open=True),
             metavar="SECONDS",
-            help="Limit on each plugin's own code.  [default: 30]",
+            help="Time limit for each plugin's code.  [default: 30]",
         ),
         config_option(exposed=False),
         json_option(),
     ],
 )
 def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
-    """Examine one plugin, or all of them and what is around them.
+    """Check one plugin, or all of them and the environment.
 
-    Each plugin is imported in a process of its own, with a time limit: one that crashes or hangs
-    costs a line. The exit code is 1 if any check failed.
+    Each plugin is imported in a child process with a time limit, so one that crashes or hangs is
+    reported and stops nothing else. Exit code 1 if a check fails.
     """
     from vox_core.cli import root
     from vox_core.cli.lazy import objection
@@ -120,7 +120,7 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
         return 1 if failed else 0
     for each in examined:
         _print_examined(each)
-    found = f"to be looked at: {', '.join(failed)}" if failed else "nothing is wrong"
+    found = f"with problems: {', '.join(failed)}" if failed else "no problems found"
     click.echo(printable(found))
     return 1 if failed else 0
 
@@ -140,7 +140,7 @@ def enable(id: str) -> None:
 
 @click.command("disable", cls=Command, params=[_id()])
 def disable(id: str) -> None:
-    """Keep a plugin installed, and leave it out of every choice and every run."""
+    """Keep a plugin installed, but exclude it from every command and run."""
     from vox_core.host.blocked import disabled, set_disabled
 
     _require_installed(id)
@@ -173,7 +173,7 @@ def _shown(file: Path) -> str:
 
 
 def _section(title: str, facts: dict[str, Any]) -> None:
-    """The facts that say something, one a line; tables within them as `table.key`."""
+    """Print the facts that are set, one per line; nested tables as `table.key`."""
     rows = dict(_rows(facts))
     if rows:
         click.echo(f"\n{title}")

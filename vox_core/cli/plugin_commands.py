@@ -1,4 +1,4 @@
-"""Commands of installed plugins, out of their manifests, without importing a plugin.
+"""Read the commands of installed plugins from their manifests, without importing a plugin.
 
     [[commands]]
     name = "data stats"
@@ -26,7 +26,7 @@ _GROUP = "[vox_core.plugins]"
 
 
 class PluginCommand(NamedTuple):
-    """A command that an installed plugin declares. `path` is its name, split at the spaces."""
+    """A command that a plugin declares; `path` is its name, split at spaces."""
 
     plugin: str
     path: tuple[str, ...]
@@ -35,7 +35,7 @@ class PluginCommand(NamedTuple):
 
 
 def installed_commands(path: Sequence[str] | None = None) -> list[PluginCommand]:
-    """Every declared command, sorted by path and plugin; two plugins may declare the same.
+    """Return every declared command, sorted by path and plugin; duplicates stay.
 
     Args:
         path: folders to search instead of `sys.path`.
@@ -50,7 +50,7 @@ def installed_commands(path: Sequence[str] | None = None) -> list[PluginCommand]
 
 
 def _entry_points(folder: str) -> Iterator[tuple[str, str]]:
-    """Id and top-level package of each plugin whose metadata lies in a folder of `sys.path`."""
+    """Yield id and top-level package of each plugin whose metadata is in a folder of `sys.path`."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -84,7 +84,7 @@ def _declared(plugin: str, package: str, path: Sequence[str] | None) -> Iterator
 
 
 def _folders(package: str, path: Sequence[str] | None) -> list[str]:
-    """Where a package lies; finding a top-level package does not import it."""
+    """Find the folders of a top-level package, which does not import it."""
     if path is not None:
         return [str(Path(folder, package)) for folder in path]
     for finder in sys.meta_path:  # as importlib.util.find_spec does, which takes 3 ms to import

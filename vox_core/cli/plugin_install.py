@@ -1,7 +1,7 @@
 """`vox plugin install`, `upgrade`, `remove` and `lock`.
 
-The plan is shown before anything is done, on stderr where stdout is for a program. Without `--yes`
-a person is asked; where nobody can be asked, nothing is done.
+The plan is shown first, with `--json` on stderr. Without `--yes` the user must confirm it; without
+a terminal the command fails and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _plan_options() -> list[click.Parameter]:
     return [
-        click.Option(["--yes"], is_flag=True, help="Do it without asking."),
+        click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
         click.Option(["--dry-run"], is_flag=True, help="Show the plan and change nothing."),
         click.Option(
             ["--verbose"], is_flag=True, help="Show the SHA-256 and address of each package."
@@ -42,7 +42,7 @@ def _allow_source() -> click.Option:
     return click.Option(
         ["--allow-source"],
         is_flag=True,
-        help="Build what an index has no wheel of, which runs its code, also to make the plan.",
+        help="Build packages that have no wheel; planning runs their build scripts, too.",
     )
 
 
@@ -55,7 +55,7 @@ def _path_option(flag: str, help: str) -> click.Option:
     cls=Command,
     params=[
         _ids(required=False),
-        _path_option("--from-path", "Folder with the source of one plugin."),
+        _path_option("--from-path", "Source folder of one plugin."),
         _path_option("--from-wheel", "Wheel of one plugin."),
         click.Option(
             ["--from-pypi"], metavar="NAME==VERSION", help="One plugin from the package index."
@@ -75,8 +75,8 @@ def install(
 ) -> None:
     """Install plugins into the Python environment that vox runs in.
 
-    ID is an id of `vox plugin list`; only the catalog turns it into a package. With one of the
-    --from options it may be left out.
+    ID is an id of `vox plugin list`; the catalog maps it to a package. ID is optional with a --from
+    option.
     """
     from vox_core.install.plan import plan_install
 
@@ -84,10 +84,10 @@ def install(
     if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
         raise ConfigError(
             "C006",
-            "it is not clear what to install",
+            "no plugin to install, or several sources for one",
             found=f"{len(ids)} ids and {len(sources)} --from options",
             expected="ids of the catalog, or one --from option with at most one id",
-            remedy="`vox plugin install --help` says what it takes",
+            remedy="see `vox plugin install --help`",
         )
     plan = plan_install(
         ids,
@@ -112,7 +112,7 @@ def install(
     ],
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
-    """Bring installed plugins, or all of them, to what their sources now hold."""
+    """Upgrade the given plugins, or all installed ones, from their sources."""
     from vox_core.install.plan import plan_upgrade
 
     _carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
@@ -120,10 +120,10 @@ def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
 
 @click.command("remove", cls=Command, params=[_ids(required=True), *_plan_options()])
 def remove(ids: tuple[str, ...], **how: bool) -> None:
-    """Remove plugins, broken ones too; what they are built on stays.
+    """Remove plugins, broken ones too; their dependencies stay.
 
-    ID is a plugin's id, or the name of its package where two have one id. One that was disabled is
-    not disabled any more if it is installed again.
+    ID is a plugin's id, or the name of its package if two plugins have the same id. Removing a
+    disabled plugin also clears that mark: it is enabled when installed again.
     """
     from vox_core.host.blocked import disabled, set_disabled
     from vox_core.host.inventory import leaving
@@ -133,7 +133,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
     forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
     if _carry_out(plan, **how) and forgotten:
         set_disabled({*disabled()} - forgotten)
-        was = f"{', '.join(sorted(forgotten))}: was disabled, which is forgotten with it"
+        was = f"{', '.join(sorted(forgotten))}: no longer marked as disabled"
         click.echo(was, err=how["as_json"])
 
 
@@ -153,7 +153,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
     ],
 )
 def lock(out: Path, as_json: bool) -> None:
-    """Write what is installed, plugins and all that they need, as pylock.toml (PEP 751)."""
+    """Write pylock.toml (PEP 751) with the installed plugins and all their dependencies."""
     from vox_core.install.environment import Environment
     from vox_core.install.lock import write_lock
 
@@ -163,7 +163,7 @@ def lock(out: Path, as_json: bool) -> None:
         return
     click.echo(f"lock  {out}")
     if unhashed:
-        click.echo(f"no hash is known of: {', '.join(unhashed)}", err=True)
+        click.echo(f"without a hash: {', '.join(unhashed)}", err=True)
 
 
 # --- a plan, shown, agreed to, carried out --------------------------------------------------------
@@ -174,14 +174,14 @@ def _tell(line: str) -> None:
 
 
 def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
-    """Whether anything was changed."""
+    """Show the plan, ask for confirmation and apply it; return whether anything changed."""
     from vox_core.install.apply import apply
 
-    for line in _told(plan, verbose):
+    for line in _plan_lines(plan, verbose):
         click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
     if done:
-        _require_agreement("go on?", yes)
+        _require_agreement("continue?", yes)
         apply(plan, lambda line: _tell(f"  {line}"))
     if as_json:
         print_json(_described(plan, done))
@@ -191,7 +191,7 @@ def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_js
 
 
 def _next(plan: InstallPlan) -> str:
-    """What to do with what is there now."""
+    """Return a command to run after the change."""
     from packaging.utils import canonicalize_name
 
     from vox_core.host.discover import discover
@@ -217,7 +217,7 @@ def _next(plan: InstallPlan) -> str:
 
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
-    """It was removed by other means than `vox plugin remove`, and would be left out in silence."""
+    """Note the installed plugins that are still disabled, as they would be silently left out."""
     from packaging.utils import canonicalize_name
 
     from vox_core.host.blocked import COMMAND, blocking, disabled
@@ -232,7 +232,7 @@ def _say_what_is_disabled(plan: InstallPlan) -> None:
 _DONE = {"install": "installed", "upgrade": "upgraded", "remove": "removed"}
 
 
-def _told(plan: InstallPlan, verbose: bool) -> Iterator[str]:
+def _plan_lines(plan: InstallPlan, verbose: bool) -> Iterator[str]:
     if plan.changes:
         yield f"{plan.action} in {plan.environment}"
         yield from (f"  {_line(change, verbose)}" for change in plan.changes)
@@ -241,12 +241,13 @@ def _told(plan: InstallPlan, verbose: bool) -> Iterator[str]:
         if built := [change.name for change in plan.changes if change.built]:
             yield f"  built on this machine, which runs its code: {', '.join(built)}"
     else:
-        yield f"nothing to {plan.action}: everything asked for is as it should be"
+        yield f"nothing to {plan.action}: already up to date"
     yield from (f"note: {note}" for note in plan.notes)
 
 
 def _line(change: Change, verbose: bool = False) -> str:
-    """`vox-ml-cpu  0.1.0 -> 0.2.0  12 MB`; what is not from the index has its address, too."""
+    """Format a change: `vox-ml-cpu 0.1.0 -> 0.2.0 12 MB`, and its address if it is not from the
+    index."""
     if change.after is None:
         return f"{change.name}  {change.before} -> none"
     facts = [change.name, _versions(change)]
@@ -281,7 +282,7 @@ def _described(plan: InstallPlan, done: bool) -> dict[str, Any]:
 
 
 def _require_agreement(question: str, yes: bool) -> None:
-    """Ask on the terminal, unless `yes` was said beforehand.
+    """Ask for confirmation on the terminal, unless `yes`.
 
     Raises:
         InputError: I012, there is no terminal to ask on.
@@ -289,14 +290,14 @@ def _require_agreement(question: str, yes: bool) -> None:
     """
     if yes:
         return
-    if not _somebody_is_there():
+    if not _has_terminal():
         raise InputError(
             "I012",
             "the plan needs confirmation, and there is no terminal",
-            remedy="look at the plan and run again with --yes",
+            remedy="check the plan and run again with --yes",
         )
     click.confirm(question, abort=True, err=True)
 
 
-def _somebody_is_there() -> bool:
+def _has_terminal() -> bool:
     return sys.stdin.isatty()

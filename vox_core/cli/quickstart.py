@@ -1,7 +1,7 @@
-"""`vox quickstart`: the whole way, by ordinary commands.
+"""`vox quickstart`: train, merge and query a small model with ordinary commands.
 
-Each step prints a command and runs it, in this process, as if it had been typed. What differs from
-typing it is only that the results are kept for the summary at the end.
+Each step prints a command and runs it in this process. The results are kept for the summary at the
+end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
 FILES = ("train.jsonl", "valid.jsonl")
 MODEL = "smollm2-135m"
 QUESTION = "How can I continue an interrupted run?"
-"""A held-out question: it stands in valid.jsonl, and in train.jsonl only in other words."""
+"""A validation question: valid.jsonl has it; train.jsonl has it only in other words."""
 
-# On two cores about two minutes of training. Half the batch size and five times the rate of the
-# defaults: the data set is small, and every answer in it is learnt by heart.
+# About two minutes of training on two cores. Half the default batch size and five times the default
+# learning rate, because the data set is small and the model is to memorise its answers.
 TRAINING = ("--epochs", "3", "--batch-size", "4", "--lr", "1e-3")
 LONGEST_ANSWER = ("--max-tokens", "64")
 SHOWN_CHARACTERS = 240
@@ -38,14 +38,14 @@ SHOWN_CHARACTERS = 240
     "--out",
     type=click.Path(path_type=Path),
     default=Path("vox-quickstart"),
-    help="Folder to make.  [default: vox-quickstart]",
+    help="Output folder.  [default: vox-quickstart]",
 )
 @click.pass_context
 def quickstart(ctx: click.Context, out: Path) -> None:
-    """The whole way on a small model, in minutes.
+    """Train, merge and chat with a small model in minutes.
 
-    Asks a question, trains on a small data set about vox, asks again and merges. It prints the
-    ordinary commands that it runs; all of them can be run by hand.
+    Asks a question, trains on a small data set about vox, asks again and merges. Each step prints
+    the command that it runs, so you can repeat it by hand.
     """
     from vox_core import files
 
@@ -54,14 +54,14 @@ def quickstart(ctx: click.Context, out: Path) -> None:
 
 
 class Tour:
-    """One quick start, into the folder `out`."""
+    """One quickstart, with its files in the folder `out`."""
 
     def __init__(self, ctx: click.Context, out: Path) -> None:
         self._ctx, self._out = ctx, out
         self._run, self._merged = out / "run", out / "merged"
 
     def go(self) -> None:
-        """All steps; an error or Ctrl-C in one of them ends the tour as it ends that command."""
+        """Run all steps; an error or Ctrl-C in a step ends the tour with that step's exit code."""
         began = time.perf_counter()
         _title("1. Ask a question that the training data does not contain")
         before = self._ask(MODEL)
@@ -76,7 +76,7 @@ class Tour:
         _title(f"Done in {duration(time.perf_counter() - began)}")
         print_table(
             {
-                "held-out loss": losses(trained.valid_before, trained.valid_after),
+                "validation loss": losses(trained.valid_before, trained.valid_after),
                 "question": QUESTION,
                 "before": _shortened(before),
                 "after": _shortened(after),
@@ -89,7 +89,7 @@ class Tour:
         return answer
 
     def _vox(self, *arguments: str) -> Any:
-        """Print a command, run it, give its result; where it exits by itself, exit as it does."""
+        """Print and run a command and return its result; exit if it returns an exit code."""
         click.secho(f"$ vox {shlex.join(arguments)}", bold=True)
         result = root.main([*arguments], prog_name="vox", standalone_mode=False, obj=WITHIN)
         if isinstance(result, int):
@@ -109,10 +109,10 @@ class Tour:
         chat = ("vox", "chat")
         print_table(
             {
-                command(*chat, self._run): "talk to the model with its adapter",
+                command(*chat, self._run): "chat with the model and its adapter",
                 command(*chat, self._run, "--adapter", "none"): "the same without the adapter",
-                command(*chat, self._merged): "the merged model: a plain Hugging Face folder",
-                "vox train --data FILE.jsonl": "your own data; its rows can look like those in "
+                command(*chat, self._merged): "the merged model, a Hugging Face checkpoint",
+                "vox train --data FILE.jsonl": "train on your own data, in the format of "
                 f"{self._out / 'data' / 'train.jsonl'}",
             }
         )

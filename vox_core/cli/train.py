@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from vox_core.run.context import StoppedAtOnce
 
 MORE = 3
-"""Times as many steps, in the hint after a short run."""
+"""Factor of steps that the hint after a short run suggests."""
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "revision", "template", "backend", "dtype", "quant"),
         *("allow_cpu", "allow_overcommit"),
     ),
     "Data": ("data", "source", "valid", "fields", "seq_len", "curriculum"),
-    "Choosing rows": (
+    "Data filters": (
         "malformed_rows",
         "max_skipped",
         "min_rating",
@@ -61,7 +61,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Run": ("out", "eval_every", "plan_file", "config_file", "as_json"),
     "Checkpoints": ("save_every", "save_minutes", "save_epochs", "keep", "keep_every"),
-    "Stopping and going on": (
+    "Stopping and resuming": (
         "max_time",
         "patience",
         "load_best_at_end",
@@ -77,7 +77,7 @@ def _plan_option() -> click.Option:
         ["--plan", "plan_file"],
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Run exactly what `vox plan --json` has printed into FILE, or refuse.",
+        help="Run the plan that `vox plan --json > FILE` wrote; fail if it cannot be met.",
     )
 
 
@@ -98,10 +98,10 @@ def train(
     as_json: bool,
     **flags: Any,
 ) -> TrainReport:
-    """Fine-tune a model: data in, adapter out.
+    """Fine-tune a model on your data; writes an adapter.
 
-    FILES are data files, as --data names them. An installed backend is picked, and one line says
-    why. Ctrl-C stops after the step with everything saved; --resume goes on.
+    FILES are data files, as for --data. vox chooses an installed backend and prints why. Ctrl-C
+    finishes the current step and saves everything; --resume continues the run.
     """
     from vox_core.run.context import StoppedAtOnce
     from vox_core.run.metrics import process_began
@@ -122,14 +122,14 @@ def train(
     else:
         _show(report)
     if report.stopped:
-        click.echo(f"stopped; go on with: {_resume(report.run)}", err=True)
+        click.echo(f"stopped; resume with: {_resume(report.run)}", err=True)
         ctx.exit(STOPPED)
     return report
 
 
 def _stopped_at_once(stop: StoppedAtOnce) -> str:
-    kept = "nothing is kept" if stop.step is None else f"kept up to step {stop.step}"
-    return f"stopped at once, {kept}; go on with: {_resume(stop.run)}"
+    kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
+    return f"stopped at once, {kept}; resume with: {_resume(stop.run)}"
 
 
 def _resume(run: Path) -> str:
@@ -142,7 +142,7 @@ def _show(report: TrainReport) -> None:
         "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}"
         + _startup(report.startup_seconds),
         "loss": "" if report.loss is None else f"{report.loss:.4f}",
-        "held-out loss": losses(report.valid_before, report.valid_after),
+        "validation loss": losses(report.valid_before, report.valid_after),
         "best": _best(report),
     }
     print_table({label: text for label, text in rows.items() if text})
@@ -154,7 +154,7 @@ def _show(report: TrainReport) -> None:
 
 
 def _hint(report: TrainReport) -> str:
-    """What would give more, after a short run that could have gone on."""
+    """Suggest settings that train longer, after a short run that was still improving."""
     whole = report.steps == report.total_steps
     better = report.best_step is None or report.best_step == report.steps
     if report.epochs is None or report.steps >= SHORT_RUN or not (whole and better):
@@ -166,7 +166,7 @@ def _hint(report: TrainReport) -> str:
 
 
 def _best(report: TrainReport) -> str:
-    """The best validation, where it was not the last one."""
+    """Describe the best validation, unless it was the last one."""
     if report.best_step is None or report.best_step == report.steps:
         return ""
     written = report.adapter_step == report.best_step

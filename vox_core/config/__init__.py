@@ -1,12 +1,12 @@
-"""Settings: `vox.toml`, then the environment, then flags; the later wins.
+"""Settings, merged from `vox.toml`, the environment and flags; the later wins.
 
-One pydantic model per section is the only list of settings there is: the command line makes its
-flags from it, `vox config schema` its JSON schema, `docs/reference/config.md` its table. A key is
+One pydantic model per section is the only list of its settings: the command line makes its flags
+from it, `vox config schema` its JSON schema, `docs/reference/config.md` its table. A key is
 spelt alike in all of them (`micro-batch-tokens`, `--micro-batch-tokens`,
 `VOX_TRAIN_MICRO_BATCH_TOKENS`). Unknown keys are errors that name the nearest known one.
 
-values.py says what a value may be, data.py, train.py and sections.py list the settings, read.py
-puts them together. Nothing here decides anything about models, data or backends.
+values.py defines the types of values; data.py, train.py and sections.py list the settings; read.py
+merges the sources.
 """
 
 from vox_core.config.data import DataSettings

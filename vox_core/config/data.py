@@ -1,4 +1,4 @@
-"""`[data]`: which rows of the data are used, and how they are read."""
+"""`[data]`: data filters, column mapping, mixing and curriculum."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ROW_FIELDS = (
     "completion", "response", "output", "text", "chosen", "rejected", "rating", "category",
     "difficulty", "lane", "response_mode", "task_family", "tags",
 )  # fmt: skip
-"""What vox looks for in a row."""
+"""Fields of a row that vox reads."""
 
 
 _ALSO = {"question": "prompt", "answer": "completion"}
-"""Names that rows may have and a mapping has not, and those that it has."""
+"""Aliases that a row may use but a mapping may not -> the field to map."""
 
 
 def _pairs(value: Any) -> Any:
-    """`("prompt=question", …)`, as `--field` gives it, as a table.
+    """Convert `("prompt=question", …)`, the form of `--field`, to a table.
 
     Raises:
         ValueError: one of them has no `=`.
@@ -37,8 +37,10 @@ def _pairs(value: Any) -> Any:
 
 
 def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
-    """Raises:
-    ValueError: a name that vox looks for in no row.
+    """Check the mapped fields.
+
+    Raises:
+        ValueError: a name is no field of a row.
     """
     unknown = next((name for name in fields if name not in ROW_FIELDS), None)
     if unknown is not None:
@@ -56,51 +58,52 @@ def _meant(name: str, column: str) -> str:
 
 
 class DataSettings(Section):
-    """What `vox train`, `vox plan` and `vox data` do to the rows before they are trained."""
+    """Settings of reading, filtering and mixing rows, shared by `train`, `plan` and `data`."""
 
     section: ClassVar[str] = "data"
 
     fields: Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_known)] = Field(
         {},
-        description="Column or path that holds a field of the row: prompt=question, "
-        "completion=meta.answers.0; an empty path leaves the field out. Repeatable; in vox.toml a "
+        description="Read a field from another column or path: prompt=question, "
+        "completion=meta.answers.0; an empty path drops the field. Repeatable; in vox.toml a "
         "table [data.fields].",
     )
     malformed_rows: MalformedRows = Field(
-        "strict", description="A malformed row stops the run before it starts, or is skipped."
+        "strict", description="Malformed rows: abort before training (strict), or skip them."
     )
     max_skipped: Share = Field(
-        0.01, description="Greatest share of rows that may be skipped; more stop the run."
+        0.01, description="Abort if more than this fraction of rows would be skipped."
     )
-    min_rating: float | None = Field(None, description="Only rows with this rating or a better.")
+    min_rating: float | None = Field(None, description="Keep rows with at least this rating.")
     unrated: Unrated | None = Field(
-        None, description="What becomes of rows without a rating; --min-rating asks for it."
+        None, description="Keep or drop rows without a rating; required with --min-rating."
     )
-    category: Names = Field((), description="Only rows of this category. Repeatable.")
-    lane: Names = Field((), description="Only rows of this lane. Repeatable.")
-    tag: Names = Field((), description="Only rows with this tag. Repeatable.")
-    min_chars: Count = Field(0, description="Only rows that say at least so many characters.")
+    category: Names = Field((), description="Keep rows of this category. Repeatable.")
+    lane: Names = Field((), description="Keep rows whose `lane` field has this value. Repeatable.")
+    tag: Names = Field((), description="Keep rows with this tag. Repeatable.")
+    min_chars: Count = Field(0, description="Keep rows with at least this many characters of text.")
     max_chars: Count = Field(
-        0, description="Only rows that say at most so many characters; 0: no limit."
+        0, description="Keep rows with at most this many characters of text; 0: no limit."
     )
     dedup: Dedup = Field(
-        "none", description="Leave out rows that say the same as an earlier one, or nearly."
+        "none", description="Drop rows whose text repeats an earlier one, exactly or nearly."
     )
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = Field(
-        0.8, description="Jaccard similarity from which --dedup near takes two rows for the same."
+        0.8, description="Jaccard similarity at which --dedup near drops a row."
     )
     valid_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="Share of the rows to hold out, chosen by what they say."
+        0.0, description="Fraction of the rows to use for validation, chosen by their content."
     )
     source: Sources = Field(
-        (), description="Data and its share of each epoch, in place of --data. Repeatable."
+        (), description="Data and its weight in each epoch, instead of --data. Repeatable."
     )
     curriculum: Curriculum = Field(
-        "none", description="Order of an epoch: random, or from easy rows to difficult ones."
+        "none", description="Order of the rows in an epoch: random, or from easy to difficult."
     )
 
     def policy(self) -> DataPolicy:
-        """What of these settings stands in the contract; what has no effect is left at zero."""
+        """Return the data filters as the contract records them; settings without effect are
+        zero."""
         skip, near = self.malformed_rows == "skip", self.dedup == "near"
         return DataPolicy(
             malformed_rows=self.malformed_rows,

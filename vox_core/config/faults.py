@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a table, in words: unknown keys with the nearest known one."""
+"""Convert pydantic's validation errors to fault lines; unknown keys get the nearest known key."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-def told(kind: type[BaseModel], error: ValidationError) -> list[str]:
-    """Every fault of a table of `kind`."""
-    return [told_of(kind, detail) for detail in error.errors()]
+def settings_faults(kind: type[BaseModel], error: ValidationError) -> list[str]:
+    """Return every fault of a table of `kind`, one line each."""
+    return [settings_fault(kind, detail) for detail in error.errors()]
 
 
 def nearest(key: str, known: Iterator[str] | list[str]) -> str:
-    """`; did you mean …?`, where a known key is near."""
+    """Return `; did you mean …?` if a key of `known` is close, else ""."""
     near = difflib.get_close_matches(key, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def told_of(kind: type[BaseModel], detail: ErrorDetails) -> str:
-    """One of them."""
+def settings_fault(kind: type[BaseModel], detail: ErrorDetails) -> str:
+    """Return one validation error as a line."""
     what = detail["msg"].removeprefix("Value error, ")
     what = f"{what[0].lower()}{what[1:]}"
-    if not detail["loc"]:  # of the table as a whole
+    if not detail["loc"]:  # about the table as a whole
         return what
     place, key = _place(detail["loc"][:-1]), str(detail["loc"][-1])
     if detail["type"] == "extra_forbidden":
@@ -40,13 +40,12 @@ def told_of(kind: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """`[[source]] 2: ` for the second table of an array."""
+    """Return `[[source]] 2: ` for the second table of an array."""
     words = [f" {part + 1}" if isinstance(part, int) else f"[[{part}]]" for part in location]
     return f"{''.join(words)}: " if words else ""
 
 
 def _keys_at(kind: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
-    """The keys of the table at `location`."""
     for part in location:
         if isinstance(part, str):
             field = next((f for n, f in kind.model_fields.items() if part in (n, f.alias)), None)
@@ -58,7 +57,7 @@ def _keys_at(kind: type[BaseModel], location: tuple[int | str, ...]) -> Iterator
 
 
 def _table_in(annotation: Any) -> type[BaseModel] | None:
-    """The table that an annotation names, such as that of `tuple[Source, ...]`."""
+    """Return the model class within an annotation, such as that of `tuple[Source, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_table_in(one) for one in get_args(annotation))

@@ -1,7 +1,7 @@
-"""The names that TRL, transformers, PEFT, Unsloth and mlx-lm have for settings of vox.
+"""Map the setting names of TRL, transformers, PEFT, Unsloth and mlx-lm to those of vox.
 
-A hint and no alias: `--learning-rate` is an error that names `--lr`. Where the meaning differs the
-hint says how, because a number that is carried over would mean something else.
+The names are hints, not aliases: `--learning-rate` is an error that names `--lr`. Where the meaning
+differs the hint says how, so that nobody copies a number that means something else.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ PEERS: dict[str, tuple[str, str]] = {
 
 
 def meant(name: str, known: Collection[str], shown: Callable[[str], str] = str) -> str:
-    """What an unknown setting is meant as, in words: by the peers' names, else by its spelling.
+    """Suggest the setting for an unknown one: by the peers' names, else by spelling.
 
     Args:
-        known: settings that there are, in kebab-case.
-        shown: a setting as it is written here, such as with dashes before it.
+        known: existing settings, in kebab-case.
+        shown: formats a setting for the message, such as with dashes before it.
 
     Returns:
-        Nothing where nothing is near.
+        The hint, or "".
     """
     spelt = name.lower().replace("_", "-")
     setting, differs = PEERS.get(spelt, (spelt, ""))

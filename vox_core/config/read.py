@@ -1,7 +1,7 @@
-"""Settings from `vox.toml`, the environment and flags; the later wins.
+"""Read settings from `vox.toml`, the environment and flags; the later wins.
 
-A section may build on another: `[train]` has the keys of `[data]` too, and each key has one home,
-the section that says it first.
+A section may extend another: `[train]` has the keys of `[data]` too. The home of a key is the
+section that defines it first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
 
 from pydantic import ValidationError
 
-from vox_core.config.faults import told_of
+from vox_core.config.faults import settings_fault
 from vox_core.config.peers import meant
 from vox_core.config.sections import SECTIONS
 from vox_core.config.source import sources_seen_from
@@ -34,10 +34,10 @@ S = TypeVar("S", bound=Section)
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Within it `file` stands in for the `vox.toml` of the current folder, in every section.
+    """Use `file` as the `vox.toml` of every section within the block.
 
-    A command enters it for its `--config`, so that the catalogs and the blocked plugins, which are
-    looked up deep below, come from the same file as the settings that it was given.
+    A command enters it for its `--config`, so that the catalogs and the blocked plugins come from
+    the same file as its settings.
     """
     before = _stand_in.set(file)
     try:
@@ -47,7 +47,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def settings_file() -> Path:
-    """The settings file of this command, which need not exist."""
+    """Return the settings file of this command, which may not exist."""
     return _stand_in.get() or Path(CONFIG_FILE)
 
 
@@ -58,13 +58,13 @@ def load_settings(
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> S:
-    """Settings of one section from all three sources.
+    """Load the settings of one section from all three sources.
 
     Args:
         kind: the section's model.
-        flags: what the command line or a call gives, by field name; nothing that was not given.
-        file: the `vox.toml` to read; without it the one of the command (`reading`), or else the
-            one in the current folder, if there is one.
+        flags: the values given on the command line or in a call, by field name.
+        file: the `vox.toml` to read; by default that of the command (`reading`), else the one in
+            the current folder, if there is one.
 
     Raises:
         ConfigError: C001 unknown keys, C002 bad values (all of them), C003 unreadable file.
@@ -84,7 +84,7 @@ def load_settings(
 
 
 def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The later wins. What names the data one way takes the place of what named it another."""
+    """Merge two sources of settings; `data` and `source` replace each other."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for one, other in (("data", "source"), ("source", "data")):
@@ -95,7 +95,7 @@ def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that stand on the command line, or the keywords of a call."""
+    """Return the flags on the command line, or the keywords of a call, that have a value."""
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
@@ -105,7 +105,8 @@ def source_of(
     config_file: Path | None,
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """Where a setting that is no flag comes from: a variable's name, `vox.toml` or `default`."""
+    """Return where a setting without a flag comes from: a variable's name, `vox.toml` or
+    `default`."""
     variables = [f"VOX_{kind.section.upper()}_{name.upper()}"]
     if name == "backend":
         variables.append("VOX_BACKEND")
@@ -116,7 +117,7 @@ def source_of(
 
 
 def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
-    """For each name that is no field of the section, that it is unknown, and the nearest field."""
+    """Return a fault for each name that is no field of the section, with the nearest field."""
     known = [*map(kebab, kind.model_fields)]
     return [
         _unknown(name, name, known, lambda setting: setting.replace("-", "_"))
@@ -126,7 +127,7 @@ def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
-    """The tables of `vox.toml`, with section names and keys checked.
+    """Return the tables of `vox.toml` with section names and keys checked.
 
     Raises:
         ConfigError: C001, C003.
@@ -151,10 +152,10 @@ def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
 def validate(
     kind: type[S], values: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> S:
-    """Build a section.
+    """Build a section from values.
 
     Args:
-        origins: field -> where its value was said, for the words of an error.
+        origins: field -> source of its value, for error messages.
 
     Raises:
         ConfigError: C001 or C002, naming every fault.
@@ -195,7 +196,7 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
 
 
 def _home(key: str) -> str:
-    """Where a key that stands outside all sections belongs."""
+    """Return the section of a key that stands outside all sections."""
     name = key.replace("-", "_")
     home = next((kind.section for kind in SECTIONS if name in kind.own_fields()), None)
     return f"; put it under [{home}]" if home else ""
@@ -209,14 +210,14 @@ def _unknown(
 
 
 def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Keys as field names, and paths as seen from the folder of the file that holds them."""
+    """Convert keys to field names, and resolve paths relative to the file's folder."""
     fields = {key.replace("-", "_"): value for key, value in keys.items()}
     for name, value in fields.items():
         annotation = str(kind.model_fields[name].annotation)
         if "DataSource" in annotation:
             fields[name] = sources_seen_from(folder, value)
             continue
-        if "Path" not in annotation or f"'{value}'" in annotation:  # a word, such as `auto`
+        if "Path" not in annotation or f"'{value}'" in annotation:  # a keyword, such as `auto`
             continue
         if isinstance(value, str):
             fields[name] = _path(folder, value)
@@ -226,7 +227,7 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
 
 
 def _path(folder: Path, value: str) -> Path:
-    """A path as seen from the folder; a data set of the hub lies in none."""
+    """Resolve a path relative to the folder; hub references stay."""
     return Path(value) if value.startswith("hf:") else folder / value
 
 
@@ -236,7 +237,8 @@ class _Variable(NamedTuple):
 
 
 def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, _Variable]:
-    """`VOX_TRAIN_LR=1e-4`; lists are separated by commas. `VOX_BACKEND` serves every section."""
+    """Read `VOX_TRAIN_LR=1e-4`; commas separate list elements; `VOX_BACKEND` serves every
+    section."""
     prefix = f"VOX_{kind.section.upper()}_"
     fields = {name: field for name, field in kind.own_fields().items() if not is_table(field)}
     values = dict[str, _Variable]()
@@ -260,13 +262,13 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
 
 
 def _variable(prefix: str) -> Callable[[str], str]:
-    """How a variable is spelt, by the setting's name."""
+    """Return the variable's name for a setting."""
     return lambda name: prefix + name.replace("-", "_").upper()
 
 
 def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
-        return told_of(kind, detail)
+        return settings_fault(kind, detail)
     key = ".".join(str(part) for part in detail["loc"])
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
     what = detail["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""The sections of `vox.toml` beside `[train]` and `[data]`, and all of them together."""
+"""The sections of `vox.toml` other than `[train]` and `[data]`, and the whole file."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ from vox_core.contract import Quant
 
 
 class ModelUse(Section):
-    """What generating, chatting and merging have in common."""
+    """Settings that generate, chat and merge share."""
 
-    backend: str | None = Field(None, description="Backend to use, and no other.")
+    backend: str | None = Field(None, description="Use this backend only.")
 
 
 class SamplingSettings(ModelUse):
-    """How answers are made."""
+    """Settings of generating answers."""
 
     adapter: str | None = Field(
-        None, description="Another adapter folder, or `none` to hear the base model."
+        None, description="Another adapter folder, or `none` for the base model alone."
     )
     dtype: DTypeChoice = Field("auto", description="Compute dtype.")
     quant: Quant | None = Field(
-        None, description="Quantisation of the base, by default the one the run was trained with."
+        None, description="Quantisation of the base; by default that of the training run."
     )
-    max_tokens: PositiveInt = Field(512, description="Longest answer, in tokens.")
-    temperature: Temperature = Field(0.0, description="0 is greedy; higher is more varied.")
-    top_k: Count = Field(0, description="Keep the k likeliest tokens; 0 keeps all.")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling.")
+    max_tokens: PositiveInt = Field(512, description="Max new tokens per answer.")
+    temperature: Temperature = Field(0.0, description="Sampling temperature; 0 is greedy.")
+    top_k: Count = Field(0, description="Keep the k most likely tokens; 0 keeps all.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Nucleus sampling: keep this probability mass."
+    )
     min_p: Share = Field(
-        0.0, description="Keep tokens at least this likely, relative to the likeliest."
+        0.0, description="Keep tokens with at least this probability relative to the top token."
     )
     repetition_penalty: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Above 1: make tokens less likely that stand in prompt or answer."
+        1.0, description="Above 1: penalise tokens that occur in the prompt or the answer."
     )
     stop: Texts = Field((), description="End the answer before this text. Repeatable.")
     seed: Seed = Field(0, description="Seed of sampling.")
@@ -70,7 +72,7 @@ class ChatSettings(SamplingSettings):
 
     section: ClassVar[str] = "chat"
 
-    temperature: Temperature = Field(0.7, description="0 is greedy; higher is more varied.")
+    temperature: Temperature = Field(0.7, description="Sampling temperature; 0 is greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.95, description="Nucleus sampling.")
 
 
@@ -79,18 +81,18 @@ class MergeSettings(ModelUse):
 
     section: ClassVar[str] = "merge"
 
-    model: str | None = Field(None, description="Base model, if not the one the run names.")
-    out: Path | None = Field(None, description="Folder to make.  [default: RUN-merged]")
+    model: str | None = Field(None, description="Base model, if not the one in the run.")
+    out: Path | None = Field(None, description="Output folder.  [default: RUN-merged]")
     dtype: DTypeChoice = Field(
-        "auto", description="Dtype to store, the base's by default; fp32 rounds nothing away."
+        "auto", description="Output dtype, the base's by default; fp32 avoids rounding."
     )
     onto: Literal["base", "trained-base"] = Field(
         "base",
-        description="What the adapter is added to: the base's own weights, or those that a "
-        "quantised run was trained on.",
+        description="Weights to merge into: the base's own, or the dequantised ones that a "
+        "quantised run trained on.",
     )
     quant: Literal["none", "affine4", "affine8", "mxfp4", "nvfp4"] = Field(
-        "none", description="Write the linear layers quantised, in MLX's format."
+        "none", description="Quantise the merged linear layers, in MLX's format."
     )
 
 
@@ -100,20 +102,20 @@ class ConvertSettings(Section):
     section: ClassVar[str] = "convert"
 
     to: Literal["peft", "mlx"] | None = Field(None, description="Format to write.")
-    model: str | None = Field(None, description="Base model, if not the one the adapter names.")
-    out: Path | None = Field(None, description="Folder to make.  [default: RUN-FORMAT]")
+    model: str | None = Field(None, description="Base model, if not the one in the adapter.")
+    out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
 
 
 class PluginSettings(Section):
-    """Which plugins vox knows of, and which it leaves alone."""
+    """Settings of the catalog, blocked plugins and providers."""
 
     section: ClassVar[str] = "plugin"
 
-    catalogs: Paths = Field((), description="Further catalog files, beside vox's own. Repeatable.")
-    blocked: Names = Field((), description="Ids of plugins not to use. Repeatable.")
+    catalogs: Paths = Field((), description="Additional catalog files. Repeatable.")
+    blocked: Names = Field((), description="Ids of plugins to ignore. Repeatable.")
     provider: Mapping[str, str] = Field(
         default_factory=dict,
-        description='Which plugin provides a name that several do: `"POINT.NAME" = "ID"`.',
+        description='Plugin to use for a name that several provide: `"POINT.NAME" = "ID"`.',
     )
 
 
@@ -141,7 +143,7 @@ SECTIONS: tuple[type[Section], ...] = (
 
 
 def toml_schema() -> dict[str, Any]:
-    """The JSON schema of `vox.toml`: each key in the section that is its home."""
+    """Return the JSON schema of `vox.toml`, with each key in its home section only."""
     schema = VoxToml.model_json_schema()
     for kind in SECTIONS:
         keys = {kebab(name) for name in kind.own_fields()}

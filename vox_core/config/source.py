@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class DataSource(BaseModel):
-    """Data files, and the share of training that is theirs."""
+    """Data files and their weight in training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -20,10 +20,10 @@ class DataSource(BaseModel):
 
 
 def _path_and_weight(value: Any) -> Any:
-    """`train.jsonl=0.7` as a table.
+    """Convert `train.jsonl=0.7` to a table.
 
     Raises:
-        ValueError: it says no weight.
+        ValueError: there is no weight.
     """
     if not isinstance(value, str):
         return value
@@ -44,7 +44,7 @@ Sources = Annotated[
 
 
 def sources_seen_from(folder: Path, value: Any) -> list[Any]:
-    """What `source` says in a file of `folder`, with its paths as seen from there."""
+    """Resolve the paths in the `source` tables of a file in `folder`."""
     listed = value if isinstance(value, list) else [value]
     return [_seen_from(folder, one) for one in listed]
 

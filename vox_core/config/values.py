@@ -1,4 +1,4 @@
-"""What a setting's value may be, and the base of all sections."""
+"""Types of settings' values, and the base class of all sections."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def _one_or_many(value: Any) -> Any:
-    """A list that has one element may be written without brackets."""
+    """Convert a single value to a list of one."""
     return (value,) if isinstance(value, str | Path) else value
 
 
 def _seconds(value: Any) -> Any:
-    """`90m`, `2h`, `45s` or `1h30m` as seconds; a number is pydantic's to judge.
+    """Convert `90m`, `2h`, `45s` or `1h30m` to seconds; numbers pass unchanged.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: another text.
     """
     text = value.strip().lower() if isinstance(value, str) else ""
     if not text or text.replace(".", "", 1).isdigit():
@@ -53,7 +53,7 @@ DTypeChoice = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 def is_duration(field: FieldInfo) -> bool:
-    """Whether a setting takes times such as 90m."""
+    """Whether a setting takes durations such as 90m."""
     kinds = (each for each in field.metadata if isinstance(each, BeforeValidator))
     return any(each.func is _seconds for each in kinds)
 
@@ -63,12 +63,12 @@ def kebab(name: str) -> str:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Whether a setting is a table of `vox.toml`, which no flag and no variable can say."""
+    """Whether a setting is a table of `vox.toml`, which variables cannot express."""
     return get_origin(field.annotation) is Mapping
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, kebab-case keys, nothing unknown."""
+    """Base class of all sections: frozen, kebab-case keys, unknown keys forbidden."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -81,12 +81,12 @@ class Section(BaseModel):
 
     @classmethod
     def own_fields(cls) -> dict[str, FieldInfo]:
-        """The fields whose home this section is: those of no section that it builds on."""
+        """Return the fields that this section defines itself, not inherited ones."""
         known = {name for base in homes(cls) if base is not cls for name in base.model_fields}
         return {name: field for name, field in cls.model_fields.items() if name not in known}
 
 
 def homes(kind: type[Section]) -> list[type[Section]]:
-    """The sections that hold the fields of `kind`: those that it builds on, and itself."""
+    """Return the sections that define the fields of `kind`: its bases and itself."""
     bases = [base for base in reversed(kind.__mro__) if issubclass(base, Section)]
     return [base for base in bases if "section" in vars(base)]

@@ -1,15 +1,16 @@
-"""The frozen types that cross the seam between the core and a backend.
+"""The frozen types exchanged between the core and a backend.
 
-A `FineTuneContract` says what was asked for, in terms that no path, clock or machine changes; its
-digest is the identity of a run. An `ExecutionPlan` says how one backend will carry it out. Jobs go
-to a backend, results and events come back. Everything here is plain Python and numpy.
+A `FineTuneContract` is the fingerprint of everything that decides a run's result, independent of
+paths, time and machine; its digest identifies the run. An `ExecutionPlan` says how one backend
+carries it out. Jobs go to a backend; results and events come back. All of it is plain Python and
+numpy.
 
     spec.py      contract and plan
     batch.py     documents, steps
     state.py     adapters, training state
-    events.py    what happens in a run
+    events.py    events of a run
     jobs.py      jobs, results, context
-    advice.py    what a plugin says of a planned run
+    advice.py    a plugin's advice on a planned run
     sampling.py  the choice of the next token
 
 These modules read nothing, and import numpy where they compute with it.

@@ -1,4 +1,4 @@
-"""What a plugin says of a run that has been planned and not yet begun."""
+"""A plugin's advice on a planned run, before it starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vox_core.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The answer of `vox_advise`. What it changes is time and memory, never a number.
+    """The result of `vox_advise`; it changes time and memory, never the trained numbers.
 
     Args:
         notices: shown, and kept in the run's telemetry.
-        micro_batch_tokens: in place of those of the plan. The core leaves them where the user set
-            them, and with dropout, whose mask depends on the micro-batch.
+        micro_batch_tokens: replaces the plan's value, unless the user set it or there is dropout,
+            whose mask depends on the micro-batch.
         tuning: values for the backend's knobs, by name.
         refusal: why the run cannot succeed. It is raised by `vox train`, and shown by `vox plan`.
     """

@@ -1,4 +1,4 @@
-"""The two kinds of array that cross the seam, for type checkers; nothing else imports this."""
+"""Type aliases of the two kinds of array between core and backend, for type checkers only."""
 
 from __future__ import annotations
 

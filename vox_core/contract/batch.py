@@ -1,4 +1,4 @@
-"""Documents on their way to a backend.
+"""Batches and steps of tokenised documents for a backend.
 
 Shape legend: T tokens of a batch, D documents of a batch.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Documents laid end to end.
+    """Tokenised documents concatenated into one sequence.
 
     Args:
         tokens_T: int64 token ids.
@@ -25,8 +25,8 @@ class Batch:
         weights_T: float32 weight of the loss at t; 0 = not trained.
         starts_D: int64 offset of each document's first token; `starts_D[0] == 0`.
 
-    A backend may lay documents out as it likes; they never see one another, and the loss is the
-    same whatever the layout.
+    A backend may pack or pad documents. They never attend to one another, and the loss does not
+    depend on the layout.
     """
 
     tokens_T: Ints
@@ -35,7 +35,7 @@ class Batch:
     starts_D: Ints
 
     def documents(self) -> Iterator[slice]:
-        """The extent of each document, in order."""
+        """Yield the extent of each document, in order."""
         bounds = [*self.starts_D.tolist(), len(self.tokens_T)]
         return itertools.starmap(slice, itertools.pairwise(bounds))
 
@@ -52,7 +52,7 @@ class Step:
         lr: learning rate of this step, schedule applied.
         evaluate: run validation after this step.
         epoch: epochs finished after this step, as a fraction.
-        micro_batch_tokens: what its batches were cut by; 0: by the plan's.
+        micro_batch_tokens: size limit of its batches; 0: the plan's.
     """
 
     number: int
@@ -65,10 +65,10 @@ class Step:
 
 
 def probe_document(batches: Sequence[Batch], longest: int = 512, scored: int = 64) -> Batch:
-    """The longest document of `batches`, for a backend to check its own computation on.
+    """Return a shortened copy of the longest document, for a backend to verify its computation.
 
     Args:
-        longest: tokens that are kept of it.
+        longest: maximum number of tokens to keep.
         scored: positions with weight 1, spread evenly; all others have weight 0.
     """
     import numpy as np
@@ -87,7 +87,7 @@ def probe_document(batches: Sequence[Batch], longest: int = 512, scored: int = 6
 
 
 def padded_groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Group documents, by index, so that each group fits when its documents are padded rows.
+    """Group documents by index so that each group, padded to its longest, fits `tokens`.
 
     Longest first, neighbours in length together: a group of n whose longest document has L tokens
     has n * L <= `tokens`, or n = 1. Every index occurs once; ties keep their order.
@@ -103,8 +103,7 @@ def padded_groups(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def cut_to_rows(batches: Sequence[Batch], tokens: int) -> list[Batch]:
-    """The documents of some batches in others, each a single one or `tokens` positions at the most
-    when it is padded rows."""
+    """Split batches into single documents or groups of at most `tokens` padded positions."""
     import numpy as np
 
     found = [(batch, extent) for batch in batches for extent in batch.documents()]

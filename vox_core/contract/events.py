@@ -1,4 +1,4 @@
-"""What happens in a run."""
+"""Events of a run, for telemetry, progress and trackers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vox_core.contract.spec import DType, Quant
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened, for telemetry, progress and observers. Times are added by the core."""
+    """Base class of events; the core adds the time."""
 
     name: ClassVar[str] = "event"
 
 
 @dataclass(frozen=True, slots=True)
 class RunStart(Event):
-    """A run begins, or goes on, with `first_step`; `rows` and `tokens` are those of one epoch, and
-    `quant` is what the base is quantised to."""
+    """A run starts or resumes at `first_step`; `rows` and `tokens` are per epoch; `quant` is the
+    base's quantisation."""
 
     name: ClassVar[str] = "run_start"
     run: str
@@ -38,8 +38,8 @@ class RunStart(Event):
 
 @dataclass(frozen=True, slots=True)
 class FastPaths(Event):
-    """How the model's modules compute: `fast` counts those in the backend's own functions, by kind;
-    `own` those that keep their library's way, by the reason."""
+    """Counts of model modules by implementation: `fast` in the backend's own functions, by kind;
+    `own` in the library's, by reason."""
 
     name: ClassVar[str] = "fast_paths"
     fast: Mapping[str, int]
@@ -48,13 +48,13 @@ class FastPaths(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepDone(Event):
-    """`loss` is the step's weighted mean; `grad_norm` is measured before clipping; `seconds` is the
-    step's own wall time.
+    """A finished step: `loss` is its weighted mean, `grad_norm` is before clipping, `seconds` is
+    its wall time.
 
-    `memory` is the most bytes that were in use so far on the device that trains; a backend whose
-    device has no memory of its own leaves it out. The core fills it in then, with the most that was
-    resident of the process, and `seconds_left`, and for a command's first step `startup_seconds`:
-    how long it took from the start of the command to the end of that step."""
+    `memory` is the peak number of bytes in use on the training device; a backend whose device has
+    no memory of its own leaves it out, and the core sets it to the process's peak resident size.
+    The core also sets `seconds_left`, and on a command's first step `startup_seconds`: the time
+    from the start of the command to the end of that step."""
 
     name: ClassVar[str] = "step"
     step: int
@@ -71,11 +71,11 @@ class StepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepSkipped(Event):
-    """A step whose loss or gradient was NaN or infinite, and which was not applied: adapter,
-    moments and the count of updates are as before it. What was not computed is None.
+    """A step with a NaN or infinite loss or gradient, which changed neither adapter, optimizer
+    state nor update count; values that were not computed are None.
 
-    The core keeps the batch for a person to look at, and ends the run by raising from `emit` once
-    there have been too many in a row.
+    The core saves the batch for inspection. After too many consecutive ones it ends the run by
+    raising from `emit`.
     """
 
     name: ClassVar[str] = "step_skipped"
@@ -95,8 +95,8 @@ class Validation(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
-    """A checkpoint is whole, on the disk and read back. `seconds` is from the end of its step until
-    then, of which training stood still for `held_seconds`."""
+    """A checkpoint was written and read back. `seconds` counts from the end of its step; training
+    was blocked for `held_seconds` of them."""
 
     name: ClassVar[str] = "checkpoint"
     step: int
@@ -107,8 +107,8 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A run is gone on with after `step`, from the checkpoint `path`; `skipped` are the newer ones
-    that could not be used, each with the reason."""
+    """A run resumes after `step` from the checkpoint `path`; `skipped` lists newer unusable ones,
+    each with the reason."""
 
     name: ClassVar[str] = "resume"
     step: int
@@ -116,7 +116,7 @@ class Resumed(Event):
     skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skipped", tuple(self.skipped))  # a list, where it came as JSON
+        object.__setattr__(self, "skipped", tuple(self.skipped))  # a list when read from JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class RunEnd(Event):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Event):
-    """A phase or a warning, in words."""
+    """An informational message or a warning."""
 
     name: ClassVar[str] = "notice"
     message: str

@@ -1,4 +1,4 @@
-"""What a backend is given, what it gives back, and what it may ask of the core meanwhile.
+"""Jobs that a backend receives, results that it returns, and the context it may call.
 
 Shape legend: T tokens, V vocabulary.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainJob:
-    """Train `start` along `steps`, which begin after `start.step`.
+    """Train `start` through `steps`, which begin after `start.step`.
 
-    `validation`, where there is any, is evaluated before the first step of a fresh run (as step 0)
-    and after every step marked `evaluate`.
+    `validation`, if not empty, is evaluated before the first step of a fresh run (as step 0) and
+    after every step marked `evaluate`.
     """
 
     plan: ExecutionPlan
@@ -47,12 +47,12 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteModelJob:
-    """Write a plain Hugging Face folder in another format, and verify the result.
+    """Write a Hugging Face folder in another format, and verify the result.
 
     Args:
-        model: the folder; where `out` is None, the base of a model that will be written so.
+        model: the folder; with `out` None, the base of the model to be written later.
         format: a name that the plugin provides at the extension point `model-formats`.
-        out: an empty folder; None to check, before any work, whether the format has a place for the
+        out: an empty folder; None to check, before any work, whether the format supports the
             model's family, settings and shapes.
     """
 
@@ -63,8 +63,8 @@ class WriteModelJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeTarget:
-    """One tensor of the base files that the adapter changes. `path` is a key of the adapter's
-    `modules`, or the name of one of its `saved` tensors."""
+    """A tensor of the base that the adapter changes; `path` is a key of the adapter's `modules` or
+    the name of a `saved` tensor."""
 
     path: str
     shape: ModuleShape
@@ -74,9 +74,9 @@ class MergeTarget:
 class MergeJob:
     """Compute the changed tensors, in the order of `targets`.
 
-    `read(tensor)` gives a tensor of the base as the files have it (numpy; bfloat16 through
-    `ml_dtypes`), memory-mapped, so that one tensor at a time is enough memory. `dtype` is what the
-    results are rounded to; None keeps each tensor's own.
+    `read(tensor)` returns a stored tensor of the base (numpy; bfloat16 through `ml_dtypes`),
+    memory-mapped, so that memory for one tensor suffices. Results are rounded to `dtype`; None
+    keeps each tensor's own.
     """
 
     adapter: AdapterState
@@ -87,17 +87,17 @@ class MergeJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeResult:
-    """Changed tensors, lazily, in the order of the job's targets: (tensor name, array of the job's
-    dtype in the stored layout). The core writes them; nothing else does."""
+    """The changed tensors, lazily, in the order of the targets: (tensor name, array in the job's
+    dtype and the stored layout); the core writes them."""
 
     tensors: Iterator[tuple[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadJob:
-    """Load a base model for generation or for logits, with an adapter or without.
+    """Load a base model, with or without an adapter, for generation or logits.
 
-    `streamed` asks for bounded memory: weights come from the files as layers need them.
+    `streamed` bounds memory: each layer's weights are read when it runs.
     """
 
     model: Path
@@ -108,39 +108,38 @@ class LoadJob:
 
 
 class LoadedModel(Protocol):
-    """A model that answers."""
+    """A loaded model that generates tokens and computes logits."""
 
     def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        """New token ids, each chosen by `next_token` and yielded at once. Whoever takes them ends
-        the answer."""
+        """Yield new token ids as `next_token` chooses them; the caller ends the answer."""
         ...
 
     def logits(self, tokens_T: Ints) -> Floats:
-        """float32 logits (T, V) of one document."""
+        """Return float32 logits (T, V) of one document."""
         ...
 
     def close(self) -> None:
-        """Give back memory and devices."""
+        """Free memory and devices."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among those that train together."""
+    """Rank and size of the group of processes that train together."""
 
     rank: int = 0
     size: int = 1
 
 
 class RunContext(Protocol):
-    """What the core offers a backend while it works."""
+    """Services of the core for a working backend."""
 
     @property
     def seed(self) -> int: ...
 
     @property
     def scratch(self) -> Path:
-        """A folder for temporary files, removed afterwards."""
+        """A folder for temporary files, removed after the job."""
         ...
 
     @property
@@ -149,27 +148,26 @@ class RunContext(Protocol):
     def emit(self, event: Event) -> None: ...
 
     def checkpoint_due(self, step: int) -> bool:
-        """Ask after each step; on True build the state and call `checkpoint`."""
+        """Whether to build the state and call `checkpoint` now; call it after each step."""
         ...
 
     def checkpoint(self, state: TrainState) -> None:
-        """Keep `state`, if this work keeps any. An interrupt may call it without `checkpoint_due`,
-        with the state after the last whole step."""
+        """Save `state`, if this job keeps checkpoints. After an interrupt it may be called without
+        `checkpoint_due`, with the state after the last complete step."""
         ...
 
     def stop_requested(self) -> bool:
-        """Ask after each step; on True finish with `stopped=True`."""
+        """Whether to finish now with `stopped=True`; call it after each step."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStream:
-    """Rows that `vox_open_rows` opened, as JSON values. What is wrong with the source is raised
-    while they are read, as `vox_core.api.rows.RowError`.
+    """Rows opened by `vox_open_rows`, as JSON values; faults of the source are raised while
+    reading, as `vox_core.api.rows.RowError`.
 
     Args:
-        fingerprint: tells one state of a remote source from another; empty for a file, whose bytes
-            do.
+        fingerprint: identifies the version of a remote source; empty for a file, which is hashed.
     """
 
     rows: Iterable[Mapping[str, object]]

@@ -1,7 +1,6 @@
-"""The way through a training job: what is the same on every backend, whatever computes a step.
+"""The training loop that all backends share: steps, validation, checkpoints, stopping, NaN steps.
 
-A backend may go its own way; with `follow` it brings three functions, and steps, validation,
-checkpoints, stopping and steps that went wrong come in the order that the core expects.
+A backend passes `follow` a `Stepper` of three functions, or implements the same order itself.
 """
 
 from __future__ import annotations
@@ -21,34 +20,32 @@ from vox_core.errors import TrainingError
 
 
 class Stepper(Protocol):
-    """What a backend computes."""
+    """The computations of a backend: step, evaluate, state."""
 
     def step(self, step: Step) -> StepDone:
-        """Take one optimizer step; what is computed `before_update` may say so.
+        """Take one optimizer step; computation before the update may be wrapped in `before_update`.
 
         Raises:
-            NotFinite: T001, and nothing is left of the step: not in the adapter, the moments, the
-                count of updates or the gradients.
+            NotFinite: T001; adapter, optimizer state, update count and gradients are unchanged.
         """
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> float:
-        """Weighted mean loss over `batches`."""
+        """Return the weighted mean loss over `batches`."""
         ...
 
     def state(self, step: int) -> TrainState:
-        """Everything that a run needs to go on after `step`; `skipped` is `follow`'s to say."""
+        """Return everything needed to resume after `step`; `follow` sets `skipped`."""
         ...
 
 
 def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
-    """Take every step of the job, or stop when asked to.
+    """Take every step of the job, or stop on request.
 
-    A step that raises `NotFinite` is told as `StepSkipped`, and the next one is taken. Where
-    `KeyboardInterrupt` ends it, the state after the step before is handed to the context if the
-    stepper says that it is whole still (`before_update`): all that was to be told of that step has
-    been. Anywhere else a state may be half updated, or a validation of its step missing, and the
-    newest checkpoint counts.
+    A step that raises `NotFinite` is reported as `StepSkipped`, and training continues. On
+    `KeyboardInterrupt` within `before_update` the state after the previous step is complete, with
+    all its events sent, and is passed to the context. Elsewhere a state may be half updated, or the
+    validation of its step missing, and the newest checkpoint counts.
     """
     way = _Way(job, context, stepper)
     try:
@@ -60,7 +57,7 @@ def follow(job: TrainJob, context: RunContext, stepper: Stepper) -> TrainResult:
 
 
 class _Way:
-    """The way through a job, and how far it has been gone."""
+    """The progress of a job through the loop."""
 
     def __init__(self, job: TrainJob, context: RunContext, stepper: Stepper) -> None:
         self._job, self._context, self._stepper = job, context, stepper
@@ -70,7 +67,7 @@ class _Way:
         return replace(self._stepper.state(self.step), skipped=self._skipped)
 
     def go(self) -> bool:
-        """Whether it was stopped."""
+        """Run the loop; return whether it was stopped."""
         context = self._context
         if self.step == 0 and self._job.validation:
             self._validate()
@@ -103,15 +100,15 @@ def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:
 
 
 class _Untouched(KeyboardInterrupt):
-    """An interrupt in a step that has changed nothing yet."""
+    """An interrupt within `before_update`, with the state unchanged."""
 
 
 @contextmanager
 def before_update() -> Iterator[None]:
-    """Around what a step computes before it changes the adapter or its moments.
+    """Mark the part of a step that changes neither the adapter nor the optimizer state.
 
-    An interrupt there loses that step alone. A backend that does not say so loses what came after
-    the newest checkpoint, and nothing else.
+    An interrupt there loses only that step; an interrupt elsewhere loses everything after the
+    newest checkpoint.
     """
     try:
         yield
@@ -120,9 +117,9 @@ def before_update() -> Iterator[None]:
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:
-    """The seed of a micro-batch's randomness: 63 bits of SHA-256 over the three numbers.
+    """Derive the random seed of a micro-batch: 63 bits of SHA-256 over the three numbers.
 
-    Dropout drawn from it is the same on one process and on eight, before a resume and after it.
+    So dropout does not depend on the number of processes, or on a resume.
     """
     digest = hashlib.sha256(f"{seed}/{step}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
@@ -133,7 +130,7 @@ class NotFinite(TrainingError):
 
     Args:
         loss: the step's.
-        grad_norm: None if it was not looked at.
+        grad_norm: None if not computed.
     """
 
     def __init__(self, loss: float, grad_norm: float | None = None) -> None:

@@ -1,10 +1,10 @@
-"""The choice of the next token: one function in numpy, for every backend.
+"""Choose the next token: one numpy implementation for every backend.
 
 The logits' processors are those of transformers, in its order: repetition penalty, temperature,
 top-k, top-p, min-p. The random number is a function of seed, row and position, so a row gives the
-same text on every backend. Greedy choice (`temperature` 0) knows the repetition penalty alone.
+same text on every backend. Greedy decoding (`temperature` 0) uses only the repetition penalty.
 
-Not here: which tokens and texts end an answer (run/load.py).
+run/load.py decides which tokens and texts end an answer.
 
 Shape legend: V vocabulary, K candidates.
 """
@@ -25,18 +25,19 @@ _GREEDY = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next tokens of one row are chosen.
+    """Sampling parameters of one row.
 
     Args:
-        max_tokens: a backend yields no more.
+        max_tokens: maximum number of new tokens.
         temperature: divides the logits; 0 is greedy.
-        top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the smallest set that has this much probability (arXiv:1904.09751).
-        min_p: keep tokens at least this likely, relative to the likeliest (arXiv:2407.01082).
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set with at least this total probability (arXiv:1904.09751).
+        min_p: keep tokens with at least this probability relative to the top token
+            (arXiv:2407.01082).
         repetition_penalty: divides the positive and multiplies the negative logits of tokens that
-            stand in the prompt or the answer (arXiv:1909.05858); 1 changes nothing.
-        seed: of the random numbers.
-        row: tells several answers to one prompt apart.
+            occur in the prompt or the answer (arXiv:1909.05858); 1 changes nothing.
+        seed: seed of the random numbers.
+        row: index of the answer, for several answers to one prompt.
     """
 
     max_tokens: int = 512
@@ -50,11 +51,11 @@ class Sampling:
 
 
 def next_token(logits_V: Floats, sampling: Sampling, before: Sequence[int]) -> int:
-    """Choose a token.
+    """Choose a token from the logits of the last position.
 
     Args:
         logits_V: float32, of the last position; not changed.
-        before: every token of the row so far, those of the prompt too.
+        before: every token of the row so far, prompt included.
     """
     import numpy as np
 
@@ -62,7 +63,9 @@ def next_token(logits_V: Floats, sampling: Sampling, before: Sequence[int]) -> i
         logits_V = _penalised(logits_V, sampling.repetition_penalty, before)
     if sampling.temperature < _GREEDY:
         return int(logits_V.argmax())
-    odds_V = logits_V - logits_V.max()  # in place from here on: fresh memory costs more than exp
+    odds_V = (
+        logits_V - logits_V.max()
+    )  # in place from here on: allocating memory costs more than exp
     odds_V /= sampling.temperature
     np.exp(odds_V, out=odds_V)
     kept_K = np.flatnonzero(odds_V >= _least_odds(odds_V, sampling))
@@ -82,7 +85,7 @@ def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Float
 
 
 def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
-    """The odds, relative to the likeliest token's, below which no token is kept."""
+    """Return the lowest odds, relative to the top token's, that a token is kept with."""
     import numpy as np
 
     least, size = 0.0, len(odds_V)
@@ -94,7 +97,7 @@ def _least_odds(odds_V: Floats, sampling: Sampling) -> float:
 
 
 def _nucleus(odds_V: Floats, top_p: float) -> float:
-    """The least odds in the nucleus. Sorts some of the likeliest only, and more if need be."""
+    """Return the lowest odds in the nucleus, sorting only as many of the top tokens as needed."""
     import numpy as np
 
     wanted, count = top_p * odds_V.sum(dtype=np.float64), _FIRST_CANDIDATES
@@ -109,7 +112,7 @@ def _nucleus(odds_V: Floats, top_p: float) -> float:
 
 
 def _uniform(seed: int, row: int, position: int) -> float:
-    """A number in [0, 1): Philox with a counter (Salmon et al. 2011)."""
+    """Return a number in [0, 1) from Philox with a counter (Salmon et al. 2011)."""
     import numpy as np
 
     bits = np.random.Philox(key=[seed, row], counter=[0, position, 0, 0])

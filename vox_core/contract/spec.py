@@ -1,4 +1,4 @@
-"""What was asked for, and how one backend will do it."""
+"""The contract of a run, and the plan by which one backend carries it out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Packing: TypeAlias = Literal["rows", "end-to-end"]
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Which base model, by content: two folders with the same bytes are the same model."""
+    """A base model identified by content: folders with the same bytes are the same model."""
 
     revision: str | None
     model_type: str
@@ -46,7 +46,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DataIdentity:
-    """Which documents, by content and order; `rows` counts those that are trained."""
+    """Training data identified by content and order; `rows` counts the trained ones."""
 
     digest: str
     rows: int
@@ -57,15 +57,15 @@ class DataIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DataPolicy:
-    """By what rows were chosen, beside the files that were named. The default chooses them all.
+    """The data filters of a run; the default keeps every row.
 
     Args:
-        malformed_rows, max_skipped: strict, or skip with the greatest share of rows that may be.
-        min_rating, unrated: what a rating must be, and what becomes of rows without one.
-        category, lane, tag: a row has one of these; sorted; empty asks for nothing.
-        min_chars, max_chars: bounds on the characters that are said; 0 is none.
-        dedup, near_threshold: which duplicates go; the Jaccard similarity that makes a near one.
-        valid_share: of the rows, by their content, that are held out.
+        malformed_rows, max_skipped: strict, or skip up to this fraction of the rows.
+        min_rating, unrated: lowest rating, and whether to keep rows without one.
+        category, lane, tag: allowed values, sorted; empty allows all.
+        min_chars, max_chars: bounds on the characters of text; 0 is none.
+        dedup, near_threshold: duplicates to drop; Jaccard similarity of a near duplicate.
+        valid_share: fraction of the rows, chosen by content, used for validation.
     """
 
     malformed_rows: MalformedRows = "strict"
@@ -84,7 +84,7 @@ class DataPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """What is trained. `scale` multiplies `B @ A`.
+    """Type, rank, scale and modules of the adapter; `scale` multiplies `B @ A`.
 
     LoRA: Hu et al. 2021 (arXiv:2106.09685). rsLoRA: Kalajdzievski 2023 (arXiv:2312.03732).
     DoRA: Liu et al. 2024 (arXiv:2402.09353).
@@ -102,11 +102,11 @@ class AdapterSpec:
 class OptimizerSpec:
     """AdamW with bias correction (Loshchilov & Hutter, arXiv:1711.05101), clipping and schedule.
 
-    `warmup` is the share of all steps over which the rate rises linearly to `lr`; `clip` bounds the
-    global gradient norm, 0 turns clipping off.
+    `warmup` is the fraction of all steps over which the learning rate rises linearly to `lr`;
+    `clip` bounds the global gradient norm, 0 disables clipping.
 
-    `adamw-8bit` keeps the moments of large tensors in 8 bits, with a scale a block (Dettmers et al.
-    2021, arXiv:2110.02861); masters and gradients stay as they are.
+    `adamw-8bit` stores the optimizer state of large tensors in 8 bits, with one scale per block
+    (Dettmers et al. 2021, arXiv:2110.02861); master weights and gradients stay float32.
     """
 
     lr: float
@@ -122,11 +122,12 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """The order of documents, where the seed alone does not decide it.
+    """Settings of the order of documents beyond the seed: source weights and curriculum.
 
     Args:
-        weights: shares of the sources in an epoch, in the order of the sources.
-        documents: SHA-256 of the source and the difficulty of each document, as far as they count.
+        weights: weights of the sources in an epoch, in their order.
+        documents: SHA-256 of the documents' sources and difficulties, as far as the order uses
+            them.
     """
 
     curriculum: Curriculum = "none"
@@ -136,10 +137,10 @@ class OrderSpec:
 
 @dataclass(frozen=True, slots=True)
 class FineTuneContract:
-    """Everything that decides what a run computes, and nothing else.
+    """The settings and inputs that decide a run's result, and no others.
 
-    The policy of the data stands in the JSON, and so in the digest, where it is not the default:
-    contracts of before there were any are still the same.
+    Data filters are part of the JSON, and so of the digest, only if they differ from the default,
+    so that contracts older than the filters keep their digest.
     """
 
     model: ModelIdentity
@@ -155,8 +156,8 @@ class FineTuneContract:
     order: OrderSpec = OrderSpec()
 
     def to_json(self) -> dict[str, Any]:
-        """The contract as JSON types, as it stands in `plan.json`; without what is not asked for,
-        so that a contract of before is still the same."""
+        """Return the contract as JSON types, as in `plan.json`; unset later additions are left out,
+        so that older contracts keep their digest."""
         contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         if self.policy == DataPolicy():
             del contract["policy"]
@@ -166,14 +167,14 @@ class FineTuneContract:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
+        """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8), in hex."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:
-    """A linear module of the base: where its weight lies in the files, and its shape.
+    """The tensor and shape of a linear module of the base.
 
     `tensor` is the name in the safetensors files. `transposed` marks weights stored (I, O), as
     GPT-2's `Conv1D` does, instead of (O, I).
@@ -191,15 +192,14 @@ class ExecutionPlan:
 
     Args:
         modules: path -> shape of every linear module that gets an adapter.
-        saved: parameter name -> tensor name of what `modules_to_save` trains whole.
-        gradient_checkpointing: keep no activations inside a layer, compute them again for the
-            gradients (Chen et al., arXiv:1604.06174). Changes memory and time, and no number.
-        longest: tokens of the longest document, training and validation; 0 if nobody has looked.
-        tuning: values of the backend's own knobs, of those that its manifest names in `[tuning]`;
-            a knob that is left out has its first value. They change time and memory, and no number.
-        packing: what `micro_batch_tokens` bounds: positions of a micro-batch in padded rows, or its
-            tokens end to end. A backend that pads, and is given the latter, cuts its micro-batches
-            anew (`cut_to_rows`).
+        saved: parameter name -> tensor name, of the parameters trained in full (`modules_to_save`).
+        gradient_checkpointing: recompute the activations inside a layer in the backward pass (Chen
+            et al., arXiv:1604.06174). Changes memory and time, not results.
+        longest: tokens of the longest document, training and validation; 0 if unknown.
+        tuning: values of the knobs that the backend's manifest lists in `[tuning]`; a missing knob
+            has its first value. They change time and memory, not results.
+        packing: whether `micro_batch_tokens` bounds padded positions or concatenated tokens. A
+            backend that pads and gets the latter splits its micro-batches again (`cut_to_rows`).
     """
 
     contract: FineTuneContract
@@ -218,12 +218,12 @@ class ExecutionPlan:
     packing: Packing = "rows"
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON types, with the contract's digest."""
+        """Return the plan as JSON types, with the contract's digest."""
         plan = json.loads(json.dumps(asdict(self)))
         return {"digest": self.contract.digest, **plan, "contract": self.contract.to_json()}
 
     @property
     def trainable_parameters(self) -> int:
-        """Parameters of A and B together (without `modules_to_save`)."""
+        """Number of parameters of A and B (without `modules_to_save`)."""
         rank = self.contract.adapter.rank
         return sum(rank * (m.in_features + m.out_features) for m in self.modules.values())

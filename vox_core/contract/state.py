@@ -1,4 +1,4 @@
-"""Adapters and the state of a run, the same on every backend.
+"""Adapters and training state, in a form common to all backends.
 
 Shape legend: R adapter rank, I input features, O output features.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """One module's update: `scale * B_OR @ A_RI`, float32, and with DoRA its magnitude."""
+    """A module's update: `scale * B_OR @ A_RI`, float32, and with DoRA its magnitude."""
 
     A_RI: Floats
     B_OR: Floats
@@ -50,7 +50,7 @@ class AdapterState:
         return module.alpha / (math.sqrt(module.rank) if self.method == "rslora" else module.rank)
 
     def tensors(self) -> dict[str, Floats]:
-        """Every trained tensor by its canonical name; moments carry the same names."""
+        """Every trained tensor by its canonical name; optimizer state uses the same names."""
         named: dict[str, Floats] = {}
         for path, module in self.modules.items():
             named[f"{path}.lora_A.weight"] = module.A_RI
@@ -60,7 +60,7 @@ class AdapterState:
         return {**named, **self.saved}
 
     def with_tensors(self, named: Mapping[str, Floats]) -> AdapterState:
-        """The same adapter with other values: the inverse of `tensors`."""
+        """Return the same adapter with other values: the inverse of `tensors`."""
         modules = {
             path: replace(
                 module,
@@ -75,18 +75,18 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainState:
-    """All that a run needs to go on, on any backend.
+    """Everything needed to resume a run, on any backend.
 
     Args:
         step: optimizer steps finished; 0 at the start.
         adapter: the adapter after that step.
         moments: canonical tensor name -> AdamW's first and second moment, float32; empty before
             the first update.
-        skipped: how many of those steps were not applied, because their loss or gradient was not
-            finite. AdamW's bias correction counts updates, the schedule counts steps.
+        skipped: number of those steps skipped for a NaN or infinite loss or gradient. AdamW's bias
+            correction counts updates, the schedule counts steps.
 
-    The data cursor is `step` (the order of examples is a function of seed and step), and so is the
-    state of the random generators (they are functions of seed, step and micro-batch).
+    `step` is also the data cursor (the order of examples is a function of seed and step) and the
+    state of the random generators (functions of seed, step and micro-batch).
     """
 
     step: int
@@ -96,5 +96,5 @@ class TrainState:
 
     @property
     def updates(self) -> int:
-        """Updates of the adapter: AdamW's own count."""
+        """Number of updates applied to the adapter, AdamW's own count."""
         return self.step - self.skipped

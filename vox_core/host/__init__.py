@@ -1,15 +1,15 @@
-"""The plugin host: which backends are installed, which one serves a request, and that one loaded.
+"""The plugin host: list the installed backends, choose one for a request, and load it.
 
     backend, selection = choose(Request("train", quant="nf4"))
     print(selection.why)
     result = backend.train(job, context)
 
-The pieces, each usable by itself: manifest.py (`vox_plugin.toml`), discover.py (what is installed,
-nothing imported), machine.py (what it is held against), blocked.py (what the user does not want),
-probe.py (what hardware is here), seen.py (all of these, once for a command), judge.py and select.py
-(a pure choice), load.py (one plugin, imported and checked), observers.py (those that watch a run).
-inventory.py and doctor.py tell about plugins of any kind. Here are the words in which a choice is
-asked for and explained, and the way through all of them.
+manifest.py parses `vox_plugin.toml`; discover.py finds installed plugins without importing them;
+machine.py checks a manifest's requirements; blocked.py reads the ids that the user disabled;
+probe.py finds hardware; seen.py caches all of these for one command; judge.py and select.py choose,
+as pure functions; load.py imports and checks one plugin; observers.py runs the plugins that watch a
+run. inventory.py and doctor.py report on plugins of any kind. This module defines the types of a
+request and of a choice, and the functions that go through all of the above.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Status: TypeAlias = Literal["chosen", "eligible", "rejected", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a backend is wanted for; None leaves a point open.
+    """The requirements of an operation on its backend; None leaves one open.
 
     Args:
-        explicit: the id asked for by name; `explicit_origin` is where that was said.
-        resumed_from: the id of the backend that the run to be resumed was on.
+        explicit: the id that the user named; `explicit_origin` says where (flag, variable, file).
+        resumed_from: the id of the backend that the resumed run used.
         memory_needed: bytes, on one device.
-        allow_cpu: train on the CPU though an accelerator lies idle.
-        streamed: `LoadJob.streamed` will be asked for.
+        allow_cpu: train on the CPU even if an accelerator stays idle.
+        streamed: the job will set `LoadJob.streamed`.
     """
 
     operation: Operation
@@ -64,14 +64,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a selection depends on beside the request and the plugins.
+    """The inputs of a selection besides the request and the plugins.
 
     Args:
-        accelerators: those that the core sees by itself.
-        blocked: id of a plugin that is not to be used -> who says so.
+        accelerators: those that the core detects without a plugin.
+        blocked: id of a plugin that the user disabled or blocked -> where.
         known: id -> distribution, from the catalog.
         quantising: ids, from the catalog, of plugins for this machine that have the quantisation
-            which is asked for.
+            that the request needs.
     """
 
     machine: Machine
@@ -83,7 +83,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An installed backend and what its probe found; None if there was no need to run it."""
+    """An installed backend and the result of its probe; None if the probe was not needed."""
 
     found: Found
     hardware: Hardware | ProbeFault | None = None
@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one candidate, and why."""
+    """Whether one candidate is chosen or refused, and why."""
 
     id: str
     version: str
@@ -102,7 +102,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The backend chosen, why in one line, its hardware, and the verdict on every candidate."""
+    """The chosen backend, the reason in one line, its hardware, and every candidate's verdict."""
 
     chosen: str
     why: str
@@ -110,13 +110,13 @@ class Selection:
     verdicts: tuple[Verdict, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types, for the record of the run."""
+        """Return JSON types, for the record of the run."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `select` would answer: a selection, or the refusal with the verdicts that led to it."""
+    """The selection that `select` would make, or its refusal, with all verdicts."""
 
     selection: Selection | None
     refusal: BackendError | None
@@ -124,14 +124,14 @@ class Explanation:
 
     @property
     def why(self) -> str:
-        """Of the choice, or of the refusal, on one line."""
+        """The reason for the choice or the refusal, on one line."""
         if self.selection:
             return self.selection.why
         assert self.refusal is not None
         return self.refusal.what + (f": {self.refusal.found}" if self.refusal.found else "")
 
     def to_json(self) -> dict[str, Any]:
-        """In the shape of `Selection.to_json`, with None where nothing is chosen."""
+        """Return the same JSON as `Selection.to_json`, with None where no backend is chosen."""
         if self.selection:
             return self.selection.to_json()
         verdicts = [asdict(verdict) for verdict in self.verdicts]
@@ -144,8 +144,8 @@ def choose(
     """Select a backend for `request` and load it.
 
     Args:
-        known: id -> distribution of what can be installed; without it, the catalog's plugins.
-        seen: what was looked at for another request of the same command.
+        known: id -> distribution of installable plugins; by default those of the catalog.
+        seen: facts cached for another request of the same command.
 
     Raises:
         BackendError: none can be chosen, or the one chosen cannot be loaded.
@@ -165,7 +165,7 @@ def choose(
 def explain(
     request: Request, known: Mapping[str, str] | None = None, seen: Seen | None = None
 ) -> Explanation:
-    """What `choose` would select for `request`, and why; nothing is loaded.
+    """Return the selection that `choose` would make for `request`, loading no plugin.
 
     Raises:
         ConfigError: an environment variable about plugins or hardware is wrong.
@@ -183,7 +183,7 @@ def explain(
 
 
 def list_backends() -> tuple[Verdict, ...]:
-    """Every installed backend: `eligible` with its hardware, or the reason why not.
+    """Return every installed backend: `eligible` with its hardware, or refused with the reason.
 
     Raises:
         ConfigError: an environment variable about plugins or hardware is wrong.
@@ -197,7 +197,7 @@ def list_backends() -> tuple[Verdict, ...]:
 def survey(
     request: Request, known: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[Candidate], Environment]:
-    """Look at what is installed and, as far as `request` needs it, at the hardware."""
+    """Collect the installed plugins and, as far as `request` needs it, the hardware."""
     from vox_core.host.seen import Seen
 
     return Seen(environ).survey(request, known)

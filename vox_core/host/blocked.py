@@ -1,16 +1,16 @@
-"""Which plugins the user does not want, and who said so.
+"""Read and write the ids of plugins that the user disabled or blocked.
 
     vox plugin disable ID     kept in `plugins.json` in the configuration folder of the user
     vox.toml                  [plugin] blocked = ["id"], for a project
     VOX_DISABLE_PLUGINS       ids with commas between them, for one command
 
-A blocked plugin stays installed and is told of, with this reason; it is neither chosen nor
-imported. `vox plugin remove` takes it off the user's list, or it would come back disabled.
+A blocked plugin stays installed and is listed with this reason; vox neither chooses nor imports
+it. `vox plugin remove` also removes it from the user's list; otherwise it would be disabled when
+installed again.
 
-A name that vox does not know may be a spelling mistake, which lets in what was to be kept out, or a
-plugin that is gone. In the variable, which is written for the command at hand, it is an error. In
-`vox.toml`, which stays when a plugin goes, the commands that show plugins warn of it. In the user's
-file, which holds what was installed once, it is nothing.
+An unknown id may be misspelt, or belong to a plugin that was removed. In the variable it is an
+error. In `vox.toml` it is a warning of the commands that list plugins. In the user's file it is
+ignored.
 
 `VOX_CONFIG` names the configuration folder; without it it follows the platform (`~/.config/vox` on
 Linux).
@@ -36,7 +36,7 @@ STATE_FILE = "plugins.json"
 def blocked_plugins(
     installed: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Id of a plugin that is not to be used -> who says so.
+    """Return id -> the place that blocks it, for every blocked plugin.
 
     Raises:
         ConfigError: the variable names one that is unknown, or a file cannot be read.
@@ -55,7 +55,7 @@ def blocked_plugins(
 def unknown_blocked(
     installed: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """A line for each name in `vox.toml` that is neither installed nor in the catalog.
+    """Return a warning for each id in `vox.toml` that is neither installed nor in the catalog.
 
     Raises:
         ConfigError: `vox.toml` is wrong.
@@ -65,7 +65,7 @@ def unknown_blocked(
         return ()
     try:
         known = sorted({*installed, *known_plugins(environ)})
-    except ConfigError:  # whoever needs the catalog says so; without it nothing is known to be gone
+    except ConfigError:  # a faulty catalog is reported by those who need it
         return ()
     return tuple(
         f"[plugin] blocked in {file}: there is no plugin {_unknown(name, known)}"
@@ -74,24 +74,24 @@ def unknown_blocked(
 
 
 def blocking(plugin_id: str, who: str) -> str:
-    """That a plugin is not to be used, in words; `who` is of `blocked_plugins`."""
+    """Say that a plugin is disabled or blocked; `who` is a value of `blocked_plugins`."""
     if who == COMMAND:
         return f"disabled; to use it again: {unblock(plugin_id, who)}"
     return f"blocked by {who}"
 
 
 def unblock(plugin_id: str, who: str) -> str:
-    """What takes it off the list that it is on."""
+    """Return the command or edit that enables a blocked plugin again."""
     if who == COMMAND:
         return f"vox plugin enable {plugin_id}"
     return f"take {plugin_id} off {who if who == VARIABLE else f'[plugin] blocked in {who}'}"
 
 
 def disabled(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The ids in the user's file, sorted.
+    """Return the ids in the user's file, sorted.
 
     Raises:
-        ConfigError: C008; the file cannot be read, or holds something else.
+        ConfigError: C008; the file cannot be read or has another schema.
     """
     file = config_folder(environ) / STATE_FILE
     try:
@@ -106,7 +106,7 @@ def disabled(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def set_disabled(ids: Iterable[str], environ: Mapping[str, str] = os.environ) -> Path:
-    """Write the user's file, and return it.
+    """Write the user's file and return its path.
 
     Raises:
         OutputError: the configuration folder cannot be made.
@@ -123,7 +123,7 @@ def set_disabled(ids: Iterable[str], environ: Mapping[str, str] = os.environ) ->
 
 
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the user's own settings are; it need not exist yet."""
+    """Return the folder of the user's own settings, which may not exist yet."""
     if named := environ.get("VOX_CONFIG"):
         return Path(named).expanduser().absolute()
     from platformdirs import user_config_path
@@ -132,7 +132,7 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _project(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """What `vox.toml` blocks, and the file."""
+    """Return the ids that `vox.toml` blocks, and the path of the file."""
     from vox_core.config import PluginSettings, load_settings, settings_file
 
     blocked = load_settings(PluginSettings, {}, environ=environ).blocked
@@ -143,10 +143,10 @@ def _require_known(names: set[str], known: Sequence[str]) -> None:
     if unknown := sorted(names - {*known}):
         raise ConfigError(
             "C002",
-            f"{VARIABLE} names plugins that vox does not know",
+            f"{VARIABLE} names unknown plugins",
             faults=[_unknown(name, known) for name in unknown],
             expected=f"some of: {', '.join(known)}",
-            remedy="correct it; `vox plugin list` shows what there is",
+            remedy="correct it; `vox plugin list` lists the plugins",
         )
 
 

@@ -1,9 +1,9 @@
-"""What runs in the child processes of doctor.py and observers.py, one plugin in each.
+"""The child processes of doctor.py and observers.py, each with one plugin.
 
-`answer` imports the plugin, asks how it is, and gives one JSON list of checks. `listen` imports an
-observer and hands it the events that come in; after the import and after each event it gives one
-line of JSON, the words of a fault or nothing in quotes. Both write to stdout, which the plugin
-itself cannot; what it prints goes to stderr.
+`answer` imports the plugin, calls its `vox_doctor` and prints a JSON list of checks. `listen`
+imports an observer and calls it with each event from stdin; after the import and after each event
+it prints one JSON string, the fault or "". Only this module writes to stdout; what the plugin
+prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, TextIO
 from vox_core.contract import Check, Event
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
-from vox_core.host.load import load_plugin, told
+from vox_core.host.load import format_error, load_plugin
 from vox_core.host.remedies import authors
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Check the plugin with the id in `request`, and print what was found."""
+    """Check the plugin with the id in `request`, and print the checks as JSON."""
     with _own_stdout() as file:
         json.dump([asdict(check) for check in _checks(_plugin(request))], file)
 
 
 def listen(request: dict[str, Any]) -> None:
-    """Tell the observer with the id in `request` of each event on stdin, until one fails.
+    """Call the observer with the id in `request` with each event on stdin, until one fails.
 
-    Should vox be gone while the observer hangs, this process ends `limit_s` after the event came.
+    If vox dies while the observer hangs, this process exits `limit_s` after the event arrived.
     """
     events, answers = _own_stdin(), _own_stdout()
     hear, words = _loaded(_plugin(request))
@@ -41,21 +41,23 @@ def listen(request: dict[str, Any]) -> None:
     while hear and not words and (line := events.readline()):
         faulthandler.dump_traceback_later(request["limit_s"], exit=True)
         event = json.loads(line)
-        kind = kinds.get(event["event"])  # None: a backend's own, of which nothing is known here
+        kind = kinds.get(
+            event["event"]
+        )  # None: defined by the plugin, so its signature cannot be checked here
         words = _failure(hear, kind(**event["fields"])) if kind else ""
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(words), file=answers, flush=True)
 
 
 def _own_stdout() -> TextIO:
-    """What was stdout; from now on, that is stderr."""
+    """Redirect stdout to stderr, and return the original stdout."""
     stdout = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(stdout, "w", encoding="utf-8")
 
 
 def _own_stdin() -> TextIO:
-    """What was stdin; from now on, that is empty."""
+    """Redirect stdin to /dev/null, and return the original stdin."""
     stdin, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
@@ -68,22 +70,22 @@ def _plugin(request: dict[str, Any]) -> Found:
 
 
 def _loaded(found: Found) -> tuple[Callable[..., object] | None, str]:
-    """Its `vox_event`, or why not."""
+    """Return the observer's `vox_event`, or the reason why it cannot be loaded."""
     try:
         hook = load_plugin(found).hook.vox_event
     except BackendError as fault:
         return None, fault.found or fault.what
     except KeyboardInterrupt as error:  # its own: the user's does not come here
-        return None, told(error)
+        return None, format_error(error)
     return (hook, "") if hook.get_hookimpls() else (None, "no vox_event, marked with @hookimpl")
 
 
 def _failure(hear: Callable[..., object], event: Event) -> str:
-    """What it raised, in words; empty if nothing."""
+    """Call the observer; return its exception as text, or ""."""
     try:
         hear(event=event)
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
-        return told(error)
+        return format_error(error)
     return ""
 
 
@@ -99,14 +101,14 @@ def _checks(found: Found) -> list[Check]:
             try:
                 _require_command(command.entry)
             except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
-                words = f"vox {command.name}: {command.entry}: {told(error)}"
+                words = f"vox {command.name}: {command.entry}: {format_error(error)}"
                 return [loaded, Check("command", False, words, authors(found))]
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library
         own = [Check("vox_doctor", False, _in_a_line(error), error.remedy)]
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
-        own = [Check("vox_doctor", False, told(error), "report it to the plugin's authors")]
+        own = [Check("vox_doctor", False, format_error(error), "report it to the plugin's authors")]
     return [loaded, *own]
 
 

@@ -1,15 +1,15 @@
-"""Which plugins are installed: from metadata alone, without importing any of them.
+"""Find the installed plugins from metadata alone, without importing any of them.
 
 A plugin is an entry point in group `vox_core.plugins`. Its manifest is found beside the top-level
 package that the entry point names (`find_spec` does not import a top-level package, and asks the
 finders of editable installs too), or else among the distribution's files.
 
-Whatever is wrong with a plugin becomes its own `fault` and nobody else's. Nothing here looks at the
-machine, or says which plugin is to be used.
+A faulty plugin gets a `fault` and does not affect the others. This module does not look at the
+machine, and chooses no plugin.
 
-Nothing is cached: of the 300 ms that `vox plugin list` takes among 300 distributions, looking
-through them takes 8 (benchmarks/plugins.py), and the modification times of the folders on
-`sys.path` do not change when an `entry_points.txt` in one of them is written anew.
+Nothing is cached: of the 300 ms of `vox plugin list` with 300 distributions, the scan takes 8
+(benchmarks/plugins.py), and rewriting an `entry_points.txt` does not change the modification time
+of its folder on `sys.path`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vox_core.hookspecs import ENTRY_POINTS
 from vox_core.host.manifest import FILE_NAME, ID, Manifest, parse_manifest
 
 UNKNOWN = "unknown"
-"""Stands for a name or version that a damaged installation does not tell."""
+"""Placeholder for a name or version that a damaged installation lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An installed plugin: either its manifest and the folder that holds it, or its fault.
+    """An installed plugin, with its manifest and folder or else its fault.
 
     `id` is the entry point's name. `version` is the distribution's.
     """
@@ -52,7 +52,7 @@ class Found:
 
 
 def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
-    """Every installed plugin, sorted by id; a broken one costs no other anything.
+    """Return every installed plugin, sorted by id; a broken one has a `fault`.
 
     Args:
         path: folders to search instead of `sys.path` and the import system's finders.
@@ -66,7 +66,7 @@ def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Canonical distribution name -> version, for those of `names` that are installed."""
+    """Return canonical distribution name -> version for the installed ones of `names`."""
     versions: dict[str, str] = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
@@ -75,21 +75,21 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def reinstall(plugin_id: str) -> str:
-    """What to do about an installation that is damaged; the id may be in no catalog."""
+    """Return the remedy for a damaged installation; the id may be in no catalog."""
     return f"install it again, or remove it: vox plugin remove {plugin_id}"
 
 
 def upgrade_or_report(plugin_id: str, distribution: str, homepage: str | None = None) -> str:
-    """What to do about a fault that its authors made: installed again, it would be there again."""
+    """Return the remedy for a fault of the plugin itself, which a reinstallation would not fix."""
     where = f"at {homepage}" if homepage else f"to the authors of {distribution}"
     return f"upgrade it: vox plugin upgrade {plugin_id}; if that does not help, report it {where}"
 
 
 def version_mismatch(plugin: Found) -> str:
-    """That the manifest and the distribution have different versions, in words; else empty.
+    """Say that manifest and distribution have different versions; empty if they agree.
 
-    Such a plugin stays in use: what runs is what is installed, whatever its author forgot to count
-    up, and refusing it would stop work that works.
+    Such a plugin stays in use: its author forgot to update one of the two numbers, and the code
+    works.
     """
     if plugin.manifest is None or plugin.version == UNKNOWN:
         return ""
@@ -100,7 +100,7 @@ def version_mismatch(plugin: Found) -> str:
 
 
 def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
-    """Distributions that mention our group. The first on the path hides others of its name."""
+    """Yield distributions with a `vox_core.plugins` group; the first of a name on the path wins."""
     seen: set[str] = set()
     everything = metadata.distributions() if path is None else metadata.distributions(path=[*path])
     for distribution in everything:
@@ -114,7 +114,7 @@ def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]
 def _entry_point_text(distribution: metadata.Distribution) -> str:
     try:
         return distribution.read_text("entry_points.txt") or ""
-    except (OSError, UnicodeDecodeError):  # somebody else's damage: it names no plugin of ours
+    except (OSError, UnicodeDecodeError):  # the damaged distribution has no plugin of vox
         return ""
 
 
@@ -127,7 +127,7 @@ def _version(distribution: metadata.Distribution) -> str:
 
 
 def _field(distribution: metadata.Distribution, key: str) -> str:
-    """Out of METADATA; an installation that was broken off may lack it, or hold anything."""
+    """Read a field of METADATA, which a damaged installation may lack."""
     try:
         known = distribution.metadata  # has no `get` before Python 3.12
         return known[key] if key in known else UNKNOWN  # noqa: SIM401
@@ -136,10 +136,10 @@ def _field(distribution: metadata.Distribution, key: str) -> str:
 
 
 def _entry_points(distribution: metadata.Distribution) -> list[metadata.EntryPoint]:
-    """Ours; where the file cannot be parsed, one that stands for it and will fail `_examine`."""
+    """Return the entry points of plugins; an unparsable file gives one that fails `_examine`."""
     try:
         return list(distribution.entry_points.select(group=ENTRY_POINTS))
-    except Exception:  # noqa: BLE001 - the parser raises whatever it trips over
+    except Exception:  # noqa: BLE001 - the parser may raise anything
         return [metadata.EntryPoint(_name(distribution), "", ENTRY_POINTS)]
 
 
@@ -156,7 +156,7 @@ def _examine(
         _require_same_id(plugin, manifest, file)
     except BackendError as fault:
         return replace(plugin, fault=fault)
-    except Exception as error:  # noqa: BLE001 - nor do import finders say what they raise
+    except Exception as error:  # noqa: BLE001 - import finders may raise anything
         return replace(plugin, fault=_unreadable(plugin, error))
     return replace(plugin, manifest=manifest, folder=file.parent)
 
@@ -190,7 +190,7 @@ def _manifest_file(
 
 
 def _require_id(plugin: Found) -> None:
-    """Before anything is looked for under that name."""
+    """Raise B006 if the entry point's name is not a valid id."""
     if not re.fullmatch(ID, plugin.id):
         raise BackendError(
             "B006",
@@ -226,7 +226,7 @@ def _unreadable(plugin: Found, error: Exception) -> BackendError:
 
 
 def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
-    """The same, with a fault for all that share an id: which one was meant cannot be known."""
+    """Give every plugin that shares its id with another a fault."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for plugin in found:
         owners[plugin.id].append(plugin.distribution)

@@ -1,12 +1,10 @@
-"""What works here and what does not, plugin by plugin, with the next step for each finding.
+"""Check each installed plugin and the environment, with a remedy for each finding.
 
-The core looks at the manifest, at each kind of requirement and at what the probe finds. Then a
-child process imports the plugin, checks its hooks and asks its `vox_doctor` (child.py). The child
-has a time limit; if it crashes, hangs or exits, that is one finding among others, and this process
-never imports a plugin.
+The core checks the manifest, each kind of requirement and the hardware probe. Then a child process
+imports the plugin, checks its hooks and calls its `vox_doctor` (child.py). The child has a time
+limit; a crash, hang or exit becomes a finding. This process never imports a plugin.
 
-A plugin that is blocked, broken or incompatible is not imported: what is said of it already is the
-reason.
+A plugin that is blocked, broken or incompatible is not imported; its finding says why.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from vox_core.host.process import Failed, output_of
 from vox_core.host.provide import POINTS
 
 LIMIT_S = 30.0
-"""For a child; importing a tensor library from a cold disk may take half of it."""
+"""Time limit of a child; importing a tensor library from a cold disk may take half of it."""
 CHILDREN = 4
-"""At once; each may hold a tensor library in memory."""
+"""Concurrent children; each may hold a tensor library in memory."""
 
 _CHILD = (
     "import json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
@@ -48,7 +46,7 @@ _CHILD = (
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One plugin, or as `environment` what is common to all, and what was found."""
+    """The checks of one plugin, or of the environment (id `environment`)."""
 
     id: str
     distribution: str
@@ -66,12 +64,12 @@ def examine(
     objection: Callable[[tuple[str, ...]], str] = lambda path: "",
     further: Sequence[Check] = (),
 ) -> tuple[Examined, ...]:
-    """Examine one plugin, or the environment and every plugin, sorted by id.
+    """Check one plugin, or the environment and every plugin, sorted by id.
 
     Args:
         limit_s: seconds for each plugin's own code.
-        objection: why a command of that path cannot be a plugin's; empty if it can.
-        further: checks of the environment beside those made here.
+        objection: returns why no plugin can declare the command of a path; empty if one can.
+        further: additional checks of the environment.
 
     Raises:
         BackendError: B003; no such plugin is installed.
@@ -127,7 +125,7 @@ def _environment(
 
 
 def _catalog(environ: Mapping[str, str]) -> Check:
-    """A catalog with faults stops every command that needs one, and not this."""
+    """Check the catalog; a faulty one is a finding here and an error in other commands."""
     try:
         known = known_plugins(environ)
     except ConfigError as error:
@@ -151,7 +149,7 @@ def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Ch
 
 
 def _versions(plugin: Found) -> tuple[Check, ...]:
-    """A finding if they differ, though no reason not to look further: such a plugin works."""
+    """Check that manifest and distribution have the same version; the plugin is used either way."""
     if mismatch := version_mismatch(plugin):
         return (Check("version", False, mismatch, remedies.versions(plugin)),)
     return ()
@@ -160,7 +158,7 @@ def _versions(plugin: Found) -> tuple[Check, ...]:
 def _commands(
     plugin: Found, everything: Sequence[Found], objection: Callable[[tuple[str, ...]], str]
 ) -> tuple[Check, ...]:
-    """Declared commands; one that the core or another plugin has is hidden."""
+    """Check declared commands; one that the core or another plugin has is hidden."""
     if plugin.manifest is None or not plugin.manifest.commands:
         return ()
     owners = [(each.id, name.name) for each in everything for name in _declared(each)]
@@ -183,7 +181,7 @@ def _declared(plugin: Found) -> Sequence[CommandEntry]:
 
 
 def _unknown_points(plugin: Found) -> tuple[Check, ...]:
-    """A note and no finding: a plugin may define extension points for other plugins."""
+    """Note extension points unknown to the core, which other plugins may define."""
     unknown = sorted({*plugin.manifest.provides} - {*POINTS}) if plugin.manifest else []
     words = f"{', '.join(unknown)}: not extension points of vox, which ignores them"
     return (Check("provides", True, words),) if unknown else ()
@@ -227,6 +225,6 @@ def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:
         return TypeAdapter(tuple[Check, ...]).validate_json(answer)
     except Failed as fault:
         return (Check("code", False, f"its code {fault}", remedies.authors(plugin)),)
-    except ValidationError:  # an exit with code 0 in the middle of it
+    except ValidationError:  # the plugin exited with code 0
         remedy = remedies.authors(plugin)
         return (Check("code", False, "its code ended the process", remedy),)

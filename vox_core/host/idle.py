@@ -1,4 +1,4 @@
-"""An accelerator that a choice would leave idle, and whether training asks before it does so.
+"""Detect an accelerator that a choice would leave idle, and decide whether training asks first.
 
     its backend is                                                   training
     not installed, and the catalog has it                            asks
@@ -8,7 +8,7 @@
     not capable of what the contract asks for                        goes on, and says so
     not installed, and nobody offers it                              goes on, and says so
 
-What the core sees of accelerators is in probe.py. A pure function, as all of select.py.
+probe.py detects the accelerators. `idle_accelerator` is a pure function.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Idle:
     """An accelerator that no backend drives, and the installed one that should, if there is one.
 
     Args:
-        what: the accelerator and what became of its backend, in words.
-        asks: it could be put to work, so that training asks first.
+        what: the accelerator and the state of its backend, in words.
+        asks: training asks first, because the accelerator could be used.
     """
 
     accelerator: Accelerator
@@ -40,7 +40,7 @@ class Idle:
 
     @property
     def remedy(self) -> str:
-        """What would put it to work."""
+        """The command or step that would put the accelerator to use."""
         if self.driver is None:
             backend = self.accelerator.backend
             return f"install {backend!r}: vox plugin install {backend}"
@@ -53,7 +53,8 @@ class Idle:
 
 
 def idle_accelerator(judged: Sequence[Judged], environment: Environment) -> Idle | None:
-    """The first that training asks about, or else the first; None if none lies idle."""
+    """Return the first idle accelerator that training asks about, else the first idle one, else
+    None."""
     idle = [
         found
         for accelerator in environment.accelerators
@@ -95,12 +96,12 @@ def _state(driver: Judged) -> str:
 
 
 def _fails_on_hardware(driver: Judged) -> bool:
-    """Its probe found nothing, or nothing but the CPU, of what the core sees."""
+    """Whether the backend's probe found at most a CPU although the core detects the accelerator."""
     return driver.refusal is None or driver.refusal.kind == "hardware"
 
 
 def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
-    """One that is only to be had by name is nobody's answer to idle hardware."""
+    """Whether the backend may drive the accelerator; one chosen only by name may not."""
     manifest = judged.found.manifest
     if manifest is not None and not manifest.automatic:
         return False

@@ -1,13 +1,13 @@
-"""Every plugin that is installed or that the catalog knows, with what stands in its way here.
+"""List every plugin that is installed or in the catalog, with its status on this machine.
 
-    installed      nothing does, as far as can be told without its hardware and its code
-    disabled       the user does not want it (blocked.py)
+    installed      requirements met, as far as metadata shows
+    disabled       disabled or blocked by the user (blocked.py)
     available      in the catalog, and not installed
     incompatible   another API, system, processor, Python or device, or withdrawn by its catalog
     broken         no valid manifest, or a distribution that it needs is missing
 
-Only metadata, manifests and the catalog are read. Whether the hardware is there and the code loads
-is for `vox plugin doctor` (doctor.py).
+Only metadata, manifests and the catalog are read. `vox plugin doctor` (doctor.py) also checks the
+hardware and imports the code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One plugin. `version` and `distribution` are those installed; empty if it is not."""
+    """A plugin and its status; `version` and `distribution` are empty if it is not installed."""
 
     id: str
     status: Status
@@ -44,7 +44,7 @@ class Listed:
 
 
 def inventory(environ: Mapping[str, str] = os.environ) -> tuple[Listed, ...]:
-    """Every plugin, sorted by id; two that share an id are both there.
+    """Return every plugin, sorted by id; plugins that share an id are all listed.
 
     Raises:
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
@@ -60,7 +60,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> tuple[Listed, ...]:
 
 
 def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """All that is known of one plugin, as JSON types: `id`, `listed`, `installed`, `catalog`.
+    """Return all facts about one plugin as JSON types: `id`, `listed`, `installed`, `catalog`.
 
     `installed` holds one object for each distribution that defines the id, `catalog` its entry or
     None.
@@ -83,7 +83,8 @@ def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str
 
 
 def leaving(distributions: Collection[str]) -> set[str]:
-    """The ids that no plugin will have once these distributions, by canonical name, are removed."""
+    """Return the ids left without a plugin once these distributions (canonical names) are
+    removed."""
     plugins = discover()
     going = [each for each in plugins if canonicalize_name(each.distribution) in distributions]
     staying = {each.id for each in plugins if each not in going}
@@ -91,7 +92,7 @@ def leaving(distributions: Collection[str]) -> set[str]:
 
 
 def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
-    """The error that says so."""
+    """Return the error for an id that is not installed, with the command to install it."""
     if plugin_id in known_plugins():
         return BackendError(
             "B003",
@@ -102,8 +103,8 @@ def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
     return BackendError(
         "B003",
         f"plugin {plugin_id!r} is unknown",
-        found=f"plugins that vox knows here: {', '.join(sorted(set(known))) or 'none'}",
-        remedy=f"did you mean {near[0]}?" if near else "`vox plugin list` shows what there is",
+        found=f"known plugins: {', '.join(sorted(set(known))) or 'none'}",
+        remedy=f"did you mean {near[0]}?" if near else "`vox plugin list` lists the plugins",
     )
 
 

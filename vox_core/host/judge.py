@@ -1,10 +1,10 @@
-"""One candidate by itself: refused for a reason, or usable with its hardware and its rank.
+"""Judge one candidate backend: refuse it for a reason, or give its hardware and rank.
 
-The first reason that stands in the way is the one that is told, in this order: a damaged manifest,
-another backend was asked for, blocked, API, platform, Python, distributions, capabilities, only to
-be had by name; then what its probe found. A plugin that is refused before is never probed.
+The first applicable reason counts, in this order: a damaged manifest, the user named another
+backend, blocked, API, platform, Python, distributions, capabilities, chosen only by name; then the
+result of its probe. A plugin refused before that is never probed.
 
-What is made of several candidates is for select.py.
+select.py chooses among several candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BROKEN = ("manifest", "distribution", "probe")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a candidate is out; `kind` is which of the filters it fell at."""
+    """Why a candidate is refused; `kind` is the filter that refused it."""
 
     kind: str
     reason: str
@@ -64,7 +64,7 @@ class Judged:
 def judge_all(
     request: Request, candidates: Sequence[Candidate], environment: Environment
 ) -> list[Judged]:
-    """Every candidate, sorted by id and distribution."""
+    """Judge every candidate, sorted by id and distribution."""
     ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
     return [_judge(request, each, environment) for each in ordered]
 
@@ -86,7 +86,7 @@ def _judge(request: Request, candidate: Candidate, environment: Environment) -> 
 
 
 def static_refusal(request: Request, plugin: Found, environment: Environment) -> Refusal | None:
-    """What stands in the way before any hardware is looked at."""
+    """Return the first reason for refusal that needs no probe, or None."""
     manifest = plugin.manifest
     if plugin.fault or manifest is None:
         return Refusal("manifest", on_one_line(plugin.fault) if plugin.fault else "no manifest")
@@ -104,7 +104,7 @@ def static_refusal(request: Request, plugin: Found, environment: Environment) ->
 
 
 def lacking(request: Request, has: Capabilities) -> str:
-    """What is asked for beyond the capabilities, in words; empty if nothing is."""
+    """List the requested features that the capabilities lack; empty if none."""
     wanted: list[tuple[str, str | None, tuple[str, ...]]] = [
         ("quantisation", request.quant, has.quantisations),
         ("dtype", request.dtype, has.dtypes),
@@ -128,7 +128,7 @@ def _absence(hardware: Hardware, tag: str | None) -> str:
 
 
 def _has_memory(judged: Judged, needed: int | None) -> bool:
-    """Whether one device has it; a size that is not known is not held against it."""
+    """Whether one device has enough memory; unknown sizes count as enough."""
     devices = judged.hardware.devices
     counted = [d for d in devices if d.tag != "cpu"] if judged.accelerates else devices
     sizes = [_memory(device) for device in counted]
@@ -140,11 +140,11 @@ def _memory(device: Device) -> int | None:
 
 
 def how_asked(request: Request) -> str:
-    """`--backend cpu`: the words in which a backend was asked for by name."""
+    """Name the flag or setting that chose the backend: `--backend cpu`."""
     return f"{request.explicit_origin or 'by name:'} {request.explicit}"
 
 
 def on_one_line(fault: VoxError) -> str:
-    """A fault as the reason of a verdict."""
+    """Format a fault on one line, as the reason of a verdict."""
     details = "; ".join(fault.faults) or fault.found
     return f"{fault.what}: {details}" if details else fault.what

@@ -1,4 +1,4 @@
-"""The plugins of the catalog as this user has it."""
+"""Read the plugins of the catalog, as the user's settings extend it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def known_plugins(environ: Mapping[str, str] = os.environ) -> Mapping[str, PluginEntry]:
-    """Id -> entry.
+    """Return id -> catalog entry.
 
     Raises:
         ConfigError: a catalog or `vox.toml` is wrong.

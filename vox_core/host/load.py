@@ -1,12 +1,11 @@
 """Load one plugin, and call its hooks as typed functions.
 
-Exactly one entry point is imported and registered; pluggy then checks every hook against
-`HookSpecs`. What goes wrong before a hook is called is a `BackendError` (the plugin is broken).
-What a hook raises that is not a `VoxError` is a `PluginError` (the plugin failed). Both keep the
-cause.
-What a plugin prints while it is imported goes to stderr: stdout belongs to the command.
+One entry point is imported and registered; pluggy then checks every hook against `HookSpecs`. An
+error before a hook is called becomes a `BackendError` (the plugin is broken). An exception of a
+hook that is no `VoxError` becomes a `PluginError` (the plugin failed). Both keep the cause. What a
+plugin prints while it is imported goes to stderr, because stdout belongs to the command.
 
-Which plugin to load is settled before (select.py). Observers are called in child.py.
+select.py chooses the plugin before. Observers are called in child.py.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def load_backend(found: Found, operation: Operation) -> Backend:
-    """Import a plugin, register it alone, and check its hooks.
+    """Import a backend, register it alone, and check its hooks.
 
     Raises:
         BackendError: B004; it cannot be imported, has a hook that vox does not have or one with
@@ -56,7 +55,7 @@ def load_backend(found: Found, operation: Operation) -> Backend:
 
 
 def load_plugin(found: Found) -> pluggy.PluginManager:
-    """Import a plugin and register it, alone, with every hook checked.
+    """Import a plugin of any kind, register it alone, and check its hooks.
 
     Raises:
         BackendError: B004; it cannot be imported, or has a hook that vox does not have or one with
@@ -70,11 +69,11 @@ def load_plugin(found: Found) -> pluggy.PluginManager:
     except pluggy.PluginValidationError as error:
         hooks = ", ".join(name for name in vars(HookSpecs) if name.startswith("vox_"))
         expected = f"hooks as in vox_core.hookspecs: {hooks}"
-        raise broken(found, told(error), expected) from error
+        raise broken(found, format_error(error), expected) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything at all
-        raise broken(found, told(error)) from error
+        raise broken(found, format_error(error)) from error
     return manager
 
 
@@ -94,7 +93,7 @@ def call_hook(found: Found, hook: str, **arguments: object) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
-    """A loaded backend. Each call gives the type that it says, or raises a `VoxError`."""
+    """A loaded backend; each call checks the result's type, or raises a `VoxError`."""
 
     found: Found
     manager: pluggy.PluginManager
@@ -108,16 +107,16 @@ class Backend:
         return self.found.manifest.version if self.found.manifest else self.found.version
 
     def train(self, job: TrainJob, context: RunContext) -> TrainResult:
-        """`vox_train`."""
+        """Call `vox_train`."""
         return self._expect(TrainResult, "train", job, context)
 
     def merge(self, job: MergeJob, context: RunContext) -> MergeResult:
-        """`vox_merge`; its tensors are computed as they are asked for."""
+        """Call `vox_merge`; its tensors are computed lazily, one at a time."""
         result = self._expect(MergeResult, "merge", job, context)
         return MergeResult(_guarded_items(self.id, "vox_merge", result.tensors))
 
     def load(self, job: LoadJob, context: RunContext) -> LoadedModel:
-        """`vox_load`."""
+        """Call `vox_load`."""
         model = self._call("load", job, context)
         if not all(
             callable(getattr(model, name, None)) for name in ("generate", "logits", "close")
@@ -126,10 +125,10 @@ class Backend:
         return _GuardedModel(self.id, cast("LoadedModel", model))
 
     def require(self, operation: Operation) -> None:
-        """See that it has the hook.
+        """Check that the backend has the hook.
 
         Raises:
-            BackendError: B004; it has not.
+            BackendError: B004; the hook is missing.
         """
         hook = f"vox_{operation}"
         if not getattr(self.manager.hook, hook).get_hookimpls():
@@ -154,7 +153,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GuardedModel:
-    """A `LoadedModel` whose foreign exceptions are mapped, as those of a hook are."""
+    """A `LoadedModel` whose foreign exceptions become `PluginError`."""
 
     plugin: str
     model: LoadedModel
@@ -175,7 +174,7 @@ class _GuardedModel:
 
 def _register(manager: pluggy.PluginManager, found: Found) -> None:
     plugin: object = found.entry_point.load()
-    if inspect.isclass(plugin):  # pluggy would take its functions for hooks without a self
+    if inspect.isclass(plugin):  # pluggy would register the class's functions without self
         raise TypeError(f"{plugin.__name__} is a class; the entry point has to name an object")
     manager.register(plugin, name=found.id)
     manager.check_pending()
@@ -188,7 +187,7 @@ def _guarded_items(plugin: str, hook: str, items: Iterator[Item]) -> Iterator[It
 
 @contextmanager
 def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[None]:
-    """Map what is no `VoxError`; an interrupt by the user passes."""
+    """Map exceptions other than `VoxError` to `PluginError`; Ctrl-C passes through."""
     try:
         yield
     except VoxError:
@@ -197,7 +196,7 @@ def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[No
         raise PluginError(
             "X001",
             f"{kind} {plugin!r} failed in {hook}",
-            found=told(error),
+            found=format_error(error),
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error
 
@@ -213,7 +212,7 @@ def _wrong_result(plugin: str, hook: str, result: object, expected: str) -> Plug
 
 
 def broken(found: Found, what_is: str, expected: str | None = None) -> BackendError:
-    """The error that says so, of a plugin of any kind."""
+    """Return the error for a broken plugin of any kind."""
     backend = found.manifest is not None and found.manifest.is_backend
     return BackendError(
         "B004",
@@ -225,6 +224,6 @@ def broken(found: Found, what_is: str, expected: str | None = None) -> BackendEr
     )
 
 
-def told(error: BaseException) -> str:
-    """An exception on one line."""
+def format_error(error: BaseException) -> str:
+    """Format an exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,7 +1,7 @@
-"""The machine and its environment, as far as a manifest's `requires` is held against them.
+"""Compare a manifest's `requires` with this machine and its environment.
 
-`this_machine` looks at this process and at installed metadata; the rest compares and looks at
-nothing. Hardware is for the probes (probe.py).
+`this_machine` reads this process and installed metadata; the other functions only compare. Probes
+(probe.py) find the hardware.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ARCHITECTURES = {"aarch64": "arm64", "amd64": "x86_64"}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `requires` is held against.
+    """The facts that `requires` is compared with.
 
     Args:
         os: `linux`, `macos` or `windows`.
-        arch: as a manifest spells it: `x86_64`, `arm64`, …
+        arch: in a manifest's spelling: `x86_64`, `arm64`, …
         python: version.
-        distributions: canonical name -> version, of those that some manifest requires.
+        distributions: canonical name -> version, of those that a manifest requires.
     """
 
     os: str
@@ -41,7 +41,7 @@ class Machine:
 
 
 def this_machine(plugins: Iterable[Found]) -> Machine:
-    """This one, with those distributions that `plugins` require."""
+    """Return this machine's facts, with the distributions that `plugins` require."""
     architecture = platform.machine().lower()
     required = [
         Requirement(text).name
@@ -58,13 +58,13 @@ def this_machine(plugins: Iterable[Found]) -> Machine:
 
 
 def unmet(manifest: Manifest, machine: Machine) -> tuple[str, str] | None:
-    """The first kind of requirement that is not met, and why; None if all are."""
+    """Return the first unmet kind of requirement and the reason; None if all are met."""
     reasons = requirements(manifest, machine)
     return next(((kind, reason) for kind, reason in reasons.items() if reason), None)
 
 
 def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
-    """Each kind of requirement -> why it is not met, empty where it is."""
+    """Return each kind of requirement -> why it is not met, or ""."""
     needs = manifest.requires
     return {
         "api": _unmet_api(manifest),
@@ -75,8 +75,7 @@ def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
 
 
 def _unmet_api(manifest: Manifest) -> str:
-    """The same major loads if its minor is not newer. There has been no older major that a layer
-    could adapt: whoever was written for one has to be upgraded."""
+    """Require the same major version and a minor version that is not newer than vox's."""
     theirs, ours = api_order(manifest.api), api_order(API_VERSION)
     if theirs[0] == ours[0] and theirs <= ours:
         return ""

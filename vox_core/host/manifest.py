@@ -1,15 +1,15 @@
-"""`vox_plugin.toml`: what a plugin is, what it can do and what it needs.
+"""Parse `vox_plugin.toml`: a plugin's identity, commands, capabilities and requirements.
 
-Every plugin ships one inside its package. It is data, so a plugin can be listed, explained, refused
-or removed without running a line of it.
+Every plugin ships one inside its package. It is data, so vox can list, explain, refuse or remove a
+plugin without running its code.
 
     id = "cpu"                              # the name that --backend takes, and the entry point's
     name = "CPU (PyTorch)"
     version = "0.1.0"
-    api = "1.0"                             # the seam it was written for, major.minor
+    api = "1.0"                             # plugin API version, major.minor
     licence = "Apache-2.0"
     priority = 10                           # breaks ties in automatic selection, higher wins
-    automatic = true                        # false: only ever chosen by name
+    automatic = true                        # false: chosen by name only
 
     [[commands]]                            # shown by `vox --help` without an import
     name = "data stats"                     # a path in the tree of commands
@@ -17,7 +17,7 @@ or removed without running a line of it.
     entry = "vox_data.cli:stats"            # a click command, imported when it runs
 
     [provides]                              # extension point -> names (provide.py)
-    hooks = ["vox_event"]                   # hooks that are called without being asked for by name
+    hooks = ["vox_event"]                   # hooks that vox calls in every installed plugin
     row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
 
     [capabilities]                          # makes the plugin a backend
@@ -26,23 +26,23 @@ or removed without running a line of it.
     dtypes = ["bf16", "fp32"]
     methods = ["lora", "rslora", "dora"]
     families = "*"                          # or a list of `model_type`s
-    optimizers = ["adamw"]                  # optional: what it says if left out
+    optimizers = ["adamw"]                  # optional; this is the default
 
     [requires]
     python = ">=3.11"
     distributions = ["torch"]
 
     [probe]
-    file = "probe.py"                       # standard library only, run in a process of its own
+    file = "probe.py"                       # standard library only, run in a child process
 
-    [memory]                                # optional: what a prediction of memory should know
+    [memory]                                # optional: constants for predicting memory
     runtime-bytes = 600000000               # the process and its libraries, without a model
 
-    [tuning]                                # optional: knobs that change speed and no number,
-    threads = ["default", "half"]           # each with its values, what it is if untouched first
+    [tuning]                                # optional: knobs that change speed, not results,
+    threads = ["default", "half"]           # with their values, the default first
 
-All faults of a manifest are reported together. This module reads text; it finds no files
-(discover.py) and holds nothing against a machine (machine.py).
+All faults of a manifest are reported together. discover.py finds the files; machine.py compares
+them with the machine.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _listed(families: object) -> object:
 
 
 def _flat(names: object) -> object:
-    """`{suffixes = [".x"], schemes = ["y"]}` as names: `.x` and `y:`."""
+    """Flatten `{suffixes = [".x"], schemes = ["y"]}` to the names `.x` and `y:`."""
     if not isinstance(names, Mapping):
         return names
     if unknown := set(names) - {"suffixes", "schemes"}:
@@ -144,8 +144,8 @@ _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. `families` holds `model_type`s, or the one entry `*` for any;
-    `distributed` names launchers, `streamed_load` means `LoadJob.streamed` is honoured."""
+    """The features of a backend. `families` holds `model_type`s, or the one entry `*` for any;
+    `distributed` names launchers; `streamed_load` means that `LoadJob.streamed` is honoured."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     devices: Some[Name]
@@ -160,10 +160,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """What must be there before a plugin is probed; an empty tuple or None asks for nothing.
+    """Requirements checked before a plugin is probed; an empty tuple or None requires nothing.
 
-    `native_libs` are loaded in the probe's process before the probe: one that is missing means the
-    plugin is broken. A driver, whose absence means no such hardware, is for the probe to look for.
+    `native_libs` are loaded in the probe's process before the probe; if one is missing, the plugin
+    is broken. The probe itself looks for the driver: without one, there is no such hardware.
     `hardware_tag` must be among the tags of the devices that the probe finds.
     """
 
@@ -178,7 +178,7 @@ class Requires:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A script of the standard library alone; `file` is relative to the manifest's folder."""
+    """A script that uses the standard library only; `file` is relative to the manifest's folder."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     file: Annotated[str, AfterValidator(_file_inside)]
@@ -186,21 +186,20 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """A backend's constants for predicting memory. The defaults are cautious: they predict rather
-    too much.
+    """Constants of a backend for predicting memory; the defaults tend to overestimate.
 
     Args:
-        runtime_bytes: on the device that trains, before there is a model: there the process and
-            its libraries, or on a device with memory of its own the driver's context.
-        activations: what layers keep for the backward, as a multiple of what is counted.
-        working: the same of what one layer needs while its backward is computed.
-        logits_elements: logits that exist at once; 0: those of all trained positions.
-        padded_rows: documents of a micro-batch are rows as long as the longest.
-        dequantises: a quantised weight is dequantised to be multiplied with.
-        fused: model types whose RMS norms keep their input alone, and whose gated feed-forwards
-            gate and up.
-        in_process: it trains in the memory of the process, where the adapter lies that a run begins
-            with, and the copy that a checkpoint is written from.
+        runtime_bytes: on the training device without a model: the process and its libraries, or on
+            a device with its own memory the driver's context.
+        activations: memory kept for the backward pass, as a multiple of the computed amount.
+        working: working memory of one layer's backward pass, likewise.
+        logits_elements: logits held at the same time; 0: those of all trained positions.
+        padded_rows: the documents of a micro-batch are padded to the longest.
+        dequantises: matrix products dequantise a quantised weight first.
+        fused: model types whose RMS norms save only their input for the backward pass, and whose
+            gated feed-forwards save only gate and up.
+        in_process: training shares the memory of the process with the initial adapter and the copy
+            that a checkpoint is written from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -216,8 +215,8 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command: its path below `vox`, its line in the help, and the click command as
-    `module:attribute`. A path of more than one word adds a command to a group."""
+    """A command: its path below `vox`, its help line, and the click command as `module:attribute`.
+    A path of more than one word adds a command to a group."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*( [a-z][a-z0-9-]*)*$")]
@@ -227,9 +226,9 @@ class CommandEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A valid manifest. One with `[capabilities]` is that of a backend, and has `[probe]` too.
+    """A valid manifest. A backend's has `[capabilities]` and `[probe]`.
 
-    A backend that is not `automatic` is chosen by name or not at all.
+    A backend that is not `automatic` is chosen by name only.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -255,13 +254,13 @@ class Manifest:
 
     @property
     def provided(self) -> dict[str, tuple[str, ...]]:
-        """Extension point -> names, with the commands: what the catalog says of the plugin."""
+        """Extension point -> names, including commands; the catalog holds the same table."""
         commands = tuple(each.name for each in self.commands)
         return {**({"commands": commands} if commands else {}), **self.provides}
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Hooks that vox calls in every plugin that names them here."""
+        """Hooks that vox calls in every plugin that lists them."""
         return self.provides.get("hooks", ())
 
 
@@ -275,10 +274,10 @@ _TABLES: dict[str, type] = {
 
 
 def parse_manifest(text: str, where: object) -> Manifest:
-    """Read a manifest.
+    """Parse a manifest.
 
     Args:
-        text: what the file holds.
+        text: content of the file.
         where: the file, for the error.
 
     Raises:
@@ -300,13 +299,13 @@ def parse_manifest(text: str, where: object) -> Manifest:
 
 
 def api_order(api: str) -> tuple[int, int]:
-    """`major.minor` as numbers, which sort as versions do."""
+    """Return `major.minor` as a tuple of numbers, which sorts as versions do."""
     major, minor = api.split(".")
     return int(major), int(minor)
 
 
 def api_remedy(api: str, plugin_id: str) -> str:
-    """What to do where a plugin was written for an `api` that this vox does not serve."""
+    """Return the remedy for a plugin whose `api` this vox does not support."""
     newer = api_order(api) > api_order(API_VERSION)
     return "upgrade vox-ml" if newer else f"vox plugin upgrade {plugin_id}"
 
@@ -325,7 +324,7 @@ def _missing_tables(document: dict[str, Any]) -> list[str]:
 
 
 def _describe(detail: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in the words of the file."""
+    """Describe one of pydantic's errors in terms of the file."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "missing":
         return f"{key}: missing"
@@ -345,7 +344,7 @@ def _nearest(location: tuple[int | str, ...]) -> str:
 def _invalid(where: object, faults: list[str], api: object = None) -> BackendError:
     what = "a plugin's manifest is invalid"
     remedy = "upgrade the plugin; if that does not help, its author has to mend the file"
-    if _is_newer(api):  # what looks wrong may be what this vox does not know yet
+    if _is_newer(api):  # a newer API may allow what is an error here
         what = f"a plugin's manifest is written for API {api}, this vox speaks {API_VERSION}"
         remedy = api_remedy(str(api), "")
     return BackendError("B006", what, where=where, faults=faults, remedy=remedy)

@@ -1,12 +1,12 @@
-"""Plugins that watch a run: told of every event, and never able to end it or to hold it up.
+"""Run plugins that watch a run in processes of their own, which cannot stop or delay the run.
 
-Each installed plugin that provides the hook `vox_event` has a process of its own (child.py), which
-imports it while the run goes on, and a thread here, which hands it one event after another as a
-line of JSON. So it does not matter to the run whether an observer raises, crashes, exits or hangs:
-it is told of once and dropped. The run's process imports no observer.
+Each installed plugin that provides the hook `vox_event` has a child process (child.py), which
+imports it while the run goes on, and a thread here, which sends it one event after another as a
+line of JSON. An observer that raises, crashes, exits or hangs is reported once and dropped; the run
+continues. The run's process imports no observer.
 
-`tell` never waits, but for the end of a run: then every observer may finish what it has heard, in
-`FINISH_S` for all of them together.
+`tell` waits only at the end of a run: all observers together have `FINISH_S` seconds to handle
+their remaining events.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from vox_core.host.machine import Machine, unmet
 from vox_core.host.seen import Seen
 
 LOAD_S = 60.0
-"""For a plugin's import; a tensor library from a cold disk may take half of it."""
+"""Time limit of a plugin's import; a tensor library from a cold disk may take half of it."""
 EVENT_S = 10.0
-"""For one `vox_event`."""
+"""Time limit of one `vox_event`."""
 FINISH_S = 30.0
-"""For all that is left when the run ends, the plugin's own exit included."""
+"""Time limit of the remaining events when the run ends, the plugin's own exit included."""
 WAITING = 10_000
-"""Events that may wait for an observer; at a hundred steps a second, what comes in `LOAD_S`."""
+"""Length of an observer's queue: the events of `LOAD_S` at a hundred steps a second."""
 
 _CHILD = (
     "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
@@ -45,13 +45,13 @@ _CHILD = (
 
 
 class Observers:
-    """Those of a run."""
+    """The observers of a run."""
 
     def __init__(self, seen: Seen | None = None) -> None:
-        """Start them. What goes wrong with one is kept for a later call of `tell`.
+        """Start the observers; the next call of `tell` reports any failure.
 
         Args:
-            seen: what was looked at for the run; without it, the machine is looked at now.
+            seen: facts cached for the run; by default, they are collected now.
         """
         self._listening: list[_Observer] = []
         self._faults: list[str] = []
@@ -61,10 +61,10 @@ class Observers:
                 self._admit(plugin, seen.machine)
 
     def tell(self, event: Event) -> list[str]:
-        """Tell them all, and after the end of a run wait until they have heard it.
+        """Send an event to all observers; after the end of a run, wait until they have handled it.
 
         Returns:
-            What has gone wrong since the last call, one line for each that was dropped.
+            One line for each observer that failed and was dropped since the last call.
         """
         for observer in self._listening:
             observer.tell(event)
@@ -76,7 +76,7 @@ class Observers:
         return faults
 
     def close(self) -> None:
-        """End those that are left, at once. It may be called twice."""
+        """Kill the remaining observers. May be called twice."""
         for observer in self._listening:
             observer.end()
         self._listening.clear()
@@ -122,14 +122,14 @@ class _Observer:
             [sys.executable, "-P", "-c", _CHILD, json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # the user's Ctrl-C is for the run
+            start_new_session=True,  # Ctrl-C goes to the run only
         )
         self._feeder = threading.Thread(target=self._feed, name=f"observer {id}", daemon=True)
         self._feeder.start()
 
     @property
     def fault(self) -> str:
-        """What has gone wrong, in words; empty if nothing. Once it has, it stays."""
+        """The first failure as text; empty if none."""
         if not self._fault and self._limit_s and self._late():
             self._fault = f"{self._stage}: no answer in {self._limit_s:g} s"
         return self._fault
@@ -139,20 +139,20 @@ class _Observer:
         self._fault = self._fault or words
 
     def tell(self, event: Event | None) -> None:
-        """Hand it an event, or with None the end, without waiting."""
+        """Queue an event, or None for the end, without waiting."""
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
             self.fault = f"fell behind and was dropped: {WAITING} events wait for it"
 
     def ended(self, until: float) -> bool:
-        """Wait for its end, up to a time of the monotonic clock or to its first fault."""
+        """Wait for the end of the process, at most until a monotonic time or the first fault."""
         while self._feeder.is_alive() and not self.fault and time.monotonic() < until:
             self._feeder.join(0.05)
         return not self._feeder.is_alive()
 
     def end(self) -> None:
-        """End it at once, with whatever it has started; harmless if it has ended."""
+        """Kill the process and its children; no effect if it has ended."""
         if self._feeder.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ class _Observer:
         return time.monotonic() - self._since >= self._limit_s
 
     def _feed(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._process:  # which waits for its end
+        with contextlib.suppress(OSError, ValueError), self._process:  # waits for its end
             self._converse()
         if not self.fault and (self._limit_s or self._process.returncode):
             self.fault = f"{self._stage}: {_how_ended(self._process.returncode)}"
@@ -182,7 +182,7 @@ class _Observer:
         self._process.stdin.flush()
 
     def _hear(self) -> bool:
-        """Whether it has answered; the answer is how it failed, or nothing."""
+        """Read an answer, "" or a failure; whether there was one."""
         assert self._process.stdout is not None
         if not (answer := self._process.stdout.readline()):
             return False

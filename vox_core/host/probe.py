@@ -1,16 +1,16 @@
-"""What hardware is here: each plugin's own probe, and a look of the core's that needs no plugin.
+"""Find the hardware, by running each plugin's probe and by the core's own detection.
 
 A probe is a script of the standard library that prints one JSON object, a `Hardware`:
 
     {"present": true, "detail": "2 cores, 24.0 GB",
      "devices": [{"name": "…", "tag": "cpu", "memory_bytes": 24000000000}]}
 
-It runs in an interpreter of its own, without site-packages, for two seconds at most; several run at
-once. `present: false` means that there is no such hardware, and `detail` says how that shows. A
-probe that fails, hangs or prints something else is a `ProbeFault`: installed, but broken.
+It runs in its own interpreter, without site-packages, for at most two seconds; probes run
+concurrently. `present: false` means that there is no such hardware; `detail` gives the evidence. A
+probe that fails, hangs or prints something else is a `ProbeFault`: the plugin is broken.
 
-`VOX_OVERRIDE_HARDWARE` (`none`, `nvidia`, `apple`, or several with commas) stands in for both looks
-at accelerators: for tests, and for planning on a machine other than the one that will train.
+`VOX_OVERRIDE_HARDWARE` (`none`, `nvidia`, `apple`, or several with commas) replaces both: for
+tests, and for planning on a machine other than the one that will train.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. `tag` is its kind: `cpu`, `nvidia`, `apple`, …; all but `cpu` accelerate.
+    """A device of a kind (`tag`): `cpu`, `nvidia`, `apple`, …; all but `cpu` are accelerators.
 
     Args:
-        memory_bytes: all that it has; None where that cannot be known.
-        available_bytes: what of it is free now; None where that cannot be known.
-        best_dtype: what `--dtype auto` becomes here.
-        features: what decides about dtypes and kernels, such as instruction sets.
+        memory_bytes: total memory; None if unknown.
+        available_bytes: memory free now; None if unknown.
+        best_dtype: dtype that `--dtype auto` selects on it.
+        features: properties that decide dtypes and kernels, such as instruction sets.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a probe found, or in `detail` how it shows that there is none."""
+    """The devices that a probe found, or in `detail` the evidence that there are none."""
 
     present: bool
     devices: tuple[Device, ...]
@@ -72,14 +72,14 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFault:
-    """Why a probe gave no answer."""
+    """Why a probe gave no valid result."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """Hardware that the core can see by itself, so that a missing backend is noticed.
+    """Hardware that the core detects without a plugin, to notice a missing backend.
 
     `backend` is the id of the backend for it in the catalog.
     """
@@ -93,15 +93,15 @@ NVIDIA = Accelerator("nvidia", "an NVIDIA GPU", "cuda")
 APPLE = Accelerator("apple", "an Apple GPU", "mlx")
 ACCELERATORS = (NVIDIA, APPLE)
 
-# The driver's control device; under WSL, which has none, the driver that Windows lends.
+# The driver's control device; WSL has none, so there Windows' driver library.
 _NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
 
 def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:
-    """The accelerators of this machine that need no plugin to be seen.
+    """Return the accelerators of this machine that the core detects without a plugin.
 
     Raises:
-        ConfigError: `VOX_OVERRIDE_HARDWARE` names none that vox knows.
+        ConfigError: `VOX_OVERRIDE_HARDWARE` names unknown hardware.
     """
     if (pretended := _override(environ)) is not None:
         return tuple(known for known in ACCELERATORS if known.tag in pretended)
@@ -112,13 +112,13 @@ def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, 
 def probe_all(
     plugins: Sequence[Found], environ: Mapping[str, str] = os.environ
 ) -> dict[str, Hardware | ProbeFault]:
-    """Run the probes of `plugins`, all at once: id -> what it found.
+    """Run the probes of `plugins` concurrently; return id -> hardware or fault.
 
     Args:
         plugins: discovered without a fault, each with a probe in its manifest.
 
     Raises:
-        ConfigError: `VOX_OVERRIDE_HARDWARE` names none that vox knows.
+        ConfigError: `VOX_OVERRIDE_HARDWARE` names unknown hardware.
     """
     pretended = _override(environ)
     if not plugins:
@@ -136,16 +136,16 @@ def _override(environ: Mapping[str, str]) -> frozenset[str] | None:
     if unknown := sorted(tags - known):
         raise ConfigError(
             "C002",
-            f"{OVERRIDE} names hardware that vox does not know",
+            f"{OVERRIDE} names unknown hardware",
             found=", ".join(unknown),
             expected=f"some of {', '.join(sorted(known))}",
-            remedy=f"correct it, or unset {OVERRIDE} to look at the hardware that is there",
+            remedy=f"correct it, or unset {OVERRIDE} to use the detected hardware",
         )
     return frozenset(tags - {"none"})
 
 
 def _nvidia_is_here(environ: Mapping[str, str]) -> bool:
-    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user, who means it
+    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # set by the user
     return not hidden and any(path.exists() for path in _NVIDIA_DRIVER)
 
 
@@ -172,7 +172,7 @@ def _pretend(tag: str, pretended: frozenset[str]) -> Hardware:
 
 
 def _run(file: Path, manifest: Manifest) -> bytes:
-    """What the probe prints. -I and -S keep it to the standard library, whatever is installed."""
+    """Run a probe and return its output; -I and -S restrict it to the standard library."""
     return output_of(
         [sys.executable, "-I", "-S", "-c", _CHILD, str(file), *manifest.requires.native_libs],
         LIMIT_S,
@@ -194,7 +194,7 @@ def _understand(output: bytes) -> Hardware:
 
 
 def _wrong(hardware: Hardware) -> Iterator[str]:
-    """What no schema of types tells."""
+    """Return what is inconsistent in a probe's result that has the right types."""
     if hardware.present != bool(hardware.devices):
         yield "`present` and `devices` disagree"
     if not hardware.detail.isprintable():

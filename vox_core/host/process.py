@@ -1,8 +1,7 @@
-"""Run somebody else's code in a process of its own, within bounds, and say how it ended.
+"""Run untrusted code in a child process with limits on time and output, and report how it ended.
 
-It has a time limit, and what it prints is bounded too: more than `OUTPUT_BYTES` on stdout is a
-fault, and of stderr the end is kept. When it has ended, a bound is passed, or this process is
-interrupted, whatever it started is killed with it.
+More than `OUTPUT_BYTES` on stdout is a fault; only the end of stderr is kept. When the process
+ends, exceeds a limit, or this process is interrupted, its whole process group is killed.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 OUTPUT_BYTES = 4 * 2**20
-"""Of stdout. An answer has a few kilobytes."""
+"""Limit on stdout; answers have a few kilobytes."""
 ERRORS_BYTES = 2**16
-"""Of stderr, its end: a traceback is there."""
+"""Bytes kept of stderr's end, where a traceback is."""
 _WORDS = 500
-"""Characters of stderr's last line that are told."""
+"""Characters of stderr's last line that a message quotes."""
 _CHUNK = 2**16
 
 
 class Failed(Exception):
-    """It gave no output; the text says what happened: `was ended by SIGSEGV`."""
+    """A process without a valid output; the text says what happened: `was ended by SIGSEGV`."""
 
 
 class Late(Failed):
-    """It did not end in time."""
+    """The process exceeded its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended, all of its stdout, and the end of its stderr."""
+    """The exit status of a process, all of its stdout, and the end of its stderr."""
 
     returncode: int
     output: bytes
@@ -44,10 +43,10 @@ class Ended:
 
 
 def output_of(command: Sequence[str], limit_s: float, given: bytes = b"") -> bytes:
-    """What `command` prints on stdout, with `given` on its stdin.
+    """Return what `command` prints on stdout, with `given` on its stdin.
 
     Raises:
-        Failed: it did not end in time, printed too much, was ended by a signal, or exited with
+        Failed: it exceeded the time limit, printed too much, was ended by a signal, or exited with
             anything but 0.
     """
     ended = run(command, limit_s, given)
@@ -57,14 +56,14 @@ def output_of(command: Sequence[str], limit_s: float, given: bytes = b"") -> byt
 
 
 def run(command: Sequence[str], limit_s: float, given: bytes = b"") -> Ended:
-    """Run `command` to its end, whatever that is, with `given` on its stdin.
+    """Run `command` with `given` on its stdin, and return its exit status and output.
 
     Raises:
-        Late: it did not end in time.
+        Late: it exceeded the time limit.
         Failed: it printed more than `OUTPUT_BYTES` on stdout.
     """
     until, pipe = time.monotonic() + limit_s, subprocess.PIPE
-    with tempfile.TemporaryFile() as stdin:  # not a pipe, which would have to be fed meanwhile
+    with tempfile.TemporaryFile() as stdin:  # a pipe would have to be fed concurrently
         stdin.write(given)
         stdin.seek(0)
         with subprocess.Popen(
@@ -76,12 +75,12 @@ def run(command: Sequence[str], limit_s: float, given: bytes = b"") -> Ended:
             except (subprocess.TimeoutExpired, TimeoutError):
                 raise Late(f"did not end in {limit_s:g} s") from None
             finally:
-                with suppress(ProcessLookupError, PermissionError):  # nothing of it is left
+                with suppress(ProcessLookupError, PermissionError):  # the process group is gone
                     os.killpg(process.pid, signal.SIGKILL)
 
 
 def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
-    """Its stdout and the end of its stderr, once both are closed."""
+    """Read stdout and the end of stderr until both are closed."""
     output, errors = bytearray(), bytearray()
     with selectors.DefaultSelector() as open_pipes:
         for pipe, heard in ((process.stdout, output), (process.stderr, errors)):
@@ -100,7 +99,7 @@ def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes
 
 
 def _left(until: float) -> float:
-    """Seconds that are left; one who prints without end never lets a wait run out."""
+    """Return the seconds left, so that endless output cannot outlast the limit."""
     if (left := until - time.monotonic()) <= 0:
         raise TimeoutError
     return left

@@ -4,7 +4,7 @@
     rows = load_plugin(plugin).hook.vox_open_rows(reference=..., context=...)
 
 A plugin declares its names under `[provides]` in its manifest and is imported when one of them is
-asked for. Backends are selected otherwise (select.py): by capabilities, hardware and priority.
+used. Backends are selected by capabilities, hardware and priority instead (select.py).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def provider(
     found: Sequence[Found] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Found:
-    """The installed plugin that provides `name` at the extension point `point`.
+    """Return the installed plugin that provides `name` at the extension point `point`.
 
     Args:
-        found: installed plugins; without it, those of this environment.
+        found: installed plugins; by default those of this environment.
 
     Raises:
         BackendError: B013, none does (the remedy installs the catalog's plugin) or it is disabled;
@@ -71,8 +71,8 @@ def providers(
     found: Sequence[Found] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Found]:
-    """All installed plugins that provide `name` and are not disabled, by id; `found` and the errors
-    about settings as for `provider`."""
+    """Return all enabled plugins that provide `name`, by id; arguments and errors as for
+    `provider`."""
     plugins = discover() if found is None else found
     blocked = blocked_plugins([each.id for each in plugins], environ)
     able = [each for each in _able(point, name, plugins) if each.id not in blocked]
@@ -85,7 +85,7 @@ def no_provider(
     found: Sequence[Found] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> BackendError:
-    """The error for a name that no installed plugin provides, or only a disabled one."""
+    """Return the error for a name that no installed plugin provides, or only a disabled one."""
     plugins = discover() if found is None else found
     if able := _able(point, name, plugins):
         first, blocked = able[0].id, blocked_plugins([each.id for each in plugins], environ)
@@ -116,8 +116,8 @@ def write_model(job: WriteModelJob) -> None:
 
     Raises:
         BackendError: B013 or B014 (`provider`); B004, the plugin is broken or lacks the hook.
-        PluginError: X001, it failed with an error of its own.
-        VoxError: the model has no place in the format, or the result is wrong.
+        PluginError: X001, the hook raised an exception other than `VoxError`.
+        VoxError: the format does not support the model, or verification failed.
     """
     found = provider("model-formats", job.format)
     hook = load_plugin(found).hook.vox_write_model
@@ -134,7 +134,7 @@ def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:
 
 
 def usable_plugin(plugin_id: str, environ: Mapping[str, str] = os.environ) -> Found:
-    """The installed plugin of this id.
+    """Return the installed plugin of an id, if it can be used on this machine.
 
     Raises:
         BackendError: it is disabled, its manifest is invalid, or it does not fit this machine.
@@ -157,7 +157,7 @@ def usable_plugin(plugin_id: str, environ: Mapping[str, str] = os.environ) -> Fo
 
 
 def missing_command(path: str) -> BackendError | None:
-    """The error for a command that no installed plugin brings and a plugin of the catalog does."""
+    """Return the error for a command of a catalog plugin that is not installed or not usable."""
     for entry in known_plugins().values():
         if path in entry.provides.get("commands", ()):
             installed = any(each.id == entry.id for each in discover())

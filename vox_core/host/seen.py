@@ -1,11 +1,11 @@
-"""What is installed and what hardware is here, looked at once for all the requests of a command.
+"""Cache the installed plugins and the hardware for all requests of one command.
 
     seen = Seen()
     candidates, environment = seen.survey(Request("train"), known)
 
-Each part is looked at when it is first asked for, and then kept: the metadata of all packages is
-read once, and a probe runs once, for the first request that needs it. Nothing notices what changes
-meanwhile; who has waited for long takes a new one. Which backend serves a request is for select.py.
+Each part is read on first use and then kept: the metadata of all packages is read once, and a probe
+runs once, for the first request that needs it. Later changes are not noticed; after a long wait,
+make a new `Seen`. select.py chooses the backend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Seen:
-    """As it was when it was looked at."""
+    """The plugins, machine and probe results as of their first use."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -32,21 +32,21 @@ class Seen:
 
     @cached_property
     def plugins(self) -> tuple[Found, ...]:
-        """Those installed, of every kind."""
+        """Installed plugins of every kind."""
         from vox_core.host.discover import discover
 
         return discover()
 
     @cached_property
     def machine(self) -> Machine:
-        """What manifests are held against."""
+        """The machine that manifests are compared with."""
         from vox_core.host.machine import this_machine
 
         return this_machine(self.plugins)
 
     @cached_property
     def blocked(self) -> dict[str, str]:
-        """Id of a plugin that is not to be used -> who says so.
+        """Id of a blocked plugin -> the place that blocks it.
 
         Raises:
             ConfigError: the variable names one that is unknown, or a file cannot be read.
@@ -58,10 +58,11 @@ class Seen:
     def survey(
         self, request: Request, known: Mapping[str, str]
     ) -> tuple[list[Candidate], Environment]:
-        """The installed backends, probed as far as `request` needs it, and what else decides.
+        """Return the installed backends, probed as far as `request` needs it, and the other inputs
+        of a selection.
 
         Args:
-            known: id -> distribution of what can be installed.
+            known: id -> distribution of installable plugins.
 
         Raises:
             ConfigError: an environment variable about plugins or hardware is wrong.
@@ -105,5 +106,5 @@ def _quantising(request: Request, present: tuple[Accelerator, ...]) -> tuple[str
 
 
 def _may_be_backend(plugin: Found) -> bool:
-    """A plugin without a valid manifest counts: it may be the one that was meant."""
+    """Whether a plugin may be a backend; one with a faulty manifest may."""
     return plugin.manifest is None or plugin.manifest.is_backend

@@ -1,16 +1,16 @@
-"""Which backend carries out a request, and why not the others.
+"""Choose the backend for a request, and explain why the others were refused.
 
 A pure function of the request, the installed plugins with what their probes found, and the machine:
 no order of discovery, clock or environment variable changes its answer.
 
-1. A backend asked for by name is that one or an error; it never falls back.
+1. A backend chosen by name is used, or it is an error; there is no fallback.
 2. Filters that need no hardware: blocked, API, platform, Python, distributions, capabilities, and
-   whether the plugin wants to be chosen by itself at all (`automatic`).
-3. What the probes of the survivors found. *Not installed*, *broken* and *no such hardware* differ.
+   whether the plugin allows automatic choice (`automatic`).
+3. The probe results of the rest. *Not installed*, *broken* and *no such hardware* differ.
 4. Rank: an accelerator with enough memory, then anything with enough memory; then the backend that
    the run being resumed was on; then the priority that plugins declare. A tie is an error.
-5. Training does not go to the CPU by itself where an accelerator is present whose backend is
-   missing, broken or without its driver (idle.py).
+5. Training does not choose the CPU by itself if there is an accelerator whose backend is missing,
+   broken or without its driver (idle.py).
 
 The filters are in judge.py. Nothing here runs a probe (probe.py) or imports a plugin (load.py).
 """
@@ -39,10 +39,10 @@ from vox_core.host.judge import Judged, how_asked, judge_all, lacking, static_re
 def select(
     request: Request, candidates: Sequence[Candidate], environment: Environment
 ) -> Selection:
-    """Choose a backend.
+    """Choose a backend for a request.
 
     Args:
-        candidates: probed, as far as `needs_probe` asks for it.
+        candidates: probed as far as `needs_probe` says.
 
     Raises:
         BackendError: B001 to B005; none can be chosen. B007; none should be without being asked.
@@ -68,12 +68,12 @@ def select(
 def verdicts(
     request: Request, candidates: Sequence[Candidate], environment: Environment
 ) -> tuple[Verdict, ...]:
-    """The verdict on each candidate, sorted by id; none is chosen."""
+    """Return the verdict on each candidate, sorted by id, without choosing one."""
     return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
 
 
 def needs_probe(request: Request, plugin: Found, environment: Environment) -> bool:
-    """Whether nothing but the hardware is left to be asked."""
+    """Whether the choice of a candidate now depends on its hardware alone."""
     return static_refusal(request, plugin, environment) is None
 
 
@@ -102,7 +102,7 @@ def _selection(chosen: Judged, why: str, judged: Sequence[Judged]) -> Selection:
 
 
 def _why(ranked: Sequence[Judged], request: Request) -> str:
-    """What put the first before the second."""
+    """Explain why the first candidate ranks before the second."""
     level, resumed, priority = ranked[0].rank
     if len(ranked) == 1:
         return "the only usable backend" + ("" if level else ", though short of memory")
@@ -133,7 +133,7 @@ def _none_installed(environment: Environment) -> BackendError:
 def _none_usable(
     request: Request, judged: Sequence[Judged], environment: Environment
 ) -> BackendError:
-    """Every candidate with its reason, as a table."""
+    """Return the error with a table of every candidate and its reason."""
     told = [each.verdict for each in judged]
     id_width, version_width = (max(map(len, column)) for column in _columns(told))
     who = "no usable backend" if request.explicit is None else f"{request.explicit!r} is unusable"
@@ -163,7 +163,8 @@ def _wishes(request: Request) -> str:
 
 
 def _way_out(request: Request, judged: Sequence[Judged], environment: Environment) -> str:
-    """For one asked for by name what would let it in; else what is asked too much of all."""
+    """Return the remedy that admits the named backend, or else the requirement that no backend
+    meets."""
     (first, *others) = judged
     if elsewhere := _who_quantises(judged, environment):
         return elsewhere
@@ -173,7 +174,7 @@ def _way_out(request: Request, judged: Sequence[Judged], environment: Environmen
 
 
 def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
-    """Who has the quantisation that is asked for, and is not in use here: what brings it in."""
+    """Return the remedy that adds a plugin with the requested quantisation."""
     here = {each.found.id: each for each in judged}
     for name in environment.quantising:
         if name not in here:
@@ -185,7 +186,7 @@ def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
 
 
 def _concession(request: Request, judged: Sequence[Judged]) -> str:
-    """The one setting that would let in a backend whose capabilities fall short."""
+    """Return the one setting to change so that a backend's capabilities suffice."""
     manifests = [
         each.found.manifest for each in judged if each.refusal and each.refusal.kind == "capability"
     ]
@@ -246,7 +247,7 @@ def _would_lie_idle(idle: Idle) -> BackendError:
         "B007",
         "training would run on the CPU while an accelerator lies idle",
         found=idle.what,
-        remedy=f"{idle.remedy}; or train on the CPU all the same, with --allow-cpu",
+        remedy=f"{idle.remedy}; or train on the CPU with --allow-cpu",
     )
 
 
@@ -257,7 +258,7 @@ def _repair(judged: Judged, environment: Environment) -> str:
 
 
 def _install(backend: str | None, environment: Environment) -> str:
-    """Only the catalog knows the distribution of an id; it is never made up."""
+    """Return the install command for an id in the catalog; package names are never guessed."""
     if backend is not None and backend in environment.known:
         return f"install {backend!r}: vox plugin install {backend}"
     return "install a backend for this machine"

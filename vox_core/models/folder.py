@@ -1,9 +1,9 @@
-"""Check that a folder is a model that vox can use.
+"""Check that a folder is a usable model and names no code to run.
 
-It needs a `config.json` with a model type, safetensors that hold what they claim, and a tokenizer.
-No link may lead out of it, and no JSON file in it may name code, or files to be read in the place
-of others. Libraries run or read what these keys name, some by default and some always, so vox
-refuses a folder that has one of them (`code_keys`):
+It needs a `config.json` with a model type, valid safetensors, and a tokenizer.
+No link may lead out of it, and no JSON file in it may name code, or files to read instead of
+others. Libraries run or read these by default or always, so vox refuses a folder with one of these
+keys (`code_keys`):
 
     auto_map, custom_pipelines, custom_generate   transformers: classes in the repository
     model_file                                    mlx-lm: a module in the repository
@@ -46,7 +46,7 @@ _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """What a checked folder says of itself; `licence` is the model card's."""
+    """Facts about a checked folder; `licence` is the model card's."""
 
     model_type: str
     licence: str | None
@@ -67,7 +67,7 @@ def check_folder(folder: Path) -> FolderFacts:
     config = parsed.get("config.json", {})
     if "config.json" in parsed and not _is_model_type(config.get("model_type")):
         faults.append("config.json: found no model_type, expected the name of an architecture")
-    if (folder / _ADAPTER).exists():  # transformers would load the base that it names instead
+    if (folder / _ADAPTER).exists():  # transformers would load the base named in it instead
         faults.append(
             f"{_ADAPTER}: found beside a model, expected an adapter to have its own folder"
         )
@@ -88,7 +88,7 @@ def check_folder(folder: Path) -> FolderFacts:
 
 
 def card_licence(folder: Path) -> str | None:
-    """`license:` in the front matter of the model card, if there is one."""
+    """Return `license:` from the front matter of the model card, or None."""
     card = folder / "README.md"
     if not card.is_file():
         return None
@@ -100,7 +100,7 @@ def card_licence(folder: Path) -> str | None:
 
 
 def _parse(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The JSON files that are there, and what is wrong with them."""
+    """Return the folder's JSON files, parsed, and their faults."""
     parsed: dict[str, dict[str, Any]] = {}
     faults: list[str] = []
     for name in _MAY_NAME_CODE:
@@ -170,11 +170,11 @@ _SPECIAL_TOKENS = "special_tokens_map.json"
 
 
 def code_keys(value: Any, file: str = "config.json") -> Iterator[str]:
-    """Where in a parsed JSON document code or files are named, as dotted paths.
+    """Return the dotted paths in a JSON document that name code or files.
 
     Args:
-        value: nested no more deeply than `bounded_json.MAX_DEPTH`.
-        file: the name of the file that it is from.
+        value: nested at most `bounded_json.MAX_DEPTH` deep.
+        file: name of the JSON file.
     """
     return _walk(value, "", file)
 
@@ -192,7 +192,6 @@ def _walk(value: Any, path: str, file: str) -> Iterator[str]:
 
 
 def _names(key: str, value: Any, file: str) -> bool:
-    """Whether this entry names code or a file."""
     if key in _NAMES_CODE:
         return True
     if key in _NAMES_FILES:

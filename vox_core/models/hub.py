@@ -1,8 +1,8 @@
-"""A hub id -> the folder of its snapshot, through `huggingface_hub`.
+"""Download a model from the hub, through `huggingface_hub`.
 
-Only files that vox reads are fetched: no pickles, no code, nothing from sub-folders.
-`huggingface_hub` honours `HF_HUB_OFFLINE`, `HF_HOME` and the user's token; vox never looks at the
-token and never prints it.
+Only files that vox reads are downloaded: no pickles, no code, no sub-folders.
+`huggingface_hub` honours `HF_HUB_OFFLINE`, `HF_HOME` and the user's token; vox neither
+reads nor prints the token.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def is_hub_id(reference: str) -> bool:
 def download(
     repository: str, revision: str | None, report: Callable[[str, int, int], None]
 ) -> Path:
-    """The snapshot folder of `repository`, named by its commit; fetched if it is not there.
+    """Return the snapshot folder of `repository`, named by its commit; downloaded if needed.
 
     Raises:
-        ModelError: M001, no such repository or revision; M007, it could not be fetched.
+        ModelError: M001, no such repository or revision; M007, the download failed.
         StorageError: the disk is full, or an I/O error.
     """
     from huggingface_hub import snapshot_download
@@ -117,7 +117,7 @@ def _page(repository: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong at the root, in one line."""
+    """Return the first line of the root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     first, *_ = str(error).strip().splitlines() or ["no reason given"]
@@ -125,7 +125,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _bar(report: Callable[[str, int, int], None]) -> type[Any]:
-    """A progress bar that draws nothing and reports the bytes on the disk."""
+    """Return a progress bar class that draws nothing and reports the bytes on disk."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):

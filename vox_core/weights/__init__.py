@@ -1,10 +1,10 @@
-"""The weights of a model folder, with the numbers that they stand for.
+"""Read the weights of a model folder, dequantised if needed, and write safetensors.
 
     file.py       one safetensors file: `SafetensorsFile`, `write_safetensors`
     folder.py     the file or the shards of a model: `WeightFolder`
-    quantised.py  a folder that MLX has quantised, as a plain one: `open_weights`
+    quantised.py  a folder quantised by MLX, read dequantised: `open_weights`
 
-The quantisations themselves are in `vox_formats.quant`.
+`vox_formats.quant` implements the quantisations.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One safetensors file, read with every claim checked, or written whole.
+"""Read a safetensors file with every header field checked, or write one atomically.
 
 A file opens with eight bytes that give the length of a JSON header, then the header, then one
-block of data which the tensors divide between them without gap or overlap
-(https://github.com/huggingface/safetensors#format). `SafetensorsFile` reports everything in the
-header that disagrees with the format or with the size of the file, all of it at once.
+block of data that the tensors fill without gaps or overlaps
+(https://github.com/huggingface/safetensors#format). `SafetensorsFile` reports all
+faults of the header together, including disagreement with the size of the file.
 
-Reading maps one tensor, and the mapping goes when its array goes; `write_safetensors` takes tensors
-one by one. So a file of any size needs the memory of one tensor.
+Reading maps one tensor, and its array owns the mapping; `write_safetensors` takes tensors one by
+one. So a file of any size needs the memory of one tensor.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _NUMPY = {
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a safetensors dtype name, e.g. `BF16` -> `ml_dtypes.bfloat16`."""
-    import ml_dtypes  # noqa: F401  (makes its types known to numpy by name)
+    """Return the numpy dtype of a safetensors dtype name: `BF16` -> `ml_dtypes.bfloat16`."""
+    import ml_dtypes  # noqa: F401  (registers its types with numpy)
     import numpy as np
 
     return np.dtype(_NUMPY[name])
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """The size of a tensor in a file."""
+    """Return the size of a tensor in a file, in bytes."""
     return math.prod(shape) * numpy_dtype(dtype).itemsize
 
 
@@ -85,10 +85,10 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """One checked file.
+    """A safetensors file whose header has been checked.
 
     Attributes:
-        tensors: name -> where and what, in the order in which they lie in the file.
+        tensors: name -> offset, dtype and shape, in the order of the file.
         metadata: the file's own `__metadata__`.
 
     Raises:
@@ -113,14 +113,14 @@ class SafetensorsFile:
         self.tensors: Mapping[str, TensorInfo] = dict(known)
 
     def read(self, name: str) -> Array:
-        """The tensor, memory-mapped and read-only. Raises KeyError for a name not in `tensors`."""
+        """Return the tensor, memory-mapped and read-only. Raises KeyError for an unknown name."""
         import numpy as np
 
         info = self.tensors[name]
         dtype = numpy_dtype(info.dtype)
         if info.nbytes == 0:
             return np.empty(info.shape, dtype)
-        # A mapping of its own for each tensor: pages read go back when the array does.
+        # One mapping per tensor: its pages are freed with the array.
         with files.storage_errors(self.path):
             mapped = np.memmap(
                 self.path, dtype=dtype, mode="r", offset=self._data + info.begin, shape=info.shape
@@ -129,7 +129,7 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The parsed header and the offset of the data block."""
+    """Return the parsed header and the offset of the data block."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(_PREFIX)
@@ -153,7 +153,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
-    if value is None:  # as MLX writes a file without metadata
+    if value is None:  # MLX writes this for a file without metadata
         return {}
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return value
@@ -162,7 +162,7 @@ def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
 
 
 def _info(name: str, entry: object, faults: list[str]) -> TensorInfo | None:
-    """The entry as a `TensorInfo`, or None and a fault."""
+    """Parse an entry to a `TensorInfo`, or return None and a fault."""
     match entry:
         case {
             "dtype": str(dtype),
@@ -201,7 +201,7 @@ def _is_count(value: object) -> bool:
 
 
 def _layout_faults(known: list[tuple[str, TensorInfo]], room: int) -> list[str]:
-    """What is wrong with tensors, sorted by offset, as a division of `room` bytes of data."""
+    """List gaps, overlaps and overruns of tensors, sorted by offset, in a block of `room` bytes."""
     faults, end, before = [], 0, "the start of the data"
     for name, info in known:
         if info.begin != end:
@@ -242,16 +242,16 @@ def write_safetensors(
     tensors: Iterable[tuple[str, Array]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `tensors` to `path`, atomically, holding one at a time.
+    """Write `tensors` to `path` atomically, holding one tensor at a time.
 
     Args:
-        specs: what will come, in the order in which it will come; the header is made from it.
+        specs: names, dtypes and shapes of the tensors in order, for the header.
         tensors: (name, array) in that order, of exactly those dtypes and shapes.
-        metadata: the file's `__metadata__`; without it `{"format": "pt"}`, which transformers
-            asks of a checkpoint.
+        metadata: the file's `__metadata__`; by default `{"format": "pt"}`, which transformers
+            requires.
 
     Raises:
-        ValueError: a tensor is missing, surplus, out of order, or not what its spec says.
+        ValueError: a tensor is missing, surplus, out of order, or differs from its spec.
         StorageError: the file cannot be written.
     """
     with files.atomic_file(path) as file:
@@ -264,7 +264,8 @@ def safetensors_bytes(
     tensors: Iterable[tuple[str, Array]],
     metadata: Mapping[str, str] | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of such a file, part by part; arguments and errors as in `write_safetensors`."""
+    """Yield the bytes of a safetensors file in parts; arguments and errors as for
+    `write_safetensors`."""
     header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
     yield struct.pack("<Q", len(header)) + header
     for array in _matching(specs, tensors):
@@ -272,7 +273,7 @@ def safetensors_bytes(
 
 
 def _header_bytes(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> bytes:
-    """The header, padded with spaces so that the data begins at a multiple of eight."""
+    """Return the header, padded with spaces so that the data starts at a multiple of eight."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for name, (dtype, shape) in specs.items():
@@ -284,7 +285,7 @@ def _header_bytes(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> byt
 
 
 def _matching(specs: Mapping[str, Spec], tensors: Iterable[tuple[str, Array]]) -> Iterator[Array]:
-    """The arrays, each held against the spec whose turn it is."""
+    """Yield the arrays, each checked against its spec."""
     expected = iter(specs.items())
     for name, array in tensors:
         wanted, (dtype, shape) = next(expected, ("no more tensors", ("", ())))

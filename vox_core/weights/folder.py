@@ -1,7 +1,7 @@
-"""The weights of a model folder: one file, or shards and the index that names them.
+"""Open the weights of a model folder: one safetensors file, or shards with an index.
 
-What an index says is held against the folder: names that stay in it, shards that exist, tensors
-that are where the index puts them. Pickles are never opened.
+The index is checked against the folder: file names must stay inside it, shards must exist, and
+tensors must be in the shards that it names. Pickles are never opened.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class Weights(Protocol):
-    """The weights of a model, whatever they lie in: tensors with the numbers they stand for.
+    """The tensors of a model, readable one by one, dequantised if stored quantised.
 
     Attributes:
         folder: where the files are.
-        files: names of the files in which a plain copy of it would lie.
+        files: file names of a dequantised copy.
         tensors: every tensor of the model, file after file.
         index: the index of such a copy; None for a single file.
-        quant: what the stored numbers are quantised to.
-        quantised: names of the tensors that are.
+        quant: quantisation of the stored tensors.
+        quantised: names of the quantised tensors.
     """
 
     @property
@@ -56,16 +56,16 @@ class Weights(Protocol):
     def quantised(self) -> frozenset[str]: ...
 
     def file_of(self, name: str) -> str:
-        """The name of the file that holds the tensor, or would hold it."""
+        """Return the file that holds the tensor, or would in a dequantised copy."""
         ...
 
     def read(self, name: str) -> Array:
-        """The tensor, read-only, in its dtype and shape."""
+        """Return the tensor, read-only, in its dtype and shape."""
         ...
 
 
 class WeightFolder:
-    """The weights of a model folder: `model.safetensors`, or the shards that an index names.
+    """The weights of a folder: `model.safetensors`, or the shards of an index.
 
     Attributes:
         files: names of the weight files, sorted.
@@ -100,16 +100,16 @@ class WeightFolder:
         }
 
     def file_of(self, name: str) -> str:
-        """The name of the file that holds the tensor."""
+        """Return the name of the file that holds the tensor."""
         return self._file_of[name]
 
     def read(self, name: str) -> Array:
-        """The tensor, memory-mapped and read-only (`SafetensorsFile.read`)."""
+        """Return the tensor, memory-mapped and read-only (`SafetensorsFile.read`)."""
         return self._files[self._file_of[name]].read(name)
 
 
 def _read_index(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """The index and its `weight_map`, whose file names stay in the folder."""
+    """Return the index and its `weight_map`, whose file names are checked to stay in the folder."""
     try:
         with files.storage_errors(path):
             index = bounded_json.read(path, unique=True)
@@ -155,7 +155,7 @@ def _open_shards(folder: Path, file_of: Mapping[str, str]) -> dict[str, Safetens
 def _corrupt_shards(
     folder: Path, corrupt: Sequence[ModelError], faults: Sequence[str]
 ) -> ModelError:
-    """One error for every shard that cannot be read and every fault of the index."""
+    """Return one error with every unreadable shard and every fault of the index."""
     if len(corrupt) == 1 and not faults:
         return corrupt[0]
     each = [
@@ -198,5 +198,5 @@ def _no_weights(folder: Path) -> ModelError:
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # longer than a name may be
+    except OSError:  # file name too long
         return False

@@ -1,12 +1,12 @@
-"""A model folder whose weights MLX has quantised, seen as the plain one it stands for.
+"""Read a model folder quantised by MLX as if it were not quantised.
 
 `mlx_lm.convert -q` writes `X.weight` as packed uint32, with `X.scales` and `X.biases` beside it,
 and says in `config.json` how: `quantization` has the group size, bits and mode, and entries by
 module for those that differ. `QuantisedFolder` shows each such tensor with the shape and the dtype
 it has when dequantised, and dequantises it when it is read.
 
-Only families whose tensors mlx-lm leaves as Hugging Face names and stores them are read: of the
-others (moved axes, norms stored as 1 + w, other prefixes) the way back is not a matter of names.
+Only families whose tensors mlx-lm stores with Hugging Face's names and layout are supported. For
+others (moved axes, norms stored as 1 + w, other prefixes) the conversion would have to be inverted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 def open_weights(folder: Path) -> Weights:
-    """The weights of a model folder, dequantised where MLX has quantised them.
+    """Open the weights of a model folder, dequantised if MLX quantised them.
 
     Raises:
         ModelError: as `WeightFolder`; M002 for a quantised folder that cannot be read.
@@ -48,15 +48,14 @@ def open_weights(folder: Path) -> Weights:
 
 
 class QuantisedFolder:
-    """A folder in MLX's format, as `Weights`.
+    """A folder in MLX's quantised format, as `Weights`.
 
     Args:
-        stored: the tensors as they lie in the files.
+        stored: the tensors as stored.
         config: the folder's `config.json`.
 
     Raises:
-        ModelError: M002, the family is not one that can be read so, or with every fault of the
-            quantisation.
+        ModelError: M002, the family is not supported, or with every fault of the quantisation.
     """
 
     def __init__(self, stored: WeightFolder, config: Mapping[str, Any]) -> None:
@@ -100,7 +99,8 @@ class QuantisedFolder:
         return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
 
     def _computed_in(self) -> str:
-        """The dtype of what is not quantised; the scales of the fp4 formats do not say it."""
+        """Return the dtype of the unquantised tensors, as the scales of the fp4 formats do not have
+        it."""
         plain = (info.dtype for info in self._stored.tensors.values() if info.dtype in _FLOATS)
         return next(plain, "BF16")
 
@@ -111,14 +111,14 @@ class QuantisedFolder:
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the folder's dequantised copy: without what MLX says of its format."""
+    """Return the configuration of a dequantised copy, without MLX's keys."""
     if not isinstance(config.get(_KEY), dict):
         return dict(config)
     return {key: v for key, v in config.items() if key not in (_KEY, "quantization_config")}
 
 
 def require_same_in_mlx(model_type: str, folder: Path) -> None:
-    """Refuse a family that is another one in MLX.
+    """Refuse a family that mlx-lm stores in another layout.
 
     Raises:
         ModelError: M002.
@@ -136,7 +136,7 @@ def require_same_in_mlx(model_type: str, folder: Path) -> None:
 
 
 def _formats(said: Mapping[str, Any], stored: WeightFolder) -> dict[str, MlxFormat]:
-    """Tensor name -> format, of every tensor that has scales."""
+    """Return tensor name -> format for every tensor with scales."""
     faults: list[str] = []
     found: dict[str, MlxFormat] = {}
     for scales in (name for name in stored.tensors if name.endswith(".scales")):
@@ -189,7 +189,7 @@ def _words(said: Mapping[str, Any]) -> str:
 
 
 def _shape_fault(path: str, form: MlxFormat, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """What does not fit together in the tensors of one module."""
+    """Return what is inconsistent in the tensors of one module, or ""."""
     parts = [".weight", *(_PARTS if form.mode == "affine" else _PARTS[:1])]
     if missing := [part for part in parts if f"{path}{part}" not in tensors]:
         return f"{path}: it has no {', '.join(part[1:] for part in missing)}"

@@ -70,7 +70,7 @@ def test_show(vox, tmp_path: Path) -> None:
     assert told["status"] == "done"
     assert told["steps"] == "4 of 4 in 0:07"  # a line after the end is no work
     assert told["loss"] == "4.0000 -> 1.0000 (75 % lower)"
-    assert told["held-out loss"] == "5.0000 -> 1.5000 (70 % lower)"
+    assert told["validation loss"] == "5.0000 -> 1.5000 (70 % lower)"
     assert told["after steps"] == "0: 5.0000, 4: 1.5000"
     assert (told["tokens/s"], told["checkpoints"], told["warnings"]) == ("200", "4", "careful")
     assert "█▆▃▁" in done.out
@@ -231,8 +231,8 @@ def test_watch_shows_held_out_losses_of_a_run_that_is_done(tmp_path: Path) -> No
     _, err = watching.communicate(timeout=300)
     lines = err.splitlines()
     assert lines[-3].startswith("step 40/40")
-    assert lines[-2:] == ["held-out loss 2.0000 after step 40", "done after step 40, in 0:02"]
-    assert sum(line.startswith("held-out loss") for line in lines) == 20, "the newest"
+    assert lines[-2:] == ["validation loss 2.0000 after step 40", "done after step 40, in 0:02"]
+    assert sum(line.startswith("validation loss") for line in lines) == 20, "the newest"
 
 
 def test_watch_is_ended_by_ctrl_c_and_the_run_is_not(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "steps": f"{_steps(summary)} in {duration(summary.seconds)}",
         "loss": _first_and_last(summary.losses),
         "": _curve(summary.losses),
-        "held-out loss": _first_and_last(summary.held_out),
+        "validation loss": _first_and_last(summary.held_out),
         "best": _best(summary),
         "after steps": _some(f"{step}: {_loss(loss)}" for step, loss in summary.held_out),
         "tokens/s": f"{summary.tokens_per_second or 0:,.0f}" if summary.tokens_per_second else "",

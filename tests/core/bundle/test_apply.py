@@ -116,7 +116,7 @@ def test_a_person_is_asked(world: World, answer: str, code: int) -> None:
     done = vox(world, file, stdin=theirs)
     os.close(ours)
     os.close(theirs)
-    assert (done.returncode, "go on?" in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, "continue?" in done.stderr) == (code, True), done.stderr
     assert (world.state() == before) == (answer == "n")
 
 
