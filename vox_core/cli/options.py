@@ -91,7 +91,8 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
             "C006",
             "standard input is named twice",
             where="--data -",
-            expected="once: it can be read only once",
+            expected="once",
+            remedy="write the rows into a file to use them twice",
         )
     for file in files:
         if option := _option_before(file, flags):
