@@ -129,7 +129,7 @@ def test_nobody_to_ask(vox, applied, command: str) -> None:
 
 @pytest.mark.parametrize(("answer", "code", "count"), [("y", 0, 1), ("n", 130, 0), ("", 130, 0)])
 def test_a_person_is_asked(vox, applied, monkeypatch, answer: str, code: int, count: int) -> None:
-    monkeypatch.setattr("vox_core.cli.plugin_install._somebody_is_there", lambda: True)
+    monkeypatch.setattr("vox_core.cli.plugin_install._has_terminal", lambda: True)
     assert (vox("plugin", "install", "cpu", stdin=f"{answer}\n").code, len(applied)) == (
         code,
         count,

@@ -13,7 +13,7 @@ from mlx import nn
 
 from tests.parity import tolerances
 from tests.parity.held import apart
-from vox_formats.quant import CODECS
+from vox_formats.quant import CODECS, MLX_FORMATS
 from vox_mlx.loss import weighted_nll
 from vox_torch.loss import negative_log_likelihood
 
@@ -85,9 +85,8 @@ def torch_nll(
 
 @pytest.mark.parametrize("quant", ["affine4", "affine8", "mxfp4", "nvfp4"])
 def test_a_product_with_quantised_weights_is_that_with_dequantised_ones(quant):
-    from vox_mlx.base import FORMATS
-
-    group_size, bits, mode = FORMATS[quant]
+    described = MLX_FORMATS[quant].describe()
+    group_size, bits, mode = (described[key] for key in ("group_size", "bits", "mode"))
     x, W = normal(32, 128), normal(64, 128)
     plain = nn.Linear(128, 64, bias=False)
     plain.weight = mx.array(W)

@@ -83,17 +83,8 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
     """`flags` with FILES before what `--data` names.
 
     Raises:
-        ConfigError: C006, standard input is named twice, or a FILE is a second value of an option.
+        ConfigError: C006, a FILE is a second value of `--targets` or `--modules-to-save`.
     """
-    data = (*files, *flags["data"])
-    if [str(path) for path in data].count("-") > 1:
-        raise ConfigError(
-            "C006",
-            "standard input is named twice",
-            where="--data -",
-            expected="once",
-            remedy="write the rows into a file to use them twice",
-        )
     for file in files:
         if option := _option_before(file, flags):
             raise ConfigError(
@@ -103,15 +94,17 @@ def with_files(files: tuple[Path, ...], flags: Mapping[str, Any]) -> dict[str, A
                 expected="one value for each option",
                 remedy=f"if it is a second value, repeat the option: --{option} {file}",
             )
-    return {**flags, "data": data}
+    return {**flags, "data": (*files, *flags["data"])}
 
 
 def _option_before(file: Path, flags: Mapping[str, Any]) -> str:
-    """The repeatable option that a file which does not exist may be a value of; empty if none."""
+    """The option of module names that a missing file may be a value of; empty if none."""
     if file.suffix or str(file) == "-" or file.exists():
         return ""
-    lists = (name for name, value in flags.items() if name != "data" and isinstance(value, tuple))
-    return next((name.replace("_", "-") for name in lists if flags[name]), "")
+    return next((f"{name.replace('_', '-')}" for name in _MODULES if flags.get(name)), "")
+
+
+_MODULES = ("targets", "modules_to_save")
 
 
 def config_option(exposed: bool = True) -> click.Option:

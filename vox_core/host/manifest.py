@@ -121,8 +121,10 @@ def _flat(names: object) -> object:
         return names
     if unknown := set(names) - {"suffixes", "schemes"}:
         raise ValueError(f"unknown key {min(unknown)}; give suffixes, schemes, or a list of names")
-    schemes = names.get("schemes", [])
-    return [*names.get("suffixes", []), *(f"{scheme}:" for scheme in schemes)]
+    suffixes, schemes = names.get("suffixes", []), names.get("schemes", [])
+    if not isinstance(suffixes, list) or not isinstance(schemes, list):
+        raise ValueError("suffixes and schemes take lists of texts")
+    return [*suffixes, *(f"{scheme}:" for scheme in schemes)]
 
 
 def _knob(values: tuple[str, ...]) -> tuple[str, ...]:

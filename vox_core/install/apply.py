@@ -36,7 +36,7 @@ from vox_core.host.judge import on_one_line
 from vox_core.host.machine import Machine, requirements, this_machine, unmet
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path
-from vox_core.install.plan import InstallPlan, belongs_to_core
+from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended
 from vox_core.install.targets import Target, misfit
 from vox_core.install.uv import Report, Uv
 
@@ -63,6 +63,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     site = environment.site_packages.resolve()
     scratch = undo.folder(site)
     with storage_errors(environment.prefix), environment.locked(), _signals_raise():
+        require_ended(environment)  # else its copies of files would go with the scratch folder
         there = environment.installed()
         _require_as_planned(plan, there.versions)
         shutil.rmtree(scratch, ignore_errors=True)

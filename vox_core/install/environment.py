@@ -36,6 +36,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vox_core.errors import BackendError, InputError
+from vox_core.install.undo import LOCK
 
 Kind: TypeAlias = Literal["venv", "uv-tool", "pipx", "conda", "externally-managed", "system"]
 
@@ -51,7 +52,6 @@ CORE = "vox-ml"
 KEPT = (CORE, "torch")
 """Distributions whose versions no plugin may change."""
 ABSENT = "not installed"
-_LOCK = ".vox-lock"
 _LIMIT_S = 60.0
 _QUESTION = """
 import sys
@@ -251,7 +251,7 @@ class Environment:
         """
         from filelock import FileLock, Timeout
 
-        lock = FileLock(self.site_packages.resolve() / _LOCK, mode=0o666)  # for every user of it
+        lock = FileLock(self.site_packages.resolve() / LOCK, mode=0o666)  # for every user of it
         try:
             lock.acquire(timeout=0)
         except Timeout as error:

@@ -323,18 +323,25 @@ def _here() -> tuple[Environment, Installed]:
 
 def require_whole(environment: Environment) -> None:
     """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
-    site = environment.site_packages.resolve()
-    if (change := undo.unfinished(site)) is None:
+    if undo.unfinished(environment.site_packages.resolve()) is None:
         return
-    with suppress(OSError), environment.locked():  # or else it is under way
-        pass
-    raise InputError(
-        "I013",
-        "an earlier change of this environment was cut off",
-        where=environment,
-        found=change.what,
-        remedy=undo.remedy(environment.python),
-    )
+    try:
+        with environment.locked():  # or else it is under way
+            require_ended(environment)
+    except OSError:
+        require_ended(environment)
+
+
+def require_ended(environment: Environment) -> None:
+    """Raises InputError I013 if an earlier change was cut off; the caller holds the lock."""
+    if change := undo.unfinished(environment.site_packages.resolve()):
+        raise InputError(
+            "I013",
+            "an earlier change of this environment was cut off",
+            where=environment,
+            found=change.what,
+            remedy=undo.remedy(environment.python),
+        )
 
 
 def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:
@@ -394,7 +401,7 @@ def require_no_intruder(environment: Environment, there: Installed) -> None:
 def belongs_to_core(recorded: str) -> bool:
     """Whether a path of a RECORD is the `vox` command or lies in `vox_core`."""
     parts = Path(recorded).parts
-    return parts[0] == "vox_core" or (parts[0] == ".." and parts[-1] in ("vox", "vox.exe"))
+    return parts[:1] == ("vox_core",) or (parts[:1] == ("..",) and parts[-1] in ("vox", "vox.exe"))
 
 
 def _changed(moved: Sequence[str], environment: Environment) -> InputError:

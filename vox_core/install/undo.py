@@ -15,6 +15,7 @@ a library that vox needs. Bytecode is deleted, never restored: Python makes it a
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -22,13 +23,15 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = ".vox-change"
-_JOURNAL, _KEPT = "journal.json", "kept"
+LOCK = ".vox-lock"
+"""Held by a vox that changes the environment; beside the folder."""
+_JOURNAL, _KEPT, _WORKING = "journal.json", "kept", "uv.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,17 @@ def begin(site: Path, what: str, added: Iterable[Path], replaced: Iterable[Path]
     return change
 
 
+@contextmanager
+def working(site: Path) -> Iterator[int]:
+    """Hold the lock that a program which changes the environment inherits.
+
+    uv may outlive vox: after `kill -9` of vox alone it still installs. `main` waits for its end.
+    """
+    with (folder(site) / _WORKING).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
 def unfinished(site: Path) -> Change | None:
     """The change that has begun in this folder and not ended."""
     with suppress(OSError, ValueError, LookupError, TypeError):
@@ -127,7 +141,25 @@ def remedy(python: Path) -> str:
 
 def main() -> int:
     """Undo the change of this environment that was cut off."""
-    change = unfinished(Path(sysconfig.get_path("purelib")).resolve())
+    site = Path(sysconfig.get_path("purelib")).resolve()
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):
+            change_lock = stack.enter_context((site / LOCK).open("a"))
+            try:
+                fcntl.flock(change_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sys.stderr.write(
+                    "another vox is changing this environment; wait until it is done\n"
+                )
+                return 1
+        with suppress(FileNotFoundError):
+            uv_lock = stack.enter_context((folder(site) / _WORKING).open("r+"))
+            fcntl.flock(uv_lock, fcntl.LOCK_EX)  # a uv that outlived its vox ends first
+        return _undo(site)
+
+
+def _undo(site: Path) -> int:
+    change = unfinished(site)
     if change is None:
         sys.stdout.write("nothing to undo: no change of this environment was cut off\n")
         return 0

@@ -29,19 +29,23 @@ from typing import NamedTuple, TypeAlias
 from packaging.utils import canonicalize_name
 
 from vox_core.errors import InputError, WorkError
+from vox_core.install import undo
 from vox_core.install.environment import Environment
 
 Report: TypeAlias = Callable[[str], None]
 """Called with each line that uv prints."""
 
 ONLY_WHEELS = ("--only-binary", ":all:")
-OFFLINE = ("--no-index", "--offline", "--no-config")
+OFFLINE = ("--no-index", "--offline")
 _LINES_SHOWN = 15
 _ROW = re.compile(r" \+ (?P<name>[\w.-]+)(==(?P<version>\S+)| @ (?P<url>\S+))")
 _SOURCE_ONLY = re.compile(
     r"Wheels are required for `([\w.-]+)|Building source distributions for `([\w.-]+)"
 )
-_ELSEWHERE = ("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_DRY_RUN")
+_ELSEWHERE = (
+    *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_DRY_RUN"),
+    *("UV_CONFIG_FILE", "UV_NO_CONFIG"),
+)
 _NOT_WITH_A_LOCK = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE")
 _KEPT_OFFLINE = ("UV_CACHE_DIR", "UV_LINK_MODE")
 
@@ -94,12 +98,17 @@ class Uv:
         self.environment, self.program = environment, find_uv()
         self.ignored: tuple[str, ...] = ()
         self.options: list[str] = []
+        # uv would read [tool.uv] of the folder that the user's shell happens to be in, and of those
+        # above it: a cloned repository would decide about indexes.
+        self.config = ["--no-config"]
         if only is not None:
             self.options = [*OFFLINE, "--find-links", str(only)]
             uvs = {key: environ[key] for key in _KEPT_OFFLINE if key in environ}
             others = {key: value for key, value in environ.items() if not key.startswith("UV_")}
             self.environ = {**others, **uvs}
             return
+        if own := _config_file(environ):
+            self.config = ["--config-file", str(own)]
         kept = {key: value for key, value in environ.items() if key not in _ELSEWHERE}
         found = pip_settings(environment.prefix, environ)
         self.environ = {**kept, **_variables(found, kept)}
@@ -113,7 +122,7 @@ class Uv:
         """`uv pip VERB` on the environment."""
         options = [] if verb in ("uninstall", "check") else self.options
         python = ["--python", str(self.environment.python), "--color", "never", "--no-progress"]
-        return [self.program, "pip", verb, *python, *options, *arguments]
+        return [self.program, "pip", verb, *self.config, *python, *options, *arguments]
 
     def plan(self, wanted: Sequence[str], constraints: Sequence[str]) -> list[Row]:
         """What an installation would bring that is not there.
@@ -184,7 +193,8 @@ class Uv:
             WorkError: I008, it fails.
         """
         environ = {key: text for key, text in self.environ.items() if key not in _NOT_WITH_A_LOCK}
-        run(self.command(verb, arguments), environ, report, doing, self.environment)
+        with undo.working(self.environment.site_packages.resolve()) as held:
+            run(self.command(verb, arguments), environ, report, doing, self.environment, held)
 
     def _refusal(self, said: str) -> InputError:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
@@ -216,8 +226,12 @@ def run(
     report: Report,
     doing: str,
     where: object,
+    held: int | None = None,
 ) -> None:
     """Run a program in a session of its own, which is killed whole on an interrupt.
+
+    Args:
+        held: descriptor of a lock that lasts as long as the program.
 
     Raises:
         WorkError: I008, it fails.
@@ -232,6 +246,7 @@ def run(
         errors="replace",
         env=dict(environ),
         start_new_session=True,
+        pass_fds=() if held is None else (held,),
     ) as process:
         try:
             for line in process.stdout or ():
@@ -272,6 +287,15 @@ def find_uv() -> str:
     )
 
 
+def _config_file(environ: Mapping[str, str]) -> Path | None:
+    """The user's uv.toml, or the file that UV_CONFIG_FILE names."""
+    if named := environ.get("UV_CONFIG_FILE"):
+        return Path(named)
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~"), ".config"))
+    file = home.expanduser() / "uv" / "uv.toml"
+    return file if file.is_file() else None
+
+
 def pip_settings(prefix: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """pip's settings for `install`: sections [global] and [install] of its files, then `PIP_*`."""
     found: dict[str, str] = {}
@@ -280,8 +304,14 @@ def pip_settings(prefix: Path, environ: Mapping[str, str]) -> dict[str, str]:
         parser = configparser.RawConfigParser()
         try:
             parser.read(file, encoding="utf-8")
-        except (configparser.Error, ValueError):  # pip says what is wrong with it
-            continue
+        except (configparser.Error, ValueError) as error:
+            raise InputError(
+                "I003",
+                "a configuration file of pip cannot be read, and may name another index",
+                where=file,
+                found=str(error).partition("\n")[0],
+                remedy="mend the file; or go without it: PIP_CONFIG_FILE=/dev/null",
+            ) from error
         parsers.append(parser)
     for section in ("global", "install"):
         for parser in parsers:

@@ -228,7 +228,12 @@ def test_a_file_that_is_no_python_is_named_and_passed_over(tmp_path: Path, sourc
 def test_a_docstring_nested_beyond_measure_is_named_and_passed_over(tmp_path: Path) -> None:
     doc = "\n".join(f"{' ' * depth}.. note::" for depth in range(1, 400))
     source = f"def deep():\n  '''Deep.\n{doc}\n  '''\ndef f(a):\n  {DOC}"
-    rows, _, faults = read(made(tmp_path, {"m.py": source}))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # libraries that another test has imported may have raised it
+    try:
+        rows, _, faults = read(made(tmp_path, {"m.py": source}))
+    finally:
+        sys.setrecursionlimit(limit)
     assert names(rows) == {"pack.m.f"}
     assert [each[: len("pack/m.py, line 1")] for each in faults.unread] == ["pack/m.py, line 1"]
 
