@@ -157,12 +157,14 @@ def plan(
     """
     said = _validated_keywords(TrainSettings, {"model": model, "data": data, **settings})
     chosen, origin = _settings(TrainSettings, config, said)
-    from vox_core.host.load import load_plugin
+    from vox_core.host.load import call_hook
     from vox_core.host.provide import provider
 
-    hook = load_plugin(provider("hooks", "vox_plan_run")).hook.vox_plan_run
+    found = provider("hooks", "vox_plan_run")
     with _receivers(on_event, progress) as (observe, transfer):
-        return hook(
+        return call_hook(
+            found,
+            "vox_plan_run",
             settings=chosen,
             backend_origin=origin,
             progress=transfer,

@@ -138,7 +138,7 @@ def test_a_folder_in_the_place_of_a_file(name, parent):
         b"[" * 100_000,
         b"\xff\xfe",
         b'{"format": "vox-checkpoint/2"}',
-        b'{"format": "vox-checkpoint/1", "files": {"../../evil": {"size": 1, "sha256": ""}}}',
+        b'{"format": "vox-checkpoint/2", "files": {"../../evil": {"size": 1, "sha256": ""}}}',
         b'{"step": -1}',
         b'{"step": 1e999}',
     ],

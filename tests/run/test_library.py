@@ -99,12 +99,20 @@ def test_events_come_by_callback_and_ctrl_c_keeps_the_run(
     assert capfd.readouterr() == ("", ""), "nothing is printed"
 
 
-def test_an_error_of_a_callback_reaches_the_caller(tiny: Callable[..., Path], data: Path) -> None:
-    def refuse(event: Event) -> None:
-        raise LookupError(type(event).__name__)
+@pytest.mark.parametrize("name", ["run_start", "step", "validation"])
+def test_an_error_of_a_callback_reaches_the_caller(
+    tiny: Callable[..., Path], data: Path, tmp_path: Path, name: str
+) -> None:
+    """Also from within the backend, whose own errors are reported as the plugin's."""
 
-    with pytest.raises(LookupError):
-        vox.train(model=tiny("llama"), data=data, max_steps=1, on_event=refuse, **QUICK)
+    def refuse(event: Event) -> None:
+        if event.name == name:
+            raise LookupError(name)
+
+    out = tmp_path / "run"
+    with pytest.raises(LookupError, match=name):
+        vox.train(model=tiny("llama"), data=data, max_steps=1, on_event=refuse, out=out, **QUICK)
+    assert '"outcome": "failed"' in (out / "telemetry.jsonl").read_text()
 
 
 def test_unknown_settings_are_errors_that_name_the_nearest(tmp_path: Path) -> None:

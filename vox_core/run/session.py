@@ -52,6 +52,15 @@ Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
 STOPPING = "stopping after this step; a second signal stops at once"
 
 
+class _CallbackFailed(BaseException):
+    """An exception of the caller's callback on its way through the backend, whose own errors are
+    reported as the plugin's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Session:
     """One process at work on a run, from its first write to its last.
 
@@ -79,7 +88,11 @@ class Session:
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
 
         def tell_caller(event: Event) -> None:
-            observe(event)  # whatever it returns is no answer
+            try:
+                observe(event)  # whatever it returns is no answer
+            except Exception as error:
+                self._subscribers.remove(tell_caller)
+                raise _CallbackFailed(error) from error
 
         def tell_plugins(event: Event) -> list[Notice]:
             return [Notice(fault, "warning") for fault in observers.tell(event)]
@@ -108,6 +121,9 @@ class Session:
                 except KeyboardInterrupt as error:
                     session.emit(RunEnd(session._last, "stopped", session.elapsed()))
                     raise StoppedAtOnce(plan.run.path, session._saved) from error
+                except _CallbackFailed as failed:
+                    session.emit(RunEnd(session._last, "failed", session.elapsed()))
+                    raise failed.error from None
                 except WorkError:
                     session.emit(RunEnd(session._last, "failed", session.elapsed()))
                     raise

@@ -23,7 +23,7 @@ STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 FILES = (ADAPTER, MOMENTS, STATE)
 
-FORMAT: Final = "vox-checkpoint/1"
+FORMAT: Final = "vox-checkpoint/2"
 # A thousand times what the manifest has, and ten what the largest model's structure would take.
 LARGEST = {MANIFEST: 1 << 20, STATE: 1 << 26}
 
@@ -54,7 +54,7 @@ class Entry(_Json):
 class Manifest(_Json):
     """`MANIFEST.json`."""
 
-    format: Literal["vox-checkpoint/1"] = FORMAT
+    format: Literal["vox-checkpoint/2"] = FORMAT
     files: dict[str, Entry]
 
 
@@ -76,7 +76,7 @@ class Record(_Json):
     micro-batch: there is no more of them to keep.
     """
 
-    format: Literal["vox-checkpoint/1"] = FORMAT
+    format: Literal["vox-checkpoint/2"] = FORMAT
     step: Count
     skipped: Count
     epoch: Annotated[float, Field(ge=0)]
