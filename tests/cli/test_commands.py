@@ -120,7 +120,7 @@ def test_the_best_step_is_shown_where_it_is_not_the_last(vox, monkeypatch, adapt
     best = {"best_step": 2, "best_loss": 0.5, "adapter_step": adapter}
     monkeypatch.setattr("vox_core.run.train.train", Training(report=best))
     done = vox("train", "--out", "runs/a")
-    assert f"best           0.5000 after step 2; {said}" in done.out.splitlines()
+    assert f"best             0.5000 after step 2; {said}" in done.out.splitlines()
 
 
 def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) -> None:

@@ -142,7 +142,7 @@ def test_json_of_a_removal_stays_one_object(vox, site: Site, plan: InstallPlan) 
     vox("plugin", "disable", "mine")
     done = vox("plugin", "remove", "mine", "--yes", "--json")
     assert json.loads(done.out)["done"]
-    assert "mine: was disabled" in done.err
+    assert "mine: no longer marked as disabled" in done.err
 
 
 def test_an_id_that_another_package_still_has_stays_disabled(

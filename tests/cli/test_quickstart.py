@@ -69,8 +69,8 @@ def test_it_ends_with_a_summary_and_what_to_do_next(vox, training: Training) -> 
     out = vox("quickstart", "--out", "here").out
     summary, _, following = out.partition("What to do next")
     assert "validation loss  4.0000 -> 1.0000 (75 % lower)" in summary
-    assert f"before         1:{QUESTION.upper()}" in summary
-    assert f"after          1:{QUESTION.upper()}" in summary
+    assert f"before           1:{QUESTION.upper()}" in summary
+    assert f"after            1:{QUESTION.upper()}" in summary
     assert "vox chat here/run " in following
 
 

@@ -1,4 +1,4 @@
-"""Formats that vox shares with other tools, in numpy.
+"""Formats of other tools, in numpy: GGUF, quantisations, mlx-lm's adapters and models.
 
     quant.py           NF4, INT8 and MLX's quantisations of a weight, bit for bit
     gguf_model.py      a GGUF file -> the files and tensors of a Hugging Face folder
@@ -6,8 +6,8 @@
     mlx_model.py       where mlx-lm's models differ from Hugging Face's: settings, names
     mlx_adapter.py     mlx-lm's adapter files <-> low-rank updates
 
-Nothing here imports vox, writes a file or names a command. What a format cannot hold is a
-`FormatError`, in facts; the caller adds where and what to do.
+This package imports no other package of vox and writes no files. Unsupported or malformed input
+raises `FormatError`; the caller adds location and remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class FormatError(ValueError):
-    """Input that a format has no place for, or that does not follow it.
+    """Input that a format does not support, or that violates it.
 
     Args:
         what: the fault in one line.
@@ -36,4 +36,4 @@ class FormatError(ValueError):
 
 
 class DamagedFile(FormatError):
-    """A file that is cut off or corrupt; another copy of it may be whole."""
+    """A truncated or corrupt file; another copy may be intact."""

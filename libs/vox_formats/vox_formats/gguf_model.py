@@ -1,13 +1,13 @@
-"""A GGUF file -> the files and tensors of a Hugging Face folder, in bfloat16.
+"""Convert a GGUF file to the files and tensors of a Hugging Face folder, in bfloat16.
 
-`GgufModel` reads the metadata and refuses everything that stands against a conversion, all of it at
-once: an unknown architecture, missing metadata, tensors too few or too many, types that cannot be
-dequantised. Tensors are dequantised one by one, in numpy, when the caller writes them.
-See docs/adr/0001-gguf-in-numpy.md.
+`GgufModel` reads the metadata and reports all obstacles to a conversion together: an unknown
+architecture, missing metadata, tensors too few or too many, types that cannot be dequantised.
+Tensors are dequantised one by one, in numpy, when the caller writes them. See
+docs/adr/0001-gguf-in-numpy.md.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package reads it,
-and trusts every length in the file: past the end of the file it reads nothing, over and over. Here
-a length that leads outside the file is an error, and so is every other fault of the package.
+but trusts every length in the file and loops past its end. Here a length that leads outside the
+file is an error, and so is every exception of the package.
 
 llama.cpp renames modules and changes some tensors; `FAMILIES` undoes both. llama: the rows of Q and
 K are reordered for its rotary embedding, which turns neighbouring pairs where Hugging Face's turns
@@ -84,7 +84,7 @@ class GgufModel:
             self.files["chat_template.jinja"] = template
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
-        """Each tensor of `shapes` in that order, dequantised to bfloat16."""
+        """Yield each tensor of `shapes` in order, dequantised to bfloat16."""
         for ours, theirs in self._names.items():
             yield ours, self._family.read(self._source, theirs, self._config)
 
@@ -97,7 +97,7 @@ def _json(value: object) -> str:
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies and how: `shape` and `dtype` are its blocks', not its values'."""
+    """Location of a stored tensor; `shape` and `dtype` are those of its blocks."""
 
     kind: gguf.GGMLQuantizationType
     offset: int
@@ -133,10 +133,10 @@ class GgufSource:
         return self.metadata.get(key, default)
 
     def read(self, name: str, offset: float = 0.0) -> Array:
-        """The tensor in bfloat16, after `offset` was added to it in float32."""
+        """Return the tensor in bfloat16, after adding `offset` in float32."""
         out = np.empty(self.shapes[name], ml_dtypes.bfloat16)
         stored = self._stored[name]
-        # A mapping for this tensor alone, so that the pages go when it is done.
+        # One mapping per tensor, so that its pages are freed with it.
         blocks: np.memmap[Any, Any] = np.memmap(
             self.path, dtype=stored.dtype, mode="r", offset=stored.offset, shape=stored.shape
         )
@@ -147,7 +147,7 @@ class GgufSource:
         return out
 
     def unreadable(self) -> list[str]:
-        """A fault for each tensor of a type that the `gguf` package cannot dequantise."""
+        """Return a fault for each tensor of a type that `gguf` cannot dequantise."""
         kinds = {stored.kind for stored in self._stored.values()}
         refused = {kind for kind in kinds if not _can_dequantize(kind)}
         return [
@@ -207,7 +207,7 @@ def _family(source: GgufSource) -> Family:
 
 
 def _plan(source: GgufSource, family: Family) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config, and the tensors: name in transformers -> name in GGUF."""
+    """Return the config, and the tensors: name in transformers -> name in GGUF."""
     faults = _metadata_faults(source, family) + source.unreadable()
     if not faults:
         config = family.config(source)
@@ -246,7 +246,7 @@ def _tensor_faults(source: GgufSource, names: Mapping[str, str]) -> list[str]:
 
 
 def _generation_config(source: GgufSource, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The special ids; where an end of turn differs from the end of text, both end the answer."""
+    """Return the special ids; end of turn and end of text, if different, both end the answer."""
     ids = {key: config[key] for key in config if key.endswith("_token_id")}
     turn = source.value("tokenizer.ggml.eot_token_id")
     if turn is not None and turn != ids.get("eos_token_id"):
@@ -296,7 +296,7 @@ class Family:
     tokenizers: frozenset[tuple[str, str]]
 
     def names(self, source: GgufSource, layers: int) -> dict[str, str]:
-        """Tensor in transformers -> tensor in GGUF: what the file must have, no more, no less."""
+        """Tensor in transformers -> tensor in GGUF: exactly those that the file must have."""
         names = dict(_ALL)
         if "output.weight" in source.shapes:
             names["lm_head.weight"] = "output.weight"
@@ -307,7 +307,7 @@ class Family:
 
 
 def _common(source: GgufSource, arch: str) -> dict[str, Any]:
-    """The keys of `config.json` that every family has."""
+    """Return the keys of `config.json` that every family has."""
     heads = source.value(f"{arch}.attention.head_count")
     hidden = source.value(f"{arch}.embedding_length")
     ids = {
@@ -334,7 +334,8 @@ def _common(source: GgufSource, arch: str) -> dict[str, Any]:
 
 
 def _linear_factor(source: GgufSource, arch: str) -> float:
-    """Linear is llama.cpp's default where no type is named; older files have the older key."""
+    """Return the factor of linear rope scaling, llama.cpp's default; older files use another
+    key."""
     if source.value(f"{arch}.rope.scaling.type", "linear") != "linear":
         return 1.0
     older = source.value(f"{arch}.rope.scale_linear", 1.0)
@@ -363,7 +364,7 @@ def _llama_read(source: GgufSource, name: str, config: Mapping[str, Any]) -> Arr
 
 
 def _halves_from_pairs(rows: Array, heads: int) -> Array:
-    """Rows of each head from (a0 b0 a1 b1 …), as llama.cpp has them, to (a0 a1 … b0 b1 …)."""
+    """Reorder each head's rows from llama.cpp's (a0 b0 a1 b1 …) to (a0 a1 … b0 b1 …)."""
     pairs_HD2I = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs_HD2I.swapaxes(1, 2).reshape(rows.shape)
 

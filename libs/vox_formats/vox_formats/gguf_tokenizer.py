@@ -1,9 +1,9 @@
-"""The metadata of a GGUF file -> the tokenizer of a Hugging Face folder.
+"""Convert the metadata of a GGUF file to the tokenizer of a Hugging Face folder.
 
 A GGUF holds the vocabulary, the merges (for some vocabularies) and the ids of the special tokens.
-Pre-tokenization is only named, by `tokenizer.ggml.pre`; `BUILDERS` has one builder for each name. A
-name without one is refused: a wrong pre-tokenizer gives a model that is a little worse everywhere,
-and nobody would see why.
+Pre-tokenization is only named, by `tokenizer.ggml.pre`; `BUILDERS` has one builder for each name.
+Names without one are refused, because a wrong pre-tokenizer makes a model slightly worse
+everywhere, without an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED = {
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer; its pair (model, pre) must be a key of `BUILDERS`.
+    """Build the tokenizer; its pair (model, pre) must be a key of `BUILDERS`.
 
     Raises:
         FormatError: two tokens are equal, so that ids would move; or the metadata describe no
@@ -66,7 +66,8 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 
 
 def tokenizer_config(metadata: Metadata, max_length: int) -> dict[str, Any]:
-    """`tokenizer_config.json`: which tokens are special, and to take tokenizer.json as it is."""
+    """Return `tokenizer_config.json`, which lists special tokens and makes transformers use
+    tokenizer.json unchanged."""
     tokens = metadata["tokenizer.ggml.tokens"]
     ids = {name: metadata.get(key) for name, key in _NAMED.items()}
     return {
@@ -78,7 +79,7 @@ def tokenizer_config(metadata: Metadata, max_length: int) -> dict[str, Any]:
 
 
 def tokenizer_kind(metadata: Metadata) -> tuple[str, str]:
-    """The tokenizer's model, and the name of its pre-tokenization."""
+    """Return the tokenizer's model and the name of its pre-tokenization."""
     model = metadata.get("tokenizer.ggml.model", "none")
     return str(model), str(metadata.get("tokenizer.ggml.pre", "default"))
 
@@ -87,7 +88,7 @@ def tokenizer_kind(metadata: Metadata) -> tuple[str, str]:
 
 
 def _byte_level(metadata: Metadata, tokens: Sequence[str], digits: bool) -> Tokenizer:
-    """GPT-2's byte-level BPE; with `digits`, every digit is cut off before anything else."""
+    """Build GPT-2's byte-level BPE; with `digits`, every digit is split off first."""
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(tokens), merges=merges))
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -109,7 +110,7 @@ def _gpt2(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _gemma(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
-    """SentencePiece BPE with byte fallback and without a prefix space."""
+    """Build SentencePiece BPE with byte fallback and without a prefix space."""
     spelled = _gemma_spelling(tokens)
     model = models.BPE(
         vocab=_numbered(spelled),
@@ -128,12 +129,12 @@ def _gemma(metadata: Metadata, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _gemma_spelling(tokens: Sequence[str]) -> list[str]:
-    """Tokens of nothing but spaces are stored as spaces; the model knows them as ▁."""
+    """Convert tokens that consist of spaces only to the model's ▁."""
     return ["▁" * len(token) if token and not token.strip(" ") else token for token in tokens]
 
 
 def merges_by_rank(tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """The merges of a vocabulary that lists none: every way to make a token out of two others.
+    """Derive the merges of a vocabulary that lists none: every split of a token into two others.
 
     A token that was learned earlier has the lower id, so the order of ids is the order of merges.
     """
@@ -161,7 +162,8 @@ BUILDERS: Mapping[tuple[str, str], Callable[[Metadata, Sequence[str]], Tokenizer
 
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
-    """Keep whole what llama.cpp keeps whole; control tokens are special, the user's are not."""
+    """Add the tokens that llama.cpp never splits; control tokens are special, user-defined ones are
+    not."""
     kinds = metadata.get("tokenizer.ggml.token_type", [])
     spelled = _gemma_spelling(tokens) if tokenizer_kind(metadata)[0] == "llama" else tokens
     tokenizer.add_tokens(
@@ -174,7 +176,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequen
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, metadata: Metadata, tokens: Sequence[str]) -> None:
-    """Begin and end every text as the file says; SentencePiece vocabularies begin by default."""
+    """Add BOS and EOS as the file says; SentencePiece vocabularies add BOS by default."""
     ids = {name: metadata.get(_NAMED[f"{name}_token"]) for name in ("bos", "eos")}
     begin = metadata.get("tokenizer.ggml.add_bos_token", tokenizer_kind(metadata)[0] == "llama")
     end = metadata.get("tokenizer.ggml.add_eos_token", False)

@@ -1,4 +1,4 @@
-"""mlx-lm's adapter files <-> low-rank updates, in both directions without loss.
+"""Convert mlx-lm's adapter files to low-rank updates and back, without loss.
 
 mlx-lm has one literal `scale` and one rank for all modules, stores `lora_a` (I, R), `lora_b` (R, O)
 and DoRA's magnitude as `m` (O,), and counts layers from the last (mlx_lm/tuner). So `to_mlx`
@@ -8,15 +8,16 @@ and DoRA's magnitude as `m` (O,), and counts layers from the last (mlx_lm/tuner)
 - fills up a smaller rank with zeros;
 - names modules by `num_layers` and `keys` (`reach_of`), and no others.
 
-What this layout has no place for, each module's alpha and rank and the method, stands in the
-configuration under `vox`, which mlx-lm ignores. Where folding a ratio rounds, the exact B is a
-tensor beside, so that `from_mlx` gives back the same bits.
+Each module's alpha and rank and the method, for which this layout has no key, are stored in the
+configuration under `vox`, which mlx-lm ignores. If folding a ratio rounds, the exact B is stored in
+a separate tensor, so that `from_mlx` returns the same bits.
 
 `from_mlx` reads plain adapters of `mlx_lm.lora` too. Without the `vox` entry the method is LoRA or
-DoRA, and alpha is scale times rank. What a low-rank update cannot represent is refused, all of it
-at once: an adapter that loads and does nothing is worse than one that does not load.
+DoRA, and alpha is scale times rank. All features that a low-rank update cannot
+represent are refused together: an adapter that loads but computes something else is worse than an
+error.
 
-Reading and writing the files is the caller's.
+The caller reads and writes the files.
 
 Shape legend: R rank of the file, I input features, O output features.
 """
@@ -89,7 +90,7 @@ def _scale(method: str, alpha: float, rank: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MlxBase:
-    """The base model, as far as its adapters' files depend on it.
+    """The facts about the base model that its adapters' files depend on.
 
     Args:
         modules: every linear module, by its path in the Hugging Face model.
@@ -101,7 +102,7 @@ class MlxBase:
     parameters: Mapping[str, tuple[int, ...]]
 
     def mlx_paths(self) -> dict[str, str]:
-        """Linear modules that mlx-lm's model has too: its path -> the Hugging Face model's."""
+        """Paths of the linear modules in mlx-lm's model -> those in the Hugging Face model."""
         return {
             mlx_path(path, self.model_type): path
             for path in self.modules
@@ -109,7 +110,7 @@ class MlxBase:
         }
 
     def transposed(self, parameter: str) -> bool:
-        """Whether a parameter is stored (I, O) in the Hugging Face model; in mlx-lm's none is."""
+        """Whether the Hugging Face model stores a parameter as (I, O); mlx-lm never does."""
         module = self.modules.get(parameter.removesuffix(".weight"))
         return parameter.endswith(".weight") and module is not None and module.transposed
 
@@ -121,7 +122,7 @@ _IN_LAYER = re.compile(r"^(?:.*?\.)?(?:layers|h)\.(\d+)\.(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Which modules mlx-lm turns into adapter layers, before it reads any tensor.
+    """The configuration by which mlx-lm selects modules to adapt, before it reads any tensor.
 
     These are modules of the last `num_layers` layers whose path within the layer is one of `keys`,
     and modules anywhere whose whole path is one of `keys`. `num_layers` of 0 or less means every
@@ -134,7 +135,7 @@ class Reach:
 
 
 def reach_of(trained: Collection[str], modules: Iterable[str]) -> Reach:
-    """The configuration that reaches `trained` and nothing else.
+    """Return the configuration that selects `trained` and no other module.
 
     Args:
         trained, modules: paths in mlx-lm's model; `modules` are all of its linear modules.
@@ -153,7 +154,7 @@ def reach_of(trained: Collection[str], modules: Iterable[str]) -> Reach:
 
 
 def reached(reach: Reach, modules: Iterable[str]) -> set[str]:
-    """The modules that mlx-lm would turn into adapter layers."""
+    """Return the modules that mlx-lm would adapt."""
     modules = tuple(modules)
     first = _layers(modules) - reach.num_layers if reach.num_layers > 0 else 0
     found = {path for path in modules if reach.keys is not None and path in reach.keys}
@@ -169,7 +170,7 @@ def _layers(modules: Iterable[str]) -> int:
 
 
 def _place(path: str) -> tuple[int, str] | None:
-    """The layer of a module, and its path within that."""
+    """Return a module's layer, and its path within the layer."""
     found = _IN_LAYER.match(path)
     return (int(found[1]), found[2]) if found else None
 
@@ -178,7 +179,7 @@ def _place(path: str) -> tuple[int, str] | None:
 
 
 class MlxFiles(NamedTuple):
-    """The content of `CONFIG`, `WEIGHTS` and, where it is not empty, `EXACT`."""
+    """The content of `CONFIG`, `WEIGHTS` and, if not empty, `EXACT`."""
 
     config: dict[str, Any]
     tensors: dict[str, Floats]
@@ -186,7 +187,7 @@ class MlxFiles(NamedTuple):
 
 
 def to_mlx(adapter: Adapter, base: MlxBase, *, model: str, dropout: float = 0.0) -> MlxFiles:
-    """The files of a folder that `mlx_lm.load(..., adapter_path=folder)` takes.
+    """Return the files of a folder for `mlx_lm.load(..., adapter_path=folder)`.
 
     Whole tensors (`saved`) get mlx-lm's names; mlx-lm 0.32 refuses a folder that has them beside
     low-rank modules, and names them.
@@ -220,18 +221,18 @@ def to_mlx(adapter: Adapter, base: MlxBase, *, model: str, dropout: float = 0.0)
 
 
 def common_scale(adapter: Adapter) -> float:
-    """The scale that most modules have; never 0 if any has another."""
+    """Return the scale that most modules have; never 0 if any has another."""
     scales = Counter(scale for path in adapter.modules if (scale := adapter.scale(path)))
     return max(sorted(scales), key=scales.__getitem__, default=0.0)
 
 
 def _folded(B_OR: Floats, ratio: float) -> Floats:
-    """B times a ratio of scales, rounded to float32 once."""
+    """Return B times a ratio of scales, rounded to float32 once."""
     return B_OR if ratio == 1 else (B_OR.astype(np.float64) * ratio).astype(np.float32)
 
 
 def _unfolded(B_OR: Floats, ratio: float) -> Floats:
-    """The inverse of `_folded` but for rounding; with a ratio of 0 there is none."""
+    """Invert `_folded`, up to rounding; impossible for a ratio of 0."""
     return B_OR if ratio in (0, 1) else (B_OR.astype(np.float64) / ratio).astype(np.float32)
 
 
@@ -289,7 +290,7 @@ def _largest_rank(adapter: Adapter) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What vox writes of an adapter that mlx-lm's layout has no place for."""
+    """Facts about an adapter that only vox's entry in the configuration can store."""
 
     method: str
     ranks: Mapping[str, int]
@@ -302,11 +303,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`adapter_config.json`, as far as it says what the tensors mean.
+    """The part of `adapter_config.json` that defines the meaning of the tensors.
 
     Args:
         kind: `lora`, `dora` or `full`.
-        entry: vox's own, if vox wrote the folder.
+        entry: vox's entry, if vox wrote the folder.
     """
 
     kind: str
@@ -318,12 +319,12 @@ class Config:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the tensors are those of a full fine-tune and no adapter."""
+        """Whether the tensors are a full fine-tune rather than an adapter."""
         return self.kind == "full" and self.entry is None
 
 
 def parse_config(document: Any) -> Config:
-    """The configuration in a parsed `adapter_config.json`.
+    """Validate a parsed `adapter_config.json`.
 
     Raises:
         FormatError: a key is missing, or its value is of the wrong type.
@@ -372,16 +373,16 @@ def from_mlx(
     *,
     literal: bool = False,
 ) -> Adapter:
-    """The adapter in the content of mlx-lm's files.
+    """Build the adapter from the content of mlx-lm's files.
 
     Args:
         tensors, exact: the content of `WEIGHTS` and, if it exists, of `EXACT`.
-        base: the model it was trained on; mlx-lm's files do not name its modules as Hugging Face.
+        base: the base model, whose Hugging Face module names mlx-lm's files lack.
         literal: read as mlx-lm does: one scale, one rank, and nothing from `EXACT` or vox's entry.
 
     Raises:
-        FormatError: with everything that a low-rank update cannot represent, and everything about
-            which file and configuration disagree.
+        FormatError: with every unsupported feature and every disagreement of file and
+            configuration.
     """
     parts, saved, faults = _grouped(tensors, base)
     faults += _faults(parts, saved, config, base)
@@ -405,7 +406,7 @@ Parts: TypeAlias = dict[str, dict[str, Floats]]
 def _grouped(
     tensors: Mapping[str, NDArray[Any]], base: MlxBase
 ) -> tuple[Parts, dict[str, Floats], list[str]]:
-    """Low-rank parts, whole tensors, and what is neither."""
+    """Group tensors into low-rank parts, whole tensors and others."""
     parts: Parts = {}
     whole: dict[str, Floats] = {}
     faults: list[str] = []
@@ -438,7 +439,7 @@ def _update(
     ratio = entry.scale(path) / config.scale if config.scale else 1.0
     name = f"{path}.lora_B.weight"
     kept = np.array(exact[name], np.float32) if name in exact else None
-    # Whoever trained the adapter further left the exact values behind.
+    # Further training in mlx-lm made the exact values stale.
     current = kept is not None and _same_bits(_folded(kept, ratio), B_OR)
     B_OR = kept if kept is not None and current else _unfolded(B_OR, ratio)
     return Update(A_RI, B_OR, entry.alphas[path], part.get("m"))
@@ -466,7 +467,7 @@ def _faults(
 
 
 def _part_fault(part: Mapping[str, Floats], config: Config) -> str | None:
-    """A fault of one module's tensors, whatever the base is."""
+    """Return a fault of one module's tensors that does not depend on the base."""
     if missing := [half for half in _HALVES if half not in part]:
         return f"{' and '.join(missing)} missing"
     if (config.kind == "dora") != ("m" in part):
@@ -491,7 +492,7 @@ def _padding_fault(path: str, part: Mapping[str, Floats], entry: Entry | None) -
 
 
 def _place_fault(path: str, reach: set[str], base: MlxBase) -> str | None:
-    """A fault of where a module is."""
+    """Return a fault of a module's position in the base."""
     if path not in base.modules:
         if len(base.parameters.get(f"{path}.weight", ())) == 2:
             return "LoRA on an embedding is no update of a linear module"
@@ -506,7 +507,7 @@ def _place_fault(path: str, reach: set[str], base: MlxBase) -> str | None:
 def _entry_faults(
     parts: Parts, saved: Mapping[str, Floats], entry: Entry, kind: str
 ) -> Iterator[str]:
-    """Where the file and vox's entry differ."""
+    """Return the differences between the file and vox's entry."""
     for path in parts:
         if path not in entry.ranks:
             yield f"{path}: in {WEIGHTS} but not in {ENTRY}.modules"

@@ -1,4 +1,4 @@
-"""Where mlx-lm's model of a family differs from Hugging Face's: settings and names.
+"""Translate settings and names between Hugging Face models and mlx-lm's.
 
 **Settings.** mlx-lm reads `config.json` in the words of the time when a family was added: it takes
 a default where transformers 5 writes the same thing under another name (`rope_parameters`), has
@@ -56,10 +56,10 @@ _WITH_WINDOW = ("cohere2", "gemma3_text", "mistral", "olmo3")
 
 
 def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with what mlx-lm calls otherwise added under mlx-lm's names.
+    """Return the configuration with mlx-lm's names added for settings that it names differently.
 
     Raises:
-        FormatError: a setting of which mlx-lm would make something else.
+        FormatError: a setting that mlx-lm would interpret differently.
     """
     adapted = {**config, **_text(config)}
     if isinstance(nested := config.get("text_config"), dict):
@@ -72,7 +72,7 @@ def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def misread(config: Mapping[str, Any]) -> list[str]:
-    """The settings that mlx-lm alone, without `mlx_config`, would read as something else.
+    """Return the settings that mlx-lm without `mlx_config` would interpret differently.
 
     Raises:
         FormatError: as `mlx_config`.
@@ -91,7 +91,7 @@ _ABSENT = object()
 
 
 def window(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a layer may look back, where mlx-lm would let it look back further."""
+    """Return the sliding window of a layer that mlx-lm would ignore."""
     text = config.get("text_config") or config
     kind, size = text.get("model_type"), text.get("sliding_window")
     if (
@@ -104,7 +104,7 @@ def window(config: Mapping[str, Any]) -> int | None:
 
 
 def _text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a language model's configuration that mlx-lm calls otherwise."""
+    """Return the renamed settings of a language model's configuration."""
     kind = str(config.get("model_type"))
     changed = _rope(kind, config)
     if kind == "gpt2":
@@ -139,7 +139,7 @@ def _rope(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kind(family: str, scaling: Mapping[str, Any]) -> str:
-    """The kind of rotary embedding, if mlx-lm computes it as transformers does."""
+    """Return the kind of rotary embedding, if mlx-lm computes it as transformers does."""
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     read = _KINDS.get(kind, frozenset()) if family in _SCALED else frozenset()
     if kind in _UNSCALED:
@@ -160,7 +160,7 @@ def _unlike(found: str) -> FormatError:
 
 
 def _period(layer_types: list[str]) -> int:
-    """Every how many layers one attends to everything, as mlx-lm wants it."""
+    """Return every how many layers one has global attention, in mlx-lm's form."""
     full = [i for i, kind in enumerate(layer_types, 1) if kind == "full_attention"]
     period = full[0] if full else 0
     if not period or full != list(range(period, len(layer_types) + 1, period)):
@@ -176,7 +176,7 @@ def _period(layer_types: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How a family's paths differ.
+    """Differences between the paths of a family in both libraries.
 
     Args:
         beginnings: (in the Hugging Face model, in mlx-lm's model); the first that fits counts.
@@ -232,18 +232,19 @@ FAMILIES: dict[str, _Names] = {
 
 
 def mlx_path(hf_path: str, model_type: str) -> str:
-    """Where mlx-lm's model has the module or parameter `hf_path` of the Hugging Face model."""
+    """Return the path in mlx-lm's model of the Hugging Face module or parameter `hf_path`."""
     return _translated(hf_path, _row(model_type).beginnings)
 
 
 def hf_path(mlx_path: str, model_type: str) -> str:
-    """Where the Hugging Face model has the module or parameter `mlx_path` of mlx-lm's model."""
+    """Return the path in the Hugging Face model of mlx-lm's module or parameter `mlx_path`."""
     beginnings = tuple((mlx, hf) for hf, mlx in _row(model_type).beginnings)
     return _translated(mlx_path, beginnings)
 
 
 def counterpart_fault(path: str, model_type: str) -> str | None:
-    """Why `path` of the Hugging Face model has no equal in mlx-lm's model; None if it has one."""
+    """Return why `path` of the Hugging Face model has no equal in mlx-lm's model; None if it
+    has."""
     row = _row(model_type)
     if _EXPERT.search(path):
         return "mlx-lm keeps all experts of a layer in one switch layer"

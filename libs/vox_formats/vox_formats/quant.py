@@ -76,17 +76,17 @@ CHUNK = 4 << 20
 
 
 class Codec(Protocol):
-    """A format by its numbers alone."""
+    """A quantisation as a round trip of numbers, without a storage layout."""
 
     def fault(self, in_features: int) -> str | None:
-        """Why a module of this width cannot be quantised so; None if it can."""
+        """Return why a module of this width cannot be quantised; None if it can."""
         ...
 
     def round_trip(self, W_OI: Array, dtype: np.dtype[Any] | None = None) -> Array:
         """Quantise `W_OI` in its own dtype, and dequantise it.
 
         Args:
-            dtype: of the computation and the result; without it that of `W_OI`.
+            dtype: dtype of the computation and the result; by default that of `W_OI`.
         """
         ...
 
@@ -130,7 +130,7 @@ class PackedScales(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Nf4:
-    """The format, which takes every width.
+    """bitsandbytes' NF4, for every width.
 
     Args:
         double: pack the scales once more.
@@ -154,7 +154,7 @@ class Nf4:
 
 
 def pack_scales(scale_G: Array) -> PackedScales:
-    """Double quantisation of the scales of a whole weight, float32."""
+    """Quantise the float32 scales of a whole weight (double quantisation)."""
     offset = np.float32(scale_G.mean(dtype=np.float64))
     centred_CP = _in_blocks(scale_G - offset, SCALE_BLOCK)
     most_C = np.abs(centred_CP).max(axis=1)
@@ -166,7 +166,7 @@ def pack_scales(scale_G: Array) -> PackedScales:
 
 
 def unpack_scales(packed: PackedScales) -> Array:
-    """The scales (G) after packing, float32."""
+    """Return the scales (G) after packing, in float32."""
     levels_CP = _in_blocks(scale_levels()[packed.codes_G], SCALE_BLOCK)
     left_CP = levels_CP * packed.most_C[:, None] + packed.offset
     left_G: Array = left_CP.reshape(-1)[: len(packed.codes_G)]
@@ -175,7 +175,8 @@ def unpack_scales(packed: PackedScales) -> Array:
 
 @functools.cache
 def scale_levels() -> Array:
-    """The 256 levels of packed scales, ascending float32: bitsandbytes' `create_dynamic_map()`.
+    """Return the 256 levels of packed scales, ascending float32: bitsandbytes'
+    `create_dynamic_map()`.
 
     Seven powers of ten, divided into 1, 2, 4, ... 64 steps of which the middles are levels, to
     either side of zero; zero itself, and 1.
@@ -187,8 +188,8 @@ def scale_levels() -> Array:
 
 
 def _middles(steps: int) -> Array:
-    """The middles of equal steps from 0.1 to 1, whose ends lie where `torch.linspace` puts them: in
-    float32, counted from the nearer end, each product and sum rounded as one."""
+    """Return the middles of equal steps from 0.1 to 1, with `torch.linspace`'s float32 rounding of
+    their ends."""
     low, high = np.float32(0.1), np.float32(1)
     width = np.float64((high - low) / np.float32(steps))
     place = np.arange(steps + 1)
@@ -200,7 +201,7 @@ def _middles(steps: int) -> Array:
 
 @functools.cache
 def _code_of_bin() -> Array:
-    """The code of each bin: that of the level nearest to the bin's middle, the lower at a tie."""
+    """Return the code of each bin: the level nearest to its middle, the lower at a tie."""
     place = np.arange(_BINS, dtype=np.float32)
     value = np.float32(-1) + np.float32(2) * place / np.float32(_BINS - 1)
     return np.searchsorted(_midpoints(scale_levels()), value, side="left").astype(np.uint8)
@@ -217,13 +218,13 @@ def _scales(W_N: Array) -> Array:
 
 
 def _codes(W_N: Array, scale_G: Array) -> Array:
-    """The codes (G, S) of whole blocks, or of the last of a weight, which is filled with zeros."""
+    """Return the codes (G, S) of blocks; the last block of a weight is filled with zeros."""
     W_GS = _in_blocks(W_N, BLOCK)
     scaled_GS = W_GS * _inverse(scale_G)[:, None]
     if len(W_N) % BLOCK:
         scaled_GS[-1] = W_GS[-1] / np.maximum(scale_G[-1], np.float32(_LEAST))
     codes_GS = np.zeros(scaled_GS.shape, np.uint8)
-    for midpoint in _midpoints(LEVELS):  # several times quicker than a search
+    for midpoint in _midpoints(LEVELS):  # several times faster than a search
         codes_GS += scaled_GS > midpoint
     return codes_GS
 
@@ -234,7 +235,7 @@ def _inverse(scale: Array) -> Array:
 
 
 def _in_blocks(values: Array, size: int) -> Array:
-    """As float32 rows of `size`, the last filled up with zeros."""
+    """Return float32 rows of `size`, the last filled with zeros."""
     if len(values) % size == 0:
         return values.reshape(-1, size).astype(np.float32)
     filled = np.zeros(-(-len(values) // size) * size, np.float32)
@@ -243,7 +244,7 @@ def _in_blocks(values: Array, size: int) -> Array:
 
 
 def _block_chunks(values: int) -> Iterator[tuple[slice, slice]]:
-    """Slices over the values of a flat weight, of whole blocks, and over their blocks."""
+    """Yield slices over the values of a flat weight, of whole blocks, and over their blocks."""
     blocks = max(1, CHUNK // BLOCK)
     for start in range(0, -(-values // BLOCK), blocks):
         yield slice(start * BLOCK, (start + blocks) * BLOCK), slice(start, start + blocks)
@@ -254,7 +255,7 @@ def _block_chunks(values: int) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """The format; it has no parameters, and takes every width."""
+    """INT8 by rows, without parameters, for every width."""
 
     def fault(self, in_features: int) -> str | None:
         return None
@@ -267,8 +268,8 @@ class Int8:
 
 
 def _int8_round_trip(W_OI: Array) -> Array:
-    """In float32 throughout. The inverse is taken before it is multiplied: `127 / scale` in torch
-    does so, and rounds twice."""
+    """Round-trip in float32; the inverse is taken before the product, as `127 / scale` in torch
+    does, which rounds twice."""
     steps, least = np.float32(127), np.float32(1e-36)
     scale_O1 = np.maximum(np.abs(W_OI).max(axis=1, keepdims=True), least)
     codes_OI = np.rint(W_OI * (np.float32(1) / scale_O1 * steps)).astype(np.int8)
@@ -304,7 +305,7 @@ class MlxFormat:
         return self.dequantise(self.quantise(W_OI), dtype or W_OI.dtype)
 
     def quantise(self, W_OI: Array) -> Packed:
-        """The packed weight."""
+        """Return the packed weight."""
         parts = [self._quantise(W_OI[rows]) for rows in _row_chunks(W_OI.shape)]
         biases = [part.biases for part in parts if part.biases is not None]
         return Packed(
@@ -314,7 +315,8 @@ class MlxFormat:
         )
 
     def dequantise(self, packed: Packed, dtype: np.dtype[Any]) -> Array:
-        """The weight (O, I), computed in `dtype`, which scales and biases are rounded to first."""
+        """Return the weight (O, I), computed in `dtype`, to which scales and biases are rounded
+        first."""
         out_features, width = packed.weight.shape
         out = np.empty((out_features, width * 32 // self.bits), dtype)
         for rows in _row_chunks(out.shape):
@@ -351,7 +353,7 @@ class MlxFormat:
         return W_OI
 
     def describe(self) -> dict[str, Any]:
-        """Its entry in `config.json`, under `quantization`."""
+        """Return its entry in `config.json`, under `quantization`."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
 
@@ -365,8 +367,7 @@ MLX_FORMATS: Mapping[str, MlxFormat] = {
 
 
 def _affine(W_GS: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Codes, scales, biases. The end of the range with the larger magnitude is met exactly, and
-    zero as well wherever it lies within the range."""
+    """Return codes, scales, biases; the larger end of the range is exact, and zero if within it."""
     x_GS, bins, smallest = W_GS.astype(np.float32), np.float32(2**bits - 1), np.float32(1e-7)
     low_G, high_G = x_GS.min(axis=1), x_GS.max(axis=1)
     below_G = np.abs(low_G) > np.abs(high_G)
@@ -399,7 +400,7 @@ def _nvfp4(W_GS: Array) -> tuple[Array, Array]:
 
 
 def _to_e2m1(x_GS: Array) -> Array:
-    """The nearest value's code; of two equally near the smaller one's, and never minus zero."""
+    """Return the code of the nearest value; the smaller at a tie, and never minus zero."""
     halfway = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
     size_GS = np.abs(x_GS.astype(np.float32))
     codes_GS = np.searchsorted(halfway, size_GS, side="left").astype(np.uint32)
@@ -412,8 +413,8 @@ def _to_e2m1(x_GS: Array) -> Array:
 
 
 def _nearest(size_F: Array) -> Array:
-    """The same for sizes far beyond the format, where float32 no longer tells 6 from 4, or from 0:
-    MLX takes the first of all that seem equally near."""
+    """Like `_to_e2m1`, for sizes beyond float32's resolution of the levels, where MLX takes the
+    first of equally near ones."""
     distance_FS = np.abs(size_F[:, None] - _e2m1(np.dtype(np.float32))[:8])
     codes_F: Array = distance_FS.argmin(axis=1).astype(np.uint32)
     return codes_F
@@ -421,7 +422,7 @@ def _nearest(size_F: Array) -> Array:
 
 @functools.cache
 def _e2m1(dtype: np.dtype[Any]) -> Array:
-    """The sixteen values by their codes."""
+    """Return the sixteen values by their codes."""
     sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     return np.concatenate([sizes, -sizes]).astype(dtype)
 

@@ -1,12 +1,13 @@
-"""Run the conformance suite on a plugin, in a process of its own: `vox plugin check`.
+"""`vox plugin check`: run the conformance suite on a plugin in a child process.
 
-A child pytest runs a test file of one import, the same that a plugin's author has, and leaves a
-JUnit report; outcomes are read from that. Pytest's dots go to stderr while it runs. A project that
+A child pytest runs a test file of one import, as a plugin's author has it, and writes a JUnit
+report, from which the outcomes are read. Pytest's dots go to stderr while it runs. A project that
 is not installed is put on the child's path, with metadata made from its `pyproject.toml`, so that
-it is discovered as an installed one would be.
+it is discovered like an installed one.
 
-Nothing of the plugin is imported here, and nothing of it is left running (guard.py): a plugin whose
-import hangs is told of after `IMPORT_LIMIT_S`, a suite that hangs after the time that it was given.
+This process imports nothing of the plugin, and guard.py kills all its processes at the end. A
+plugin whose import hangs is reported after `IMPORT_LIMIT_S`, a suite that hangs after its time
+limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LIMIT_S = 3600.0
 """For the whole suite; it takes ten seconds on a CPU, minutes where kernels are compiled."""
 
 _SUITE = "from vox_testing.suite import *  # noqa: F403\n"
-# Without the plugins that happen to be installed: the result is to depend on the backend alone.
+# Without other installed pytest plugins: the result must depend on the backend alone.
 _PYTEST = ("-p", "vox_testing.plugin", "-p", "no:cacheprovider", "-q")
 _FINISHED = (0, 1)
 """What pytest ends with when every test has run, some of them with a failure."""
@@ -45,7 +46,7 @@ _QUIET = ("--no-header", "--no-summary", "--tb=short", "--show-capture=no")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check; `detail` is why it was skipped, or how it failed, in a line."""
+    """The result of one check; `detail` is the reason of a skip or failure, on one line."""
 
     check: str
     status: Literal["passed", "skipped", "failed"]
@@ -62,7 +63,7 @@ CORE = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A plugin's id, its module, and what has to be on the path beside what is installed."""
+    """A plugin's id, its module, and paths to add to those of the environment."""
 
     id: str
     module: str
@@ -80,8 +81,7 @@ def check(reference: str, limit_s: float = LIMIT_S) -> tuple[str, list[Outcome]]
 
     Raises:
         BackendError: B003, no such plugin; B011, the folder is not the project of one.
-        PluginError: X001, the child process or pytest ended before the suite did, or did not end
-            in time.
+        PluginError: X001, the child process or pytest ended early, or exceeded its time limit.
     """
     with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
         scratch = Path(name)
@@ -91,7 +91,7 @@ def check(reference: str, limit_s: float = LIMIT_S) -> tuple[str, list[Outcome]]
 
 
 def unshown(outcomes: Sequence[Outcome]) -> str | None:
-    """Why outcomes without a failure are still no pass, in a sentence; None if they are one."""
+    """Return why outcomes without a failure are not a pass; None if they are one."""
     core = [each for each in outcomes if each.check.partition(" [")[0] in CORE]
     if any(each.status != "skipped" for each in core):
         return None
@@ -103,7 +103,8 @@ def unshown(outcomes: Sequence[Outcome]) -> str | None:
 
 
 def _find(reference: str, scratch: Path) -> Target:
-    """An installed id goes before a folder of that name; `./NAME` is always a folder."""
+    """Find the plugin; an installed id wins over a folder of that name, `./NAME` is always a
+    folder."""
     from vox_core.api.host import discover
     from vox_testing.subject import find
 
@@ -130,7 +131,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def _only_plugin(project: dict[str, Any], folder: Path) -> tuple[str, str]:
-    """Its id and its module."""
+    """Return id and module of the project's only plugin."""
     ids = project.get("entry-points", {}).get(ENTRY_POINTS, {})
     if len(ids) != 1:
         raise _no_project(folder / "pyproject.toml", f"entry points: {', '.join(ids) or 'none'}")
@@ -150,7 +151,7 @@ def _no_project(file: Path, found: str) -> BackendError:
 
 
 def _describe(project: dict[str, Any], site: Path) -> None:
-    """Metadata as an installation would write it, as far as discovery reads it."""
+    """Write the metadata that discovery reads, as an installation would."""
     name, version = str(project["name"]).replace("-", "_"), project["version"]
     info = site / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -163,7 +164,7 @@ def _describe(project: dict[str, Any], site: Path) -> None:
 
 
 def _require_import(target: Target, scratch: Path) -> None:
-    """See that the import ends, in whatever way: the suite tells the rest."""
+    """Check that the import ends in time; the suite reports its outcome."""
     command = [sys.executable, "-c", _IMPORT, target.module]
     try:
         call(command, IMPORT_LIMIT_S, scratch, _environment(target.path))
@@ -176,7 +177,7 @@ def _require_import(target: Target, scratch: Path) -> None:
 
 
 def _run(target: Target, scratch: Path, limit_s: float) -> Path:
-    """Run pytest; where its report lies."""
+    """Run pytest; return the path of its report."""
     report, test = scratch / "report.xml", scratch / "test_conformance.py"
     test.write_text(_SUITE)
     (scratch / "pytest.ini").write_text("[pytest]\n")
@@ -206,7 +207,7 @@ def _overdue(what: str, limit_s: float, remedy: str) -> PluginError:
 
 
 def _environment(path: Sequence[Path]) -> dict[str, str]:
-    """This one's, with `path` before what is installed, and without a way to the network."""
+    """Return this environment with `path` first and without network access."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     before = [str(folder) for folder in path] + [kept.get("PYTHONPATH", "")]
     return {
@@ -230,7 +231,7 @@ def _ended_early(id: str, returncode: int, report: Path) -> PluginError:
 
 
 def _interrupted(report: Path) -> str:
-    """What pytest said when it stopped half-way, if it did."""
+    """Return pytest's reason for stopping early, if it did."""
     from xml.etree import ElementTree
 
     if not report.is_file():

@@ -1,9 +1,9 @@
-"""Float64 all the way through a model of transformers: the oracle of float32.
+"""Run a transformers model entirely in float64, as the oracle of float32.
 
-Models of transformers in float64 still go through float32: norms, rotary embeddings, softmax and
-recurrent state ask for it by name, to be safe in half precision. Here whoever asks for float32 gets
-float64. Constants that a model computes when it is built (rotary frequencies) stay the float32
-numbers that they are under every other dtype: they belong to the model, not to its arithmetic.
+Models of transformers in float64 still use float32: norms, rotary embeddings, softmax and recurrent
+state convert to it by name, to be safe in half precision. Here these conversions give float64.
+Constants computed when a model is built (rotary frequencies) keep their float32 values, as in every
+other dtype: they belong to the model, not to its arithmetic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Plans, documents, steps and adapters for tests of a backend, without data files and run folders.
+"""Make plans, documents, steps and adapters for tests of a backend, without files.
 
-Everything is a function of small integers, so that two runs of a test, and two backends, get the
-same work. Shapes and names are those of `vox_core.contract`.
+Everything is a function of small integers, so that all runs of a test, and all backends, get the
+same work. `vox_core.contract` defines shapes and names.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ RANK, ALPHA = 4, 8.0
 def documents(
     count: int, seed: int = 0, longest: int = 40, *, uneven: bool = False, shortest: int = 4
 ) -> list[Document]:
-    """Documents of unequal lengths; about half of the positions are trained.
+    """Make documents of unequal lengths, with about half of the positions trained.
 
     Args:
-        longest: no document has this many tokens.
-        shortest: every document has this many tokens.
+        longest: exclusive upper bound of a document's tokens.
+        shortest: lower bound of a document's tokens.
         uneven: weights are 0.25, 0.5, … 2 instead of 1.
     """
     random = generator("documents", seed)
@@ -70,7 +70,7 @@ def documents(
 
 
 def batch(some: Sequence[Document]) -> Batch:
-    """Documents laid end to end."""
+    """Concatenate documents to a batch."""
     tokens = np.concatenate([t for t, _ in some])
     targets = np.concatenate([np.append(t[1:], 0) for t, _ in some])
     starts = np.cumsum([0, *(len(t) for t, _ in some[:-1])])
@@ -78,13 +78,13 @@ def batch(some: Sequence[Document]) -> Batch:
 
 
 def step(number: int, groups: Sequence[Sequence[Document]], lr: float = 1e-3) -> Step:
-    """One optimizer step of as many micro-batches as there are groups."""
+    """Make an optimizer step with one micro-batch per group."""
     batches = tuple(batch(group) for group in groups)
     return Step(number, batches, float(sum(b.weights_T.sum() for b in batches)), lr)
 
 
 def curve(count: int, groups: int = 1, lr: float = 1e-3) -> list[Step]:
-    """`count` steps of four documents each, cut into `groups` micro-batches."""
+    """Make `count` steps of four documents each, split into `groups` micro-batches."""
     size = 4 // groups
     return [
         step(number, [some[i : i + size] for i in range(0, 4, size)], lr)
@@ -114,7 +114,7 @@ def plan(
     backend: str = "cpu",
     device: str = "cpu",
 ) -> ExecutionPlan:
-    """A plan for the model of `folder`."""
+    """Make a plan for the model of `folder`."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     contract = FineTuneContract(
         model=ModelIdentity(None, model_type, "", ""),
@@ -134,14 +134,14 @@ def plan(
 
 
 def start(folder: Path, made: ExecutionPlan) -> TrainState:
-    """Where training begins: A seeded, B zero."""
+    """Return the initial state: A seeded, B zero."""
     read = WeightFolder(folder).read
     adapter = initial_adapter(made.modules, made.contract.adapter, made.contract.seed, read)
     return TrainState(0, adapter)
 
 
 def stirred(state: TrainState, size: float = 0.05) -> TrainState:
-    """`state` with a B, and with DoRA magnitudes, that have an effect on the logits."""
+    """Return `state` with a B and DoRA magnitudes that affect the logits."""
     modules = {p: _stirred(m, size, p) for p, m in state.adapter.modules.items()}
     return replace(state, adapter=AdapterState(state.adapter.method, modules))
 

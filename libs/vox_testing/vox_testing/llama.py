@@ -1,8 +1,7 @@
 """A tiny Llama in numpy: its files, and its logits in float64.
 
-The conformance suite trains this model, and holds a backend against these logits, so the suite
-needs no tensor library but the backend's own. test_suite.py holds the logits against
-transformers'.
+The conformance suite trains this model and compares a backend with these logits, so the suite needs
+no tensor library but the backend's own. test_suite.py compares the logits with transformers'.
 
     x <- x + attention(norm(x))        x <- x + down(silu(gate(norm(x))) * up(norm(x)))
 
@@ -64,7 +63,7 @@ def write_llama(folder: Path, *, dtype: str = "F32", seed: int = 0) -> Path:
     """Write a complete model folder, and return it.
 
     Args:
-        dtype: safetensors' name of what the weights are stored as.
+        dtype: safetensors' name of the weights' dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shapes = _shapes()
@@ -83,11 +82,11 @@ def write_llama(folder: Path, *, dtype: str = "F32", seed: int = 0) -> Path:
 def llama_logits(
     weights: Mapping[str, Doubles], tokens_T: Ints, config: Mapping[str, Any] = CONFIG
 ) -> Doubles:
-    """float64 logits (T, V) of one document, for any Llama without rotary scaling.
+    """Compute float64 logits (T, V) of a document, for any Llama without rotary scaling.
 
     Args:
         weights: parameter name -> float64 tensor.
-        config: the `config.json` that goes with them.
+        config: their `config.json`.
     """
     x_TH = weights["model.embed_tokens.weight"][tokens_T]
     for layer in range(config["num_hidden_layers"]):
@@ -127,7 +126,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> Doubles:
-    """Wide enough that logits are far from flat: a broken model differs from a whole one."""
+    """Draw weights with enough spread that a broken model's logits differ clearly."""
     noise: Doubles = 0.2 * generator("llama", seed, name).standard_normal(shape)
     return 1 + noise if len(shape) == 1 else noise
 

@@ -1,4 +1,4 @@
-"""A pytest plugin: which backend is under test, and which of the suite's tests are for it.
+"""The pytest plugin that selects the backend under test and the tests that apply to it.
 
 An author names the backend in `pyproject.toml`, and imports the suite in one test file:
 
@@ -7,11 +7,11 @@ An author names the backend in `pyproject.toml`, and imports the suite in one te
 
     from vox_testing.suite import *  # noqa: F403
 
-`--vox-backend ID` goes before that. Where the backends of several packages are tested in one
-session, a test file says `VOX_BACKEND = "ID"` for itself.
+`--vox-backend ID` overrides that. If one session tests the backends of several packages, a test
+file sets its own `VOX_BACKEND = "ID"`.
 
-pytest finds this module by the entry point of vox-ml-testing. Where the suite is not used it adds
-an option, and imports nothing of vox.
+pytest finds this module by the entry point of vox-ml-testing. Without the suite it only adds an
+option, and imports nothing of vox.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytest.register_assert_rewrite("vox_testing.suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--vox-backend` and the ini option of the same name."""
+    """Add `--vox-backend` and the ini option of the same name."""
     what = "id of the backend that vox's conformance suite is for"
     parser.getgroup("vox").addoption("--vox-backend", metavar="ID", help=what)
     parser.addini("vox_backend", what)
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs what the backend does not declare."""
+    """Skip a test of a capability that the backend does not declare."""
     needs = {key: value for mark in item.iter_markers(NEEDS) for key, value in mark.kwargs.items()}
     if needs and (reason := _declared(item).lacks(**needs)):
         pytest.skip(reason)
@@ -52,7 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def vox_declared(request: pytest.FixtureRequest) -> Declared:
-    """The manifest of the backend under test, and its hardware; nothing is imported."""
+    """The manifest and hardware of the backend under test, without importing it."""
     return _declared(request.node)
 
 
@@ -68,7 +68,7 @@ def vox_subject(vox_declared: Declared, tmp_path_factory: pytest.TempPathFactory
 
 
 def _declared(node: pytest.Item | pytest.Collector) -> Declared:
-    """What the backend of this test declares; its probe runs once a session."""
+    """Return the declarations of this test's backend; its probe runs once per session."""
     from vox_testing.subject import Declared
 
     known, chosen = node.config.stash.setdefault(_DECLARED, {}), _backend_of(node)
@@ -93,7 +93,7 @@ def _backend_of(node: pytest.Item | pytest.Collector) -> str:
 
 
 def _make_model(declared: Declared, folder: Path) -> Path:
-    """A Llama, which needs no other library; or of the first family that the backend declares."""
+    """Make a Llama, which needs no other library, or a model of the first declared family."""
     from vox_testing.llama import write_llama
     from vox_testing.tiny import FAMILIES, make_model
 

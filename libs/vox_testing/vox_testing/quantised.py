@@ -1,7 +1,7 @@
-"""What the named quantisations make of a weight, in float64: packed and unpacked again.
+"""Round-trip a weight through each named quantisation, in float64.
 
-Written apart from `vox_formats.quant.CODECS`, which backends may use; tests/conformance holds the
-two against one another.
+Independent of `vox_formats.quant.CODECS`, which backends may use; tests/conformance compares the
+two.
 
     nf4-single
               16 levels of a normal distribution, times the largest magnitude of 64 values in a row
@@ -69,7 +69,7 @@ E2M1 = (-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 
 
 
 def round_trip(quant: Quant, weight_OI: Doubles) -> Doubles:
-    """`weight_OI` as `quant` gives it back; the input features are a multiple of 64."""
+    """Quantise and dequantise `weight_OI`; the input features are a multiple of 64."""
     return _FORMATS[quant](weight_OI)
 
 
@@ -85,8 +85,8 @@ def _nf4(weight_OI: Doubles) -> Doubles:
 
 
 def _packed(scale_G1: Doubles) -> Doubles:
-    """Scales packed once more. Floats of 8 bits are found as bitsandbytes does on the CPU, from the
-    middle of one of 65536 bins."""
+    """Pack scales again; 8-bit floats are looked up as bitsandbytes does on the CPU, by the middle
+    of one of 65536 bins."""
     mean = scale_G1.mean()
     found = []
     for some_S1 in np.split(scale_G1 - mean, range(SCALE_GROUP, len(scale_G1), SCALE_GROUP)):
@@ -114,7 +114,7 @@ def _nvfp4(weight_OI: Doubles) -> Doubles:
 def _levelled(
     weight_OI: Doubles, size: int, levels: Sequence[float], scale: Callable[[Doubles], Doubles]
 ) -> Doubles:
-    """Each value at the nearest level times the scale of its group's largest magnitude."""
+    """Round each value to the nearest level times the scale of its group's largest magnitude."""
     values_GS = weight_OI.reshape(-1, size)
     scale_G1 = scale(_not_zero(np.abs(values_GS).max(1, keepdims=True)))
     nearest_GS = np.abs((values_GS / scale_G1)[..., None] - np.array(levels)).argmin(-1)
@@ -136,7 +136,7 @@ def _affine(steps: int) -> Callable[[Doubles], Doubles]:
         downwards_G1 = np.abs(low_G1) <= np.abs(high_G1)
         edge_G1 = np.where(downwards_G1, high_G1, low_G1)
         step_G1 = _not_zero(high_G1 - low_G1) / steps * np.where(downwards_G1, -1, 1)
-        # Zero is a level too: the edge lies a whole number of steps from it.
+        # Zero is a level, too: the edge is a whole number of steps from it.
         whole_G1 = np.round(edge_G1 / step_G1)
         step_G1 = np.where(whole_G1 == 0, step_G1, edge_G1 / _not_zero(whole_G1))
         edge_G1 = np.where(whole_G1 == 0, 0.0, edge_G1)

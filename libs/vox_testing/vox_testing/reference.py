@@ -1,7 +1,7 @@
-"""What a backend should compute, in float64.
+"""The expected results of a backend, computed in float64.
 
-The adapter is merged into float64 weights by the formula, and the model of those weights answers:
-numpy for Llama (llama.py), transformers for every other family, where it and torch are installed.
+The adapter is merged into float64 weights by the formula, and the merged model is computed: in
+numpy for Llama (llama.py), with transformers for other families, if it and torch are installed.
 
     LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
 
@@ -36,7 +36,7 @@ class Reference:
     """The model of a folder, in float64.
 
     Args:
-        weights: parameter name in the Hugging Face model -> what the files have.
+        weights: parameter name in the Hugging Face model -> stored tensor.
         shapes: path -> shape of its linear modules.
     """
 
@@ -60,7 +60,7 @@ class Reference:
     def merged(
         self, adapter: AdapterState | None, norms: Mapping[str, Doubles] | None = None
     ) -> dict[str, Doubles]:
-        """Every weight, those that the adapter changes merged.
+        """Return every weight, with the adapter merged.
 
         Args:
             norms: path -> row norms to divide by instead of those of `W + scale * B A`; DoRA's
@@ -76,7 +76,7 @@ class Reference:
         return changed
 
     def norms(self, adapter: AdapterState) -> dict[str, Doubles]:
-        """Path -> row norms of `W + scale * B A`."""
+        """Return path -> row norms of `W + scale * B A`."""
         import numpy as np
 
         return {
@@ -90,7 +90,7 @@ class Reference:
         adapter: AdapterState | None = None,
         norms: Mapping[str, Doubles] | None = None,
     ) -> Doubles:
-        """float64 logits (T, V) of one document."""
+        """Return float64 logits (T, V) of one document."""
         weights = self.merged(adapter, norms)
         if self.config["model_type"] == "llama":
             return llama_logits(weights, tokens_T, self.config)
@@ -102,7 +102,7 @@ class Reference:
         adapter: AdapterState | None = None,
         norms: Mapping[str, Doubles] | None = None,
     ) -> float:
-        """`sum(weight * nll) / total_weight` over the documents of a step, one by one."""
+        """Return `sum(weight * nll) / total_weight` over the documents of a step."""
         return self.weighted_nll(step.batches, adapter, norms) / step.total_weight
 
     def weighted_nll(
@@ -111,7 +111,7 @@ class Reference:
         adapter: AdapterState | None = None,
         norms: Mapping[str, Doubles] | None = None,
     ) -> float:
-        """`sum(weight * nll)`, document by document."""
+        """Return `sum(weight * nll)`, document by document."""
         total = 0.0
         for batch in batches:
             for document in batch.documents():
@@ -122,7 +122,7 @@ class Reference:
 
 
 def update(adapter: AdapterState, path: str) -> Doubles:
-    """`scale * B A` of one module, (O, I)."""
+    """Return `scale * B A` of one module, (O, I)."""
     module = adapter.modules[path]
     product: Doubles = module.B_OR.astype(np.float64) @ module.A_RI.astype(np.float64)
     return adapter.scale(path) * product
@@ -131,7 +131,7 @@ def update(adapter: AdapterState, path: str) -> Doubles:
 def merged_weight(
     W_OI: Doubles, adapter: AdapterState, path: str, norms_O: Doubles | None = None
 ) -> Doubles:
-    """What the adapter makes of one weight."""
+    """Merge the adapter into one weight."""
     merged_OI = W_OI + update(adapter, path)
     magnitude_O = adapter.modules[path].magnitude_O
     if magnitude_O is None:
@@ -142,7 +142,7 @@ def merged_weight(
 
 
 def negative_log_likelihood(logits_TV: Doubles, targets_T: Ints) -> Doubles:
-    """-log softmax of each position's target."""
+    """Return -log softmax of each position's target."""
     shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
     nll_T: Doubles = (
         np.log(np.exp(shifted_TV).sum(-1)) - shifted_TV[np.arange(len(targets_T)), targets_T]
@@ -151,7 +151,7 @@ def negative_log_likelihood(logits_TV: Doubles, targets_T: Ints) -> Doubles:
 
 
 def _transformers_logits(folder: Path, weights: Mapping[str, Doubles], tokens_T: Ints) -> Doubles:
-    """The same by transformers; the test is skipped where that or torch is not installed."""
+    """Compute the logits with transformers; skip the test if it or torch is missing."""
     import pytest
 
     torch = pytest.importorskip("torch", reason="no reference for this family without torch")

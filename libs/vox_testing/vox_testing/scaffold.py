@@ -1,10 +1,10 @@
-"""`vox plugin new`: a backend's package that passes its own tests before anything is written in it.
+"""`vox plugin new`: write the package of a new backend, with passing tests.
 
 Two kinds: `torch` drives the engine in vox_torch, for hardware that torch knows; `bare` has every
 hook with its types and refuses all work. The files are templates beside this module
-(`string.Template`); a package is written whole or not at all.
+(`string.Template`); a package is written atomically.
 
-Nothing is installed or fetched here, and no name is ever changed: what cannot be used is refused.
+This module installs and downloads nothing. Unusable names are refused, never changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind: TypeAlias = Literal["torch", "bare"]
 
 TEMPLATES = Path(__file__).with_name("templates")
 
-# A package, a distribution and a manifest's id have each their own rules; this fits all three.
+# Valid as a package, a distribution and a manifest's id.
 _NAME = r"[a-z]([a-z0-9_]*[a-z0-9])?"
 _NAME_IN_WORDS = "lower-case letters, digits and _, from a letter to a letter or digit"
 
@@ -50,11 +50,11 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A package to be made.
+    """Names and licence of a package to write.
 
     Args:
-        name: of the distribution and of the package.
-        id: what `--backend` will take.
+        name: name of the distribution and of the package.
+        id: name for `--backend`.
         licence: an SPDX expression.
     """
 
@@ -65,7 +65,7 @@ class Project:
 
 
 def render(project: Project) -> dict[str, str]:
-    """Every file of the package: path, relative to its folder -> text.
+    """Return every file of the package: relative path -> text.
 
     Raises:
         ConfigError: C002; a name or the licence cannot be used, with every reason.
@@ -87,7 +87,7 @@ def render(project: Project) -> dict[str, str]:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files` to `folder`, whole or not at all.
+    """Write `files` to `folder`, atomically.
 
     Raises:
         OutputError: `folder` exists, or cannot be written.
@@ -109,7 +109,7 @@ def _dependencies(kind: Kind) -> list[str]:
 
 
 def _series() -> str:
-    """The minor series of the installed vox; all of its distributions have one version."""
+    """Return the minor series of the installed vox; all of its distributions share one version."""
     installed = Version(metadata.version("vox-ml"))
     return f">={installed.major}.{installed.minor},<{installed.major}.{installed.minor + 1}"
 
@@ -147,7 +147,7 @@ def _name_faults(name: str) -> Iterator[str]:
 
 def _id_faults(project: Project) -> Iterator[str]:
     if not re.fullmatch(_NAME, project.id):
-        if project.id != project.name:  # or else it was said of the name
+        if project.id != project.name:  # or it was reported for the name
             yield f"expected {_NAME_IN_WORDS}"
     elif project.id in known_plugins():
         yield "a plugin of the catalog"

@@ -1,6 +1,6 @@
-"""The backend under test: what it declares, and its operations on tiny models.
+"""The backend under test: its declarations, and its operations on tiny models.
 
-A `Subject` calls through `vox_core.host`, as a run does, so what a test sees is what a user would.
+A `Subject` calls through `vox_core.host`, as a run does, so a test sees what a user would.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from vox_testing.tolerance import Tolerance, tolerance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What an operation cannot do without: a manifest that lists none of one of these declares that the
-# backend has not got the operation (yet).
+# Capabilities that an operation requires: a manifest that lists none of one declares that the
+# backend does not have the operation (yet).
 _NEEDED = {
     "train": ("methods", "dtypes", "quantisations", "families"),
     "merge": ("methods",),
@@ -61,7 +61,7 @@ _LISTED_IN = {
 
 
 def find(backend_id: str) -> Found:
-    """The installed plugin of that id.
+    """Return the installed plugin of an id.
 
     Raises:
         BackendError: B003, there is none.
@@ -80,11 +80,11 @@ def find(backend_id: str) -> Found:
 
 @dataclass(slots=True)
 class Recorder:
-    """A `RunContext` that keeps what a backend says.
+    """A `RunContext` that records everything that a backend reports.
 
     Args:
         checkpoint_every: steps between checkpoints; 0 for none.
-        stop_after: ask to stop once this step is done; None for never.
+        stop_after: request a stop after this step; None for never.
     """
 
     seed: int
@@ -111,7 +111,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of training, and what was said meanwhile."""
+    """The result of training, and the recorded events and states."""
 
     result: TrainResult
     events: Sequence[Event]
@@ -132,14 +132,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a plugin says of itself, and what its probe found here."""
+    """A plugin's manifest, and its probe's result on this machine."""
 
     found: Found
     hardware: Hardware | ProbeFault
 
     @classmethod
     def of(cls, backend_id: str) -> Declared:
-        """Read the manifest and run the probe; nothing is imported.
+        """Read the manifest and run the probe, without importing the plugin.
 
         Raises:
             BackendError: there is no such plugin, or its manifest is invalid.
@@ -155,7 +155,7 @@ class Declared:
         return self.found.manifest
 
     def lacks(self, **needs: Any) -> str | None:
-        """Why a test that `needs` this is not for this backend; None if it is.
+        """Return why a test with these `needs` does not apply to this backend; None if it does.
 
         Args:
             needs: `operation`, `method`, `dtype`, `quant`, `family` (a `model_type`),
@@ -181,7 +181,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A loaded backend at work on the model of a folder."""
+    """A loaded backend and a model folder to run it on."""
 
     declared: Declared
     backend: Backend
@@ -190,22 +190,22 @@ class Subject:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether sums come out in one order, so that the same work gives the same bits."""
+        """Whether sums have a fixed order, so that the same work gives the same bits."""
         return self.declared.manifest.capabilities.devices == ("cpu",)
 
     @property
     def dtype(self) -> DType:
-        """What numbers are held against float64 in: the longest that is declared."""
+        """The widest declared dtype, for comparisons with float64."""
         has = self.declared.manifest.capabilities.dtypes
         return next(dtype for dtype in LONGEST_FIRST if dtype in has)
 
     @property
     def tolerance(self) -> Tolerance:
-        """How near to the right value is right, in `dtype`."""
+        """The tolerances of `dtype`."""
         return tolerance(self.dtype, on_cpu=self.on_cpu)
 
     def plan(self, model: Path | None = None, **options: Any) -> ExecutionPlan:
-        """A plan for this backend in `dtype`; `options` are those of `jobs.plan`."""
+        """Make a plan for this backend in `dtype`; `options` are those of `jobs.plan`."""
         given = {
             "backend": self.backend.id,
             "device": self.declared.manifest.capabilities.devices[0],
@@ -214,7 +214,7 @@ class Subject:
         return jobs.plan(model or self.model, **{**given, **options})
 
     def start(self, plan: ExecutionPlan) -> TrainState:
-        """Where a run of `plan` begins."""
+        """Return the initial state of a run of `plan`."""
         return jobs.start(self.model, plan)
 
     def train(
@@ -227,7 +227,7 @@ class Subject:
         validation: tuple[Batch, ...] = (),
         **context: Any,
     ) -> Run:
-        """Train along `steps`; `context` goes to the `Recorder`."""
+        """Train through `steps`; `context` goes to the `Recorder`."""
         plan = plan or self.plan()
         steps = list(steps)
         if start is None:
@@ -247,7 +247,7 @@ class Subject:
         dtype: DType | None = None,
         streamed: bool = False,
     ) -> LoadedModel:
-        """Load a model, in `dtype` or in the one of this subject."""
+        """Load a model, in `dtype` or in this subject's."""
         job = LoadJob(model or self.model, dtype or self.dtype, adapter, streamed=streamed)
         return self.backend.load(job, Recorder(0, self.scratch))
 

@@ -33,7 +33,7 @@ _COMMON = {
     "bos_token_id": VOCABULARY - 1,
     "eos_token_id": VOCABULARY - 2,
     "pad_token_id": VOCABULARY - 4,
-    # The default range of 0.02 makes logits so flat that a broken model hardly differs.
+    # The default range of 0.02 makes logits too flat to notice a broken model.
     "initializer_range": 0.2,
 }
 _GPT2 = {
@@ -85,7 +85,7 @@ def make_model(
     Args:
         dtype: torch's name of the dtype the weights are stored in.
         shard: largest size of a safetensors file, as transformers writes sizes.
-        spread: standard deviation of the weights, instead of the family's own here.
+        spread: standard deviation of the weights, instead of the family's default here.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -102,7 +102,7 @@ def make_model(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a byte-level tokenizer with a ChatML template; nothing is trained."""
+    """Write an untrained byte-level tokenizer with a ChatML template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

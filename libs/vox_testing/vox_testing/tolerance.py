@@ -1,4 +1,4 @@
-"""How near to the right value is right, in each dtype that a backend may compute in.
+"""Tolerances of the conformance suite for each dtype.
 
 The right values are float64's on the weights as they are stored, so in a short dtype the rounding
 of the weights is in these numbers too. float32's losses and adapters are the design's ("The seam").
@@ -21,17 +21,17 @@ from vox_core.contract import DType
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """For one dtype.
+    """The tolerances of one dtype.
 
     All but `tie` are relative.
 
     Args:
-        loss: of a step.
+        loss: loss of a step.
         gradient: its norm against the slope of the float64 loss.
-        adapter: of two adapters after the same steps, in the Frobenius norm.
-        logits: of a text, in the Frobenius norm.
+        adapter: distance of two adapters after the same steps, in the Frobenius norm.
+        logits: distance of a text's logits, in the Frobenius norm.
         families: the same for every family; a recurrent state is rounded once a token.
-        tie: between two logits, absolute, where their size is 2: either may come first.
+        tie: absolute distance of two logits of size 2 below which either may be the larger.
     """
 
     loss: float
@@ -50,6 +50,7 @@ _TOLERANCES: dict[DType, Tolerance] = {
 
 
 def tolerance(dtype: DType, *, on_cpu: bool) -> Tolerance:
-    """Where sums come out in one order, as on a CPU, a float32 loss has one digit more."""
+    """Return the tolerances; on a CPU, with a fixed order of sums, a float32 loss has one digit
+    more."""
     found = _TOLERANCES[dtype]
     return found if on_cpu else replace(found, loss=max(found.loss, 1e-4))

@@ -1,1 +1,1 @@
-"""The torch engine that vox's torch backends share. Importing it imports no torch."""
+"""The torch engine shared by vox's torch backends. Importing it does not import torch."""

@@ -1,14 +1,15 @@
-"""AdamW's update, with its moments in full or in 8 bits.
+"""AdamW's update, with its moments in float32 or in 8 bits.
 
 `AdamW` is PyTorch's, fused. `AdamW8Bit` is bitsandbytes' (Dettmers et al. 2021, arXiv:2110.02861):
 a moment is a code of 8 bits a value and a float32 scale for each block of 256. Tensors of fewer
-than 4096 elements keep moments in float32, by the library's own rule. On a device with memory of
-its own the codes lie in memory that moves to the host when the device has no room ("paged",
-Dettmers et al. 2023, arXiv:2305.14314, section 3; the library pages tensors of 100,000 elements and
-more). That has not been seen on such a device yet.
+than 4096 elements keep moments in float32, by the library's own rule. On a device with its
+own memory the codes are paged to the host when the device is full (Dettmers et al. 2023,
+arXiv:2305.14314, section 3; the library pages tensors of 100,000 elements and more). Paging has not
+been tested on such a device yet.
 
-A state that leaves has float32 moments, and it comes back to the very codes and scales: each scale
-is rounded to 16 significant bits after a step, so that the largest value of a block tells it.
+A saved state has float32 moments, and restoring it gives the same codes and scales: each scale is
+rounded to 16 significant bits after a step, so that it can be recovered from the largest value of
+its block.
 
 Shape legend: N elements of a tensor, K blocks of it, S elements of a block.
 """
@@ -30,31 +31,31 @@ if TYPE_CHECKING:
 BLOCK = 256
 """Elements that share a scale: bitsandbytes' block for 8-bit optimizers."""
 
-# A block whose largest value is below this counts as zero: codes times scales stay normal numbers.
-# Its root is nothing beside AdamW's epsilon.
+# A block whose largest value is below this counts as zero, so that codes times scales stay normal
+# numbers. Its root is negligible beside AdamW's epsilon.
 _LEAST_SCALE = 2.0**-100
 
 
 class Update(Protocol):
-    """What `MasterAdamW` asks of an update."""
+    """The interface of an AdamW update that `MasterAdamW` uses."""
 
     def step(self, lr: float) -> None:
         """Update every master from its gradient."""
 
     def moments(self, master: torch.Tensor) -> Moments | None:
-        """First and second moment, in at least float32; None before the first step."""
+        """Return the first and second moment, in at least float32; None before the first step."""
 
     def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
-        """Go on from moments of float32 after `step` updates."""
+        """Continue from float32 moments after `step` updates."""
 
 
 def make_update(masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> Update:
-    """The update that a contract names, over masters on one device."""
+    """Make the update that a contract names, over master weights on one device."""
     return AdamW8Bit(masters, spec) if spec.name == "adamw-8bit" else AdamW(masters, spec)
 
 
 class AdamW:
-    """PyTorch's AdamW. Masters in float64 have moments in float64, which end a step as float32."""
+    """PyTorch's AdamW; float64 masters have float64 moments, rounded to float32 after each step."""
 
     def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
         import torch
@@ -83,7 +84,7 @@ class AdamW:
         }
 
     def _round_state(self) -> None:
-        """Leave nothing in masters and moments that a `TrainState` would not carry."""
+        """Round masters and moments to the float32 that a `TrainState` holds."""
         import torch
 
         for master in self._masters:
@@ -94,7 +95,7 @@ class AdamW:
 
 
 class AdamW8Bit:
-    """bitsandbytes' AdamW with 8-bit moments, on masters in float32."""
+    """bitsandbytes' AdamW with 8-bit moments, on float32 masters."""
 
     def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
         library = import_bitsandbytes()
@@ -122,7 +123,7 @@ class AdamW8Bit:
         if kept["state1"].dtype != torch.uint8:
             return kept["state1"], kept["state2"]
         first, second = (
-            # Paged codes lie on the host, as far as PyTorch knows.
+            # PyTorch believes that paged codes are on the host.
             dequantised(kept[f"state{n}"].to(master.device), kept[f"absmax{n}"], kept[f"qmap{n}"])
             for n in (1, 2)
         )
@@ -144,11 +145,11 @@ class AdamW8Bit:
 
 
 def quantised(values: torch.Tensor, levels: torch.Tensor) -> Moments:
-    """Codes (uint8, as `values` is shaped) and scales (K,) of a moment in float32.
+    """Quantise a float32 moment to codes (uint8, shaped as `values`) and scales (K,).
 
-    The inverse of `dequantised`, bit for bit, for scales that `_storable` leaves as they are. The
-    quantiser of bitsandbytes is not: its signed levels end at 1 and at -0.993, so that a block
-    whose largest value is negative would shrink each time.
+    The inverse of `dequantised`, bit for bit, for scales that `_storable` does not change.
+    bitsandbytes' quantiser is not: its signed levels end at 1 and -0.993, so that a block whose
+    largest value is negative would shrink each time.
 
     Args:
         levels: 256 of them, ascending, from -0.993 or 0 to 1.
@@ -168,17 +169,17 @@ def quantised(values: torch.Tensor, levels: torch.Tensor) -> Moments:
 
 
 def dequantised(codes: torch.Tensor, scales_K: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """A moment in float32, shaped as `codes` are: level times scale."""
+    """Return a float32 moment, shaped as `codes`: level times scale."""
     values_N = levels[codes.flatten().int()]
     values_N *= scales_K.repeat_interleave(BLOCK)[: len(values_N)]
     return values_N.view_as(codes)
 
 
 def _storable(scales: torch.Tensor) -> torch.Tensor:
-    """Scales rounded to 16 significant bits, and to zero where they are too small to matter.
+    """Round scales to 16 significant bits, and negligible ones to zero.
 
-    A scale is told again from a value with a relative error of 2^-23 or so: far less than half the
-    distance to the next one of 16 bits.
+    A scale is recovered from a value with a relative error of about 2^-23: far less than half the
+    distance between neighbouring 16-bit scales.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Between numpy arrays as files have them and float32 tensors, in bounded memory; rounding.
+"""Convert between stored numpy arrays and float32 tensors, in bounded memory.
 
-bfloat16 comes and goes as `ml_dtypes.bfloat16`, which torch does not know; its bits pass as int16.
+In numpy bfloat16 is `ml_dtypes.bfloat16`, which torch does not accept; its bits pass as int16.
 
 Shape legend: I input features, O output features, P rows of a block.
 """
@@ -20,7 +20,7 @@ BLOCK_ELEMENTS = 1024 * 1024  # 4 MiB of float32
 
 
 def float32(array: NDArray[Any]) -> torch.Tensor:
-    """A float32 copy, contiguous and writable."""
+    """Return a float32 copy, contiguous and writable."""
     import torch
 
     copy = torch.empty(array.shape, dtype=torch.float32)
@@ -30,14 +30,13 @@ def float32(array: NDArray[Any]) -> torch.Tensor:
 def float32_blocks(
     read: Callable[[], NDArray[Any]], transposed: bool = False
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """A stored weight as float32, a few rows of W at a time: (rows, block of shape (P, I)).
+    """Yield a stored weight as float32, by blocks of rows: (rows, block of shape (P, I)).
 
     Args:
-        read: maps the stored tensor; called for each block, so that what was read of the file does
-            not stay in memory.
+        read: maps the stored tensor; called for each block, so that pages already read are freed.
         transposed: the tensor is stored (I, O).
 
-    A block lives in a buffer that the next one overwrites.
+    The next block overwrites the buffer of the previous one.
     """
     import torch
 
@@ -51,14 +50,14 @@ def float32_blocks(
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32, or float64 where it is that already."""
+    """Convert to float32; float64 stays."""
     import torch
 
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rounded(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A float32 tensor, rounded to nearest even, as a numpy array of `dtype`."""
+    """Round a float32 tensor to nearest even, as a numpy array of `dtype`."""
     import torch
 
     if dtype.name == "bfloat16":
@@ -72,12 +71,12 @@ def _oriented(W: NDArray[Any], transposed: bool) -> NDArray[Any]:
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor over the array's own memory, to be read only."""
+    """Return a read-only tensor that shares the array's memory."""
     import numpy as np
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # mapped files are not writable, nor need be
+        warnings.simplefilter("ignore", UserWarning)  # mapped files are read-only
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)

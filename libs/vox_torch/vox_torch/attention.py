@@ -1,8 +1,8 @@
-"""Attention of documents that lie end to end: each sees itself, and nothing else.
+"""Attention over concatenated documents, each of which attends only to itself.
 
-Registered under `DOCUMENTS` among transformers' attention functions, which is how a model is told
-to use it. On an accelerator in half precision one kernel takes all documents (torch's attention for
-variable lengths); elsewhere each document goes through scaled dot product attention by itself.
+It is registered as `DOCUMENTS` among transformers' attention functions. On an accelerator in half
+precision one variable-length kernel of torch computes all documents; elsewhere each document goes
+through scaled dot product attention separately.
 
 Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 DOCUMENTS = "vox_documents"
 
-# What transformers' models hand to attention and this one does, or which says nothing here.
+# Arguments of transformers' attention interface that are implemented here, or have no effect.
 _KNOWN = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
 
 
 def register() -> None:
-    """Make `DOCUMENTS` known to transformers; once is enough, and more does no harm."""
+    """Register `DOCUMENTS` with transformers; repeated calls do no harm."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(DOCUMENTS, attend)
@@ -44,10 +44,10 @@ def attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface; returns (1, T, H, D), and no weights.
+    """Implement transformers' attention interface; returns (1, T, H, D), and no weights.
 
     Raises:
-        NotImplementedError: the model asks for something else than causal attention with a window.
+        NotImplementedError: the model needs more than causal attention with a window.
     """
     _require_known(module, attention_mask, others)
     documents.windows.add(sliding_window)
@@ -67,7 +67,7 @@ def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> N
 
 
 def _has_varlen(query_1HTD: torch.Tensor, key_1HTD: torch.Tensor) -> bool:
-    """Whether the variable-length kernel takes tensors like these, forward and backward."""
+    """Whether the variable-length kernel supports tensors like these, forward and backward."""
     if query_1HTD.is_cpu or query_1HTD.element_size() != 2:
         return False
     heads, _, features = query_1HTD.shape[1:]
@@ -78,7 +78,7 @@ def _has_varlen(query_1HTD: torch.Tensor, key_1HTD: torch.Tensor) -> bool:
 def _varlen_works(
     heads: int, key_heads: int, features: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Tried on two tiny documents: it depends on the GPU, on torch, and on the heads' size."""
+    """Test the kernel on two tiny documents, since support depends on GPU, torch and head size."""
     import torch
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -130,7 +130,7 @@ def _one_by_one(
     import torch
 
     out, lengths = [], documents.lengths()
-    # Split and not sliced: the gradient of a slice is as large as the whole.
+    # Split, because the gradient of a slice is as large as the whole.
     parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
     for length, *qkv in zip(lengths, *parts, strict=True):
         seen_LL = _within(length, window, query_1HTD) if window and length > window else None
@@ -152,7 +152,7 @@ def _sdpa(
 
     grouped = query_1HLD.shape[1] != key_1HLD.shape[1]
     if grouped and not query_1HLD.is_cpu:
-        # Heads that share keys, or a mask, would each send it to the kernel that keeps all scores.
+        # Grouped heads or a mask would each select the kernel that saves all scores.
         groups = query_1HLD.shape[1] // key_1HLD.shape[1]
         key_1HLD = key_1HLD.repeat_interleave(groups, dim=1)
         value_1HLD = value_1HLD.repeat_interleave(groups, dim=1)
@@ -176,7 +176,7 @@ def _capped(
     seen_LL: torch.Tensor | None,
     softcap: float,
 ) -> torch.Tensor:
-    """With scores bent towards +-softcap, as Gemma 2 has them (arXiv:2408.00118, section 2)."""
+    """Attention with soft-capped scores, as in Gemma 2 (arXiv:2408.00118, section 2)."""
     import torch
 
     groups = query_1HLD.shape[1] // key_1HLD.shape[1]
@@ -192,7 +192,7 @@ def _capped(
 
 
 def _within(length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """bool (L, L): what each position sees: itself and at most `window - 1` before it."""
+    """Return bool (L, L): each position sees itself and at most `window - 1` before it."""
     import torch
 
     seen_LL = torch.ones((length, length), dtype=torch.bool, device=like.device).tril()

@@ -1,4 +1,4 @@
-"""Loading a base model: a local folder, safetensors only, frozen, in one dtype or quantised."""
+"""Load a base model: a local folder, safetensors only, frozen, in one dtype or quantised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "floa
 
 
 def torch_dtype(name: DType) -> torch.dtype:
-    """The torch dtype of a contract's dtype name."""
+    """Return the torch dtype of a contract's dtype name."""
     import torch
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])
@@ -27,7 +27,7 @@ def torch_dtype(name: DType) -> torch.dtype:
 
 
 def load_base(folder: Path, dtype: DType, device: str, quant: Quant = "none") -> PreTrainedModel:
-    """Load the model of `folder`, frozen and in evaluation mode, quantised if asked for.
+    """Load the model of `folder`, frozen and in evaluation mode, optionally quantised.
 
     Raises:
         ModelError: M002, transformers cannot build this model or its weights do not fit.
@@ -68,7 +68,7 @@ def _load_plain(folder: Path, dtype: DType) -> PreTrainedModel:
 
 @contextmanager
 def model_errors(folder: Path) -> Iterator[None]:
-    """Map what transformers raises for a model it cannot build to a `ModelError`."""
+    """Map exceptions of transformers for a model it cannot build to a `ModelError`."""
     try:
         yield
     except (ValueError, KeyError, OSError, RuntimeError, ImportError, AttributeError) as error:
@@ -84,7 +84,7 @@ def model_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own progress bars and advice: vox reports what matters itself."""
+    """Silence transformers' progress bars and advice; vox reports what matters itself."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

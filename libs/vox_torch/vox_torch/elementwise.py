@@ -1,11 +1,11 @@
-"""What stands between the matrix products, in fewer passes over memory and with less kept.
+"""Fused elementwise functions of a layer, with fewer memory passes and fewer saved activations.
 
     RmsNorm   x / rms(x) * weight, keeping x and one number a token
     Gated     act(gate) * up, keeping gate and up alone
 
-torch's autograd takes each operation of these by itself: it keeps what lies between two of them, in
-float32 where a norm is widened. The numbers are those of transformers' modules but for the order of
-roundings. fused_modules.py says which modules these functions compute.
+torch's autograd would save every intermediate result, in float32 where a norm is widened. The
+results are those of transformers' modules up to the order of rounding. fused_modules.py lists the
+modules that use these functions.
 
 Shape legend: X tokens, in whatever dimensions; H width of a norm.
 """
@@ -27,8 +27,8 @@ _CHUNK_ELEMENTS = 2**18
 class RmsNorm(torch.autograd.Function):
     """`x / sqrt(mean(x^2) + eps) * (offset + weight)` (Zhang & Sennrich, arXiv:1910.07467).
 
-    The weight is frozen. `late` says whether the product with the weight is of what was rounded to
-    the dtype of x (Llama) or comes before (Gemma).
+    The weight is frozen. `late`: multiply by the weight after rounding to the dtype of x (Llama),
+    not before (Gemma).
     """
 
     @staticmethod
@@ -70,7 +70,7 @@ def _chunks(x_XH: torch.Tensor) -> Iterator[slice]:
 
 
 class Gated(torch.autograd.Function):
-    """`silu(gate) * up` (Shazeer, arXiv:2002.05202), or with `gelu_tanh` in the place of silu."""
+    """`silu(gate) * up` (Shazeer, arXiv:2002.05202), or with `gelu_tanh` instead of silu."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, tanh: bool) -> torch.Tensor:

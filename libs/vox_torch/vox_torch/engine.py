@@ -1,7 +1,6 @@
-"""The three operations of a torch backend, for one device profile.
+"""The operations of a torch backend (train, merge, load) for a device profile.
 
-A plugin wraps an `Engine` in hookimpls and adds nothing; what differs between devices is in the
-profile.
+A plugin wraps an `Engine` in hookimpls; the profile holds the differences between devices.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ class Engine:
         self._profile = profile
 
     def train(self, job: TrainJob, context: RunContext) -> TrainResult:
-        """Train the adapter of `job.start` along `job.steps`."""
+        """Train the adapter of `job.start` through `job.steps`."""
         bound_primitives()
         from vox_torch.train import Trainer
 
         return Trainer(job, context, self._profile).run()
 
     def merge(self, job: MergeJob) -> MergeResult:
-        """Merged tensors, lazily, in the order of the job's targets."""
+        """Yield merged tensors, lazily, in the order of the job's targets."""
         from vox_torch.merge import merge
 
         return merge(job)
 
     def load(self, job: LoadJob) -> LoadedModel:
-        """A model that generates and gives logits."""
+        """Load a model for generation and logits."""
         bound_primitives()
         from vox_torch.load import load
 

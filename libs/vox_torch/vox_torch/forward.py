@@ -1,9 +1,9 @@
-"""From a batch to its loss: documents end to end, or in padded rows.
+"""Compute the loss of a batch, with documents concatenated or in padded rows.
 
-End to end is faster: no padding, and logits by chunks. Which of the two a model gets is decided in
-trial.py.
+Concatenation is faster: no padding, and logits by chunks. trial.py decides which layout a model
+gets.
 
-This module imports torch, and is imported when there is a model to compute with.
+This module imports torch; import it lazily.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 class Loss(Protocol):
-    """From a batch to its loss."""
+    """The function from a batch to its loss."""
 
     def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
-        """`scale * sum(weight * nll)`, a scalar in float32 or wider.
+        """Return `scale * sum(weight * nll)`, a scalar in float32 or wider.
 
         Args:
-            scale: of the gradients, from the first on: float16 ends at 65504.
+            scale: loss scale, since float16 overflows at 65504.
         """
         ...
 
     def log_probs(self, batch: Batch) -> torch.Tensor:
-        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
         ...
 
 
 class Padded:
-    """The reference: rows, and all logits at once."""
+    """The reference layout: padded rows, and all logits at once."""
 
     def __init__(self, model: PeftModel, device: str) -> None:
         self._model, self._device = model, device
@@ -52,11 +52,11 @@ class Padded:
         return weighted_nll(self._model, self._head, rows(batch, self._device)) * scale
 
     def log_probs(self, batch: Batch) -> torch.Tensor:
-        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
         return -nll(self._model, self._head, rows(batch, self._device))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """(K, H) before the head, where the batch is trained."""
+        """Return (K, H) before the head, at the trained positions."""
         laid = rows(batch, self._device)
         with _watched(self._model.get_base_model().base_model) as seen:
             self._model(input_ids=laid.tokens_NL, use_cache=False)
@@ -64,7 +64,7 @@ class Padded:
 
 
 class Together:
-    """Documents end to end; logits a chunk at a time."""
+    """The fast layout: concatenated documents, and logits by chunks."""
 
     def __init__(self, model: PeftModel, device: str) -> None:
         self._model, self._device = model.get_base_model(), device
@@ -73,7 +73,7 @@ class Together:
         above = [p for p in self._model.parameters() if p.requires_grad and id(p) not in below]
         vocabulary = self._model.config.get_text_config().vocab_size
         self._head_loss = HeadLoss(self.logits, above, vocabulary)
-        self._output: type[Any] = BaseModelOutputWithPast  # or the family's own, once it is seen
+        self._output: type[Any] = BaseModelOutputWithPast  # or the family's own, once seen
         self.windows: set[int | None] = set()
 
     def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
@@ -81,13 +81,13 @@ class Together:
         return self._head_loss(self._hidden(laid), laid.trained.scaled(scale))
 
     def log_probs(self, batch: Batch) -> torch.Tensor:
-        """(K,) log p(target) where the batch is trained, in float32 or wider."""
+        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
         laid = end_to_end(batch, self._device)
         logits_KV = self.logits(self._hidden(laid)[None])[0]
         return -negative_log_likelihood(logits_KV, laid.trained.targets_K)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """(K, H) before the head, where the batch is trained."""
+        """Return (K, H) before the head, at the trained positions."""
         return self._hidden(end_to_end(batch, self._device))
 
     def _hidden(self, laid: EndToEnd) -> torch.Tensor:
@@ -104,9 +104,10 @@ class Together:
         return _chosen(out, laid.chosen_K)
 
     def logits(self, hidden_1CH: torch.Tensor) -> torch.Tensor:
-        """(1, C, V) by the model's own forward, its scaling and capping of logits included.
+        """Return (1, C, V) from the model's own forward, which scales and caps logits as the family
+        does.
 
-        For that time a module that returns `hidden_1CH` takes the body's place in the model.
+        Meanwhile a module that returns `hidden_1CH` replaces the model's body.
         """
         tokens_1C = hidden_1CH.new_zeros(hidden_1CH.shape[:2], dtype=torch.int64)
         out, place = self._output(last_hidden_state=hidden_1CH), self._model.base_model_prefix
@@ -120,7 +121,7 @@ class Together:
 
 @contextmanager
 def _watched(body: nn.Module, keep: int | None = None) -> Iterator[list[Any]]:
-    """The output of each forward of `body`; the head gets `keep` of its hidden states."""
+    """Capture the output of `body`, and pass the head the hidden states at `keep`."""
     seen: list[Any] = []
 
     def watch(_module: nn.Module, _args: object, out: Any) -> Any:
@@ -153,5 +154,4 @@ class _Given(nn.Module):
         self._out = out
 
     def forward(self, *_args: object, **_named: object) -> object:
-        """`out`."""
         return self._out

@@ -1,12 +1,12 @@
-"""The autograd functions of the training step: what torch's own would keep, and these do not.
+"""Autograd functions of the training step that save less than torch's own.
 
     WeightedNll           softmax - onehot as one array, from logits in their own dtype
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
-    LoraLinear            x W^T + scale * (x A^T) B^T, keeping x alone
-    FrozenLinear          x W^T for a W that is computed when it is needed
-    BlockLinear           the same for a W that is never whole
+    LoraLinear            x W^T + scale * (x A^T) B^T, saving only x
+    FrozenLinear          x W^T for a W that is dequantised on each use
+    BlockLinear           the same, a block of W's rows at a time
 
-This module imports torch, and is imported when there is a model to compute with.
+This module imports torch; import it lazily.
 
 Shape legend: X tokens, I input features, O output features, R rank, K trained positions, C
 positions of a chunk, H hidden size, V vocabulary.
@@ -55,12 +55,12 @@ def gradient_in_forward(
     chunks: Sequence[tuple[slice, Trained]],
     parameters: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """The sum of the chunks' losses, and what of the graph there is is freed after each.
+    """Sum the chunks' losses, taking each gradient at once so that its graph is freed.
 
     Args:
-        loss: of one chunk.
-        chunks: rows of `hidden_KH`, and what is trained there.
-        parameters: what is trained inside `loss`.
+        loss: loss of one chunk.
+        chunks: rows of `hidden_KH`, and their targets and weights.
+        parameters: trained parameters inside `loss`.
     """
     total: torch.Tensor = _Chunked.apply(hidden_KH, loss, chunks, *parameters)
     return total
@@ -99,13 +99,13 @@ class LoraLinear(torch.autograd.Function):
     """A frozen linear layer with its adapter (Hu et al., arXiv:2106.09685).
 
     The product with the base is added to the adapter's part, in the accumulator, and their sum is
-    rounded once (a bias, which may be large, is added to that). The other way round, what the
-    adapter adds is added to numbers that are rounded already, and where it is less than half of
-    their last bit it is lost: in bfloat16 two thirds of an update of a tenth of a bit, and the loss
-    of a run stays 1 % above that of float32 (docs/adr/0014).
+    rounded once (a bias, which may be large, is added to that). In the other order the adapter's
+    part is added to rounded numbers and lost where it is less than half of their last bit: in
+    bfloat16 two thirds of an update of a tenth of a bit, and the loss of a run stays 1 % above that
+    of float32 (docs/adr/0014).
 
-    The base is frozen, so the backward has no weight gradient for it; x A^T is computed once more
-    there, which costs R / O of what it would cost to keep an output.
+    The base is frozen and has no weight gradient. The backward pass recomputes x A^T, which costs
+    R / O of what saving an output would.
     """
 
     @staticmethod
@@ -136,12 +136,12 @@ class LoraLinear(torch.autograd.Function):
 
 
 def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """`scale * left @ right`, rounded once."""
+    """Return `scale * left @ right`, rounded once."""
     return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 class FrozenLinear(torch.autograd.Function):
-    """A frozen linear layer whose weight is not kept for the backward, but computed again."""
+    """A frozen linear layer that recomputes its weight in the backward pass."""
 
     @staticmethod
     def forward(
@@ -156,7 +156,7 @@ class FrozenLinear(torch.autograd.Function):
 
 
 class BlockLinear(torch.autograd.Function):
-    """A frozen linear layer of which some output features at a time are computed."""
+    """A frozen linear layer computed a block of output features at a time."""
 
     @staticmethod
     def forward(

@@ -1,12 +1,11 @@
-"""Replace norms and feed-forwards of transformers by modules that keep less for the backward.
+"""Replace norms and feed-forwards of transformers by modules that save fewer activations.
 
-A table names the classes whose computation the functions of elementwise.py repeat; the tests hold
-each entry against the original, on weights as large as real ones. A module of any other class, a
-subclass of one of these included, keeps its own forward, and so does one that is trained itself.
-Before its first step a run holds the result against the model as transformers computes it
-(reference_check.py).
+A table lists the classes that the functions of elementwise.py reproduce; tests compare each entry
+with the original, on weights of realistic size. A module of any other class, subclasses included,
+keeps its own forward, and so does one that is trained itself. Before its first step a run compares
+the result with transformers (reference_check.py).
 
-This module imports torch, and is imported when there is a model to compute with.
+This module imports torch; import it lazily.
 
 Shape legend: X tokens, in whatever dimensions; H width of a norm.
 """
@@ -33,7 +32,7 @@ _TANH = {"SiLUActivation": False, "SiLU": False, "GELUTanh": True}
 
 
 def fuse_modules(model: nn.Module) -> dict[str, int]:
-    """Replace in `model` what the table names; returns the number of replaced modules by kind."""
+    """Replace the modules of `model` that the table lists; return the number replaced by kind."""
     counts = {"norms": 0, "feed-forwards": 0}
     for path, module in list(model.named_modules()):
         if (fused := _fused(module)) is not None:
@@ -60,7 +59,7 @@ class FusedNorm(nn.Module):
     """An RMS norm with a frozen weight.
 
     Args:
-        norm: the module to stand for; it has `weight` (H,) and an epsilon.
+        norm: the module to replace, with `weight` (H,) and an epsilon.
         centred: the weight is an offset from one.
     """
 

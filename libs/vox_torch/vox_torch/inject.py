@@ -1,7 +1,7 @@
-"""Between the core's `AdapterState` and PEFT's modules inside a torch model.
+"""Attach the core's `AdapterState` to a torch model as PEFT modules.
 
-PEFT owns structure and forward; the core owns the names and the start. `attach` puts an adapter's
-values into a base, `Adapted.tensors` names the parameters that are trained as the core does.
+PEFT defines structure and forward; the core defines names and initial values. `attach` puts an
+adapter's values into a base; `Adapted.tensors` gives the trained parameters by the core's names.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A base with an adapter in it, and the trained parameters by canonical name."""
+    """A base with an adapter, and the trained parameters by canonical name."""
 
     model: PeftModel
     parameters: Mapping[str, torch.nn.Parameter]
 
 
 def attach(base: PreTrainedModel, state: AdapterState, dropout: float = 0.0) -> Adapted:
-    """Put `state` into `base`, in the base's own dtype.
+    """Attach `state` to `base`, in the base's own dtype.
 
-    Adapters beside a bfloat16 base are bfloat16 too, so that their matrix products run on the same
-    hardware units; float32 masters are the optimizer's.
+    Adapters of a bfloat16 base are bfloat16, too, so that their matrix products run on the same
+    hardware units; the optimizer holds float32 master weights.
 
     Raises:
-        AdapterError: A002, PEFT made other parameters than the adapter has.
+        AdapterError: A002, PEFT's parameters differ from the adapter's.
     """
     _require_linear(base, state)
     import_bitsandbytes()  # or PEFT imports it, with its warnings
@@ -86,7 +86,8 @@ def _require_linear(base: PreTrainedModel, state: AdapterState) -> None:
 
 
 def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> LoraConfig:
-    """The `LoraConfig` that builds exactly the modules of `state`, each with its rank and alpha."""
+    """Return the `LoraConfig` that builds exactly the modules of `state`, each with its rank and
+    alpha."""
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
@@ -110,14 +111,14 @@ def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> L
 
 
 def trained_parameters(model: PeftModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(canonical name, parameter) of everything that is trained, in the model's order."""
+    """Yield (canonical name, parameter) of every trained parameter, in the model's order."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield canonical_name(name), parameter
 
 
 def canonical_name(name: str) -> str:
-    """A PEFT parameter's name as the core has it, which is also PEFT's own in files."""
+    """Convert a PEFT parameter's name to the core's, which PEFT also uses in files."""
     return (
         name.removeprefix(_PREFIX)
         .replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
@@ -136,7 +137,7 @@ def _fill(parameter: torch.nn.Parameter, value: object, dtype: torch.dtype) -> N
 
 @contextmanager
 def _advice_silenced() -> Iterator[None]:
-    # PEFT warns of deprecations inside transformers, which a user of vox can do nothing about.
+    # PEFT warns of deprecations inside transformers, which users of vox cannot fix.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,8 +1,8 @@
-"""A batch as tensors: documents end to end, or in padded rows.
+"""Lay out a batch as tensors: documents concatenated, or in padded rows.
 
-End to end wastes nothing, and attention keeps documents apart (attention.py). Padded rows work for
-every model: a causal model's real positions never see what lies to their right, so padding needs
-no mask, and rows never see one another, neither through attention nor through recurrent state.
+Concatenation has no padding; attention.py separates the documents. Padded rows work for every
+model: in a causal model real positions never see the padding to their right, so no mask is needed,
+and rows are independent, in attention and in recurrent state.
 
 Shape legend: T tokens, N documents, L longest document, K trained positions.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What is trained in a batch, in the order of its tokens.
+    """Targets and weights of a batch's trained positions, in token order.
 
     Args:
         targets_K: int64.
@@ -33,7 +33,7 @@ class Trained:
     weights_K: torch.Tensor
 
     def scaled(self, scale: float) -> Trained:
-        """The same with other weights."""
+        """Return a copy with other weights."""
         return self if scale == 1 else Trained(self.targets_K, self.weights_K * scale)
 
 
@@ -43,7 +43,7 @@ class Rows:
 
     Args:
         tokens_NL: int64, padded with 0.
-        chosen_K: int64, the positions with weight > 0, counted through all rows.
+        chosen_K: int64, the positions with weight > 0, indexed over all rows.
     """
 
     tokens_NL: torch.Tensor
@@ -53,13 +53,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where documents lie in a row of T tokens, for attention on both kinds of devices.
+    """Offsets of the documents in a row of T tokens, for attention on host and device.
 
     Args:
-        bounds: N + 1 offsets, as Python has them.
+        bounds: N + 1 offsets, Python integers.
         bounds_N1: the same, int32, on the device.
         longest: tokens of the longest document.
-        windows: what the layers' attention was told of windows, on the way; None for none.
+        windows: the windows passed to the layers' attention, recorded in the forward pass; None if
+            there was none.
     """
 
     bounds: tuple[int, ...]
@@ -68,13 +69,13 @@ class Extents:
     windows: set[int | None] = field(default_factory=set)
 
     def lengths(self) -> list[int]:
-        """Tokens of each document."""
+        """Number of tokens of each document."""
         return [stop - start for start, stop in itertools.pairwise(self.bounds)]
 
 
 @dataclass(frozen=True, slots=True)
 class EndToEnd:
-    """Documents one after the other, as a single row.
+    """Documents concatenated to a single row.
 
     Args:
         tokens_1T: int64.
@@ -90,7 +91,7 @@ class EndToEnd:
 
 
 def rows(batch: Batch, device: str) -> Rows:
-    """Lay a batch out as padded rows."""
+    """Lay out a batch as padded rows."""
     import numpy as np
 
     documents = list(batch.documents())
@@ -106,7 +107,7 @@ def rows(batch: Batch, device: str) -> Rows:
 
 
 def end_to_end(batch: Batch, device: str) -> EndToEnd:
-    """Lay a batch out as it comes."""
+    """Lay out a batch as concatenated documents."""
     import numpy as np
 
     documents = list(batch.documents())
@@ -123,7 +124,7 @@ def end_to_end(batch: Batch, device: str) -> EndToEnd:
 
 
 def on(device: str, array: NDArray[Any]) -> torch.Tensor:
-    """The array on the device; out of pinned memory, so that nothing waits for the copy."""
+    """Copy an array to the device, from pinned memory, without waiting."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Models that answer: generation token by token, and logits, through vox's `LoadedModel`."""
+"""Generation token by token and logits, as vox's `LoadedModel` on torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
-    """Load what the job names; streamed, it computes in float32 on the CPU."""
+    """Load the model of a job; a streamed one computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(streamed_model(job.model, job.adapter), "cpu")
     model = load_base(job.model, job.dtype, profile.device, job.quant)
@@ -28,7 +28,7 @@ def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
         profile.prepare(model)
     if job.adapter is not None:
         model = attach(model, job.adapter).model.eval()
-        fuse(model)  # rounded as it is while it is trained
+        fuse(model)  # rounded as in training
         fuse_decoding(model)
     return TorchModel(model, profile.device)
 
@@ -62,7 +62,7 @@ class TorchModel:
 
     def close(self) -> None:
         self._model = None
-        gc.collect()  # fused layers and their forwards know each other
+        gc.collect()  # break the cycles of fused layers and their forwards
 
     def _forward(self, ids_1T: torch.Tensor, cache: object, keep: int = 0) -> object:
         return self._model(

@@ -1,9 +1,9 @@
-"""The adapter's arithmetic under PEFT's own modules: one autograd function, and one decoding step.
+"""Replace the forward of PEFT's LoRA layers: one autograd function, and a fast decoding step.
 
-PEFT stays the owner of structure and names; what changes is the forward of the layers that compute
-`x W^T + scale * (x A^T) B^T` and nothing else. Layers with dropout or DoRA, and those whose base is
-no plain linear layer, keep PEFT's own path. `fuse_decoding` is for an adapter that no longer
-changes: a single row of input skips autograd and what it would look up or compute anew.
+PEFT defines structure and names; only layers that compute exactly `x W^T + scale * (x A^T) B^T` get
+another forward. Layers with dropout or DoRA, and those whose base is no plain linear layer, keep
+PEFT's. `fuse_decoding` is for an adapter that no longer changes: a single row of input skips
+autograd and reuses precomputed values.
 
 Shape legend: X tokens, I input features, O output features, R rank.
 """
@@ -26,7 +26,7 @@ Forward = Callable[..., "torch.Tensor"]
 
 
 def fuse(model: PeftModel) -> dict[str, str | None]:
-    """Swap the forward of every layer that allows it.
+    """Replace the forward of every layer that allows it.
 
     Returns:
         The path of each layer with an adapter; None if it was fused, else the reason why not.
@@ -40,7 +40,8 @@ def fuse(model: PeftModel) -> dict[str, str | None]:
 
 
 def fuse_decoding(model: PeftModel) -> None:
-    """Swap the forward of LoRA and DoRA layers for single rows; A and B must not change after."""
+    """Replace the forward of LoRA and DoRA layers for single rows; A and B must not change
+    after."""
     import torch
 
     with torch.no_grad():
@@ -93,7 +94,7 @@ def _forward(
 
 
 def _decoding(layer: Linear, forward: Forward) -> Forward:
-    """`forward`, and for a single row the same with the base added last (docs/adr/0014).
+    """Wrap `forward` with a path for single rows that adds the base last (docs/adr/0014).
 
     On a CPU the narrow products are in float32: their operands fit in a cache, and the bfloat16
     product of oneDNN takes 14 microseconds whatever its size, that of the BLAS 2.
@@ -103,7 +104,7 @@ def _decoding(layer: Linear, forward: Forward) -> Forward:
     linear, addmm = torch.nn.functional.linear, torch.addmm
     base = layer.base_layer
     weight, bias_O = weight_of(base), base.bias
-    W_IO = weight().T if "weight" in base._parameters else None  # else computed at each use
+    W_IO = weight().T if "weight" in base._parameters else None  # else computed on each use
     A_RI, B_OR = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     dtype, features = A_RI.dtype, A_RI.shape[1]
     narrow = torch.promote_types(dtype, torch.float32) if A_RI.is_cpu else dtype
@@ -126,7 +127,8 @@ def _decoding(layer: Linear, forward: Forward) -> Forward:
 
 
 def _gain(layer: Linear, W_OI: torch.Tensor) -> torch.Tensor:
-    """DoRA's magnitude over the row norms of `W + scale * B A` (Liu et al., arXiv:2402.09353)."""
+    """Return DoRA's magnitude over the row norms of `W + scale * B A` (Liu et al.,
+    arXiv:2402.09353)."""
     import torch
 
     from vox_torch.arrays import at_least_float32
@@ -138,7 +140,7 @@ def _gain(layer: Linear, W_OI: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:
-    """The layer's weight (O, I), read each time it is asked for: a quantised one is computed."""
+    """Return the layer's weight (O, I), dequantised on each call if it is quantised."""
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(layer, Conv1D):

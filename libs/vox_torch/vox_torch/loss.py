@@ -1,12 +1,12 @@
-"""The loss of documents, on the positions that are trained and on no others.
+"""Compute the loss of documents at the trained positions only.
 
 Logits are computed only where weight > 0, which saves the (T, V) matrix that dominates memory with
-today's vocabularies. `weighted_nll` does so in the plainest way, for padded rows and any model, and
-is the reference. `HeadLoss` goes further: a chunk of positions at a time, whose gradient is taken
-on the spot, so that never more than a chunk of logits exists.
+today's vocabularies. `weighted_nll` is the reference: padded rows, any model.
+`HeadLoss` computes one chunk of positions at a time and takes its gradient at once, so that only
+one chunk of logits exists.
 
-Both leave the head to the model's own forward, so that whatever a family does to its logits
-(scaling, soft-capping), and whatever PEFT wraps around the head, stays in force.
+Both call the model's own forward for the head, so that a family's scaling or soft-capping of logits
+and PEFT's wrapper of the head stay in force.
 
 Shape legend: N documents, L longest document, K trained positions, C positions of a chunk, H hidden
 size, V vocabulary.
@@ -30,22 +30,22 @@ CHUNK_ELEMENTS = 16 * 2**20
 
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
-    """`sum(weight * nll)` over the batch, not yet divided: a scalar in float32 or wider."""
+    """Return `sum(weight * nll)` of the batch, undivided: a scalar in float32 or wider."""
     return (nll(model, head, batch) * batch.trained.weights_K).sum()
 
 
 def nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
-    """`-log p(target)`, (K,), where the batch is trained, in float32 or wider."""
+    """Return `-log p(target)`, (K,), at the trained positions, in float32 or wider."""
     with only_at(head, batch.chosen_K):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
     return negative_log_likelihood(logits_KV, batch.trained.targets_K)
 
 
 def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
-    """`-log softmax(logits)[target]`, (K,), in float32 or wider.
+    """Return `-log softmax(logits)[target]`, (K,), in float32 or wider.
 
-    From `logsumexp`, which sums pairwise. On the CPU, torch's `cross_entropy` adds a vocabulary up
-    in one go: in float32 it is 7e-7 nats too low for 49k entries and 1e-5 for 262k, every time.
+    Uses `logsumexp`, which sums pairwise. On the CPU, torch's `cross_entropy` sums a vocabulary
+    sequentially: in float32 it is 7e-7 nats too low for 49k entries and 1e-5 for 262k, every time.
     """
     logits_KV = at_least_float32(logits_KV)
     score_K = logits_KV.gather(1, targets_K[:, None]).squeeze(1)
@@ -54,7 +54,7 @@ def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) ->
 
 @contextmanager
 def only_at(head: nn.Module, chosen_K: torch.Tensor) -> Iterator[None]:
-    """Let the output head see the chosen positions only."""
+    """Restrict the output head to the chosen positions."""
 
     def choose(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         (hidden_NLH,) = args
@@ -68,11 +68,11 @@ def only_at(head: nn.Module, chosen_K: torch.Tensor) -> Iterator[None]:
 
 
 class HeadLoss:
-    """From hidden states to the loss, a chunk at a time.
+    """The loss from hidden states, one chunk at a time.
 
     Args:
         logits: maps hidden states (1, C, H) to logits (1, C, V).
-        parameters: what is trained inside `logits`; often nothing.
+        parameters: trained parameters inside `logits`; often none.
         vocabulary: V.
     """
 
@@ -86,14 +86,14 @@ class HeadLoss:
         self._chunk = max(1, CHUNK_ELEMENTS // vocabulary)
 
     def __call__(self, hidden_KH: torch.Tensor, trained: Trained) -> torch.Tensor:
-        """`sum(weight * nll)`: a scalar in float32 or wider."""
+        """Return `sum(weight * nll)`, a scalar in float32 or wider."""
         import torch
 
         from vox_torch.functions import gradient_in_forward
 
         chunks = list(self._chunks(trained))
         if not chunks:
-            return hidden_KH.sum()  # of no rows: zero, with a gradient
+            return hidden_KH.sum()  # without rows: zero, with a gradient
         if torch.is_grad_enabled():
             return gradient_in_forward(self._of, hidden_KH, chunks, self._parameters)
         losses = [self._of(hidden_KH[at], part) for at, part in chunks]
@@ -105,7 +105,7 @@ class HeadLoss:
             yield at, Trained(trained.targets_K[at], trained.weights_K[at])
 
     def _of(self, hidden_CH: torch.Tensor, part: Trained) -> torch.Tensor:
-        """The loss of one chunk."""
+        """Return the loss of one chunk."""
         from vox_torch.functions import WeightedNll
 
         logits_CV = self._logits(hidden_CH[None])[0]

@@ -1,8 +1,7 @@
-"""Memory: what is taken of it while loading, and what is done when it does not suffice, once per
-run: go on in smaller micro-batches.
+"""Limit memory while loading, and on out-of-memory continue once with smaller micro-batches.
 
-The loss of a step is a sum over its documents, so cutting a micro-batch in two changes memory and
-time and not what is learned.
+The loss of a step is a sum over its documents, so splitting a micro-batch changes memory and time,
+not the result.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ _MOST = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX on 64 bits, up to which glibc r
 
 @contextmanager
 def no_holes() -> Iterator[None]:
-    """Have the C library, where it is glibc, take what is over 1 MB from the system and return it,
-    and not from its heap.
+    """Make glibc map blocks over 1 MB instead of using its heap, so that freeing them returns
+    memory.
 
-    What is packed lies in the heap after each weight's passing copies, whose holes the next ones do
-    not fit into: packing SmolLM2-135M to nf4 left 0.4 GB of them, which stayed to the end.
-    Afterwards it is as glibc's own rule has it once a large block was freed. What the user has set
-    of it stays.
+    Packed weights lie in the heap after temporary copies, whose freed holes do not fit the next
+    ones: packing SmolLM2-135M to nf4 left 0.4 GB of holes until the end. Afterwards glibc's own
+    rule for freed large blocks applies. Options set by the user stay.
     """
     libc = _libc()
     if libc is None or _SET_BY_USERS & os.environ.keys():
@@ -48,13 +46,13 @@ def no_holes() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return to the system what the heap of glibc holds and nothing uses. Takes milliseconds."""
+    """Return unused memory of glibc's heap to the system. Takes milliseconds."""
     if libc := _libc():
         libc.malloc_trim(0)
 
 
 def _libc() -> ctypes.CDLL | None:
-    """glibc; None where there is another C library."""
+    """Return glibc; None with another C library."""
     try:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):  # as on Windows
@@ -63,19 +61,19 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def halved(batches: Sequence[Batch]) -> list[Batch]:
-    """Each micro-batch of several documents as two; a single document cannot be cut."""
+    """Split each micro-batch of several documents in two; a single document cannot be split."""
     return list(itertools.chain.from_iterable(map(_halves, batches)))
 
 
 class Shortage:
-    """What became of the memory in this run; `met` once it was short."""
+    """Handles out-of-memory in a run; `met` once it has happened."""
 
     def __init__(self, plan: ExecutionPlan, device: str) -> None:
         self.met = False
         self._plan, self._device = plan, device
 
     def meet(self, error: Exception) -> Notice:
-        """What to tell of the first shortage; any other error is raised again."""
+        """Return a notice for the first out-of-memory; raise any other error again."""
         if not is_out_of_memory(error):
             raise error
         self.met = True
@@ -90,11 +88,11 @@ class Shortage:
         return "what dropout drops, and no loss beside" if dropout else "no loss"
 
     def release(self) -> None:
-        """Give back what torch keeps for later."""
+        """Free torch's cached memory."""
         import torch
 
-        # A backward that failed leaves nodes in autograd's queue, and they what they kept; the next
-        # one clears it.
+        # A failed backward leaves nodes in autograd's queue with their saved tensors; the next
+        # backward clears it.
         with torch.inference_mode(False), torch.enable_grad():
             torch.zeros((), requires_grad=True).backward()
         if self._device != "cpu":
@@ -102,7 +100,8 @@ class Shortage:
 
     @contextmanager
     def final(self) -> Iterator[None]:
-        """Turn a shortage that smaller micro-batches do not help into an error that says what does.
+        """Convert an out-of-memory that smaller micro-batches cannot avoid to an error with a
+        remedy.
 
         Raises:
             TrainingError: T002.
@@ -115,8 +114,8 @@ class Shortage:
             raise self._exhausted(error) from error
 
     def peak(self) -> int | None:
-        """The most bytes of tensors on the device so far; None for the CPU, where the core looks
-        at the process."""
+        """Return the peak bytes of tensors on the device; None for the CPU, where the core measures
+        the process."""
         import torch
 
         if torch.device(self._device).type == "cpu":
@@ -142,7 +141,8 @@ class Shortage:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory, on a GPU or on the CPU, which has no class for it."""
+    """Whether an error means out of memory, on a GPU or on the CPU, which has no exception class
+    for it."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -152,7 +152,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _halves(batch: Batch) -> Iterator[Batch]:
-    """Two batches of about as many tokens each."""
+    """Split a batch in two with about the same number of tokens."""
     starts = batch.starts_D.tolist()
     if len(starts) == 1:
         yield batch

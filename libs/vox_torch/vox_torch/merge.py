@@ -1,4 +1,4 @@
-"""Merged weights, one tensor at a time: float32 arithmetic, rounded once to the result's dtype.
+"""Merge weights one tensor at a time: float32 arithmetic, rounded once to the result's dtype.
 
 LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def merge(job: MergeJob) -> MergeResult:
-    """Every target of the job, lazily and in order."""
+    """Yield every target of the job, lazily and in order."""
     return MergeResult((target.shape.tensor, merged_tensor(job, target)) for target in job.targets)
 
 
 def merged_tensor(job: MergeJob, target: MergeTarget) -> NDArray[Any]:
-    """What the adapter makes of one tensor, in the job's dtype and the stored layout."""
+    """Merge one tensor, in the job's dtype and the stored layout."""
     import numpy as np
 
     stored = job.read(target.shape.tensor)
@@ -45,7 +45,7 @@ def merged_tensor(job: MergeJob, target: MergeTarget) -> NDArray[Any]:
 
 
 def _add_update(W_PI: torch.Tensor, adapter: AdapterState, path: str, block: slice) -> None:
-    """Turn rows of W into rows of the merged weight, in place."""
+    """Add the update to rows of W, in place."""
     module = adapter.modules[path]
     W_PI.addmm_(float32(module.B_OR[block]), float32(module.A_RI), alpha=adapter.scale(path))
     if module.magnitude_O is not None:

@@ -1,7 +1,7 @@
-"""AdamW on float32 masters, whatever dtype the adapter computes in; its update is in adamw.py.
+"""AdamW on float32 master weights, in any dtype of the adapter; adamw.py has the update.
 
-Gradients of a micro-batch are added to float32 gradients of the masters, so accumulation loses
-nothing; after the update the masters are copied (rounded once) into the adapter.
+Gradients of a micro-batch are accumulated in float32; after the update the masters are copied
+(rounded once) into the adapter.
 
 An adapter in float64 has float64 masters, gradients and moments. Its step is computed in float64
 and ends in a state that float32 can hold, so that a resumed run is the uninterrupted one, bit for
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MasterAdamW:
-    """The trained parameters, their masters and their moments."""
+    """The trained parameters, their master weights and their moments."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec) -> None:
         import torch
@@ -36,7 +36,7 @@ class MasterAdamW:
         self._adamw = make_update(self._masters, spec)
 
     def collect(self, factor: float) -> None:
-        """Move the parameters' gradients, times `factor`, onto the masters'."""
+        """Move the parameters' gradients, times `factor`, to the masters'."""
         import torch
 
         pairs = [
@@ -50,13 +50,13 @@ class MasterAdamW:
             parameter.grad = None
 
     def norm(self) -> torch.Tensor:
-        """The global gradient norm, a scalar on the device."""
+        """Return the global gradient norm, a scalar on the device."""
         import torch
 
         return torch.nn.utils.get_total_norm([m.grad for m in self._masters])
 
     def forget(self) -> None:
-        """Drop the gradients: the step is not taken."""
+        """Drop the gradients of a skipped step."""
         import torch
 
         torch._foreach_zero_([m.grad for m in self._masters])
@@ -64,7 +64,7 @@ class MasterAdamW:
             parameter.grad = None
 
     def update(self, lr: float, norm: float) -> None:
-        """Clip, step and publish.
+        """Clip the gradients, update the masters and copy them to the adapter.
 
         Args:
             norm: the global gradient norm.
@@ -80,7 +80,7 @@ class MasterAdamW:
             torch._foreach_copy_(self._parameters, self._masters)
 
     def restore(self, state: TrainState) -> None:
-        """Take masters and moments from a state; at step 0 there are no moments."""
+        """Load masters and moments from a state; at step 0 there are no moments."""
         import torch
 
         values = state.adapter.tensors()
@@ -91,7 +91,7 @@ class MasterAdamW:
                 self._adamw.restore(master, state.updates, (first, second))
 
     def state(self, step: int, structure: AdapterState) -> TrainState:
-        """Masters and moments as numpy, under canonical names."""
+        """Return masters and moments as numpy, under canonical names."""
         named = dict(zip(self._names, self._masters, strict=True))
         adapter = structure.with_tensors({n: _numpy(m) for n, m in named.items()})
         moments = {

@@ -1,4 +1,4 @@
-"""What a torch backend says of its hardware: the whole difference between one and the next."""
+"""The device profile, which holds all differences between torch backends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """A device as the engine needs to know it.
+    """Properties of a device that the engine needs.
 
     Args:
-        device: torch's name of it, such as `cpu`.
+        device: torch's name, such as `cpu`.
         prepare: changes each base model in place, once it is loaded and before the adapter is
             added. Adapter, gradients and the optimizer's arithmetic follow the dtype of the base;
             the state of a step and logits leave as float32. Streamed loads and merges are float32

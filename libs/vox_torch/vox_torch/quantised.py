@@ -1,17 +1,16 @@
-"""Layers whose frozen weight is kept packed, and computed anew at each use.
+"""Layers with a frozen, packed weight that is dequantised on each use.
 
     nf4, nf4-single   bitsandbytes' 4-bit blocks, with and without double quantisation
     int8              one scale an output feature
     nf4-embeddings    nf4, with the token embedding and the output head in int8
 
-What is computed, operation by operation, is in `vox_formats.quant`. Activations
-stay in the compute dtype, on every device: the weight is dequantised, then multiplied. Packing is
-done on the CPU whatever the device, tensor by tensor from the files, so that the full-precision
-model is never in memory and the packed weights are the same numbers everywhere. An embedding is
-dequantised where a token is looked up, and a head block by block: neither is ever whole, but for a
-head with an adapter of its own.
+`vox_formats.quant` specifies the arithmetic. Activations stay in the compute dtype on every device:
+the weight is dequantised, then multiplied. Packing always runs on the CPU, tensor by tensor from
+the files, so that the full-precision model is never in memory and the packed weights are the same
+on every machine. An embedding dequantises only the rows looked up, a head one block at a time,
+except a head with its own adapter.
 
-This module imports torch, and is imported when a base is quantised.
+This module imports torch; import it lazily.
 
 Shape legend: O output features, I input features.
 """
@@ -44,22 +43,22 @@ BLOCK_ELEMENTS = 4 * 2**20
 
 
 class Packed(Protocol):
-    """A weight (O, I) that is not kept as such."""
+    """A packed weight of shape (O, I)."""
 
     def weight(self) -> torch.Tensor:
-        """(O, I), in the compute dtype."""
+        """The dequantised weight (O, I), in the compute dtype."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Size in memory, in bytes."""
         ...
 
 
 class QuantisedLinear(nn.Linear):
     """A frozen linear layer over a packed weight.
 
-    To everything that asks, PEFT among them, it is a linear layer: `weight` is computed when read.
+    PEFT and others see a linear layer: reading `weight` dequantises it.
     """
 
     def __init__(self, packed: Packed, out_features: int, in_features: int) -> None:
@@ -70,22 +69,22 @@ class QuantisedLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """(O, I), in the compute dtype."""
+        """The dequantised weight (O, I), in the compute dtype."""
         return self.packed.weight()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x W^T + b`, keeping neither x nor W for the backward."""
+        """Return `x W^T + b`, saving neither x nor W for the backward pass."""
         y: torch.Tensor = FrozenLinear.apply(x, self.packed.weight, self.bias)
         return y
 
 
 class QuantisedHead(QuantisedLinear):
-    """An output head, which has as many output features as there are tokens."""
+    """A packed output head, computed by blocks of the vocabulary."""
 
     packed: Int8
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x W^T + b`, with a block of W at a time."""
+        """Return `x W^T + b`, one block of W at a time."""
         size = max(1, BLOCK_ELEMENTS // self.in_features)
         starts = range(0, self.out_features, size)
         blocks = [slice(start, min(start + size, self.out_features)) for start in starts]
@@ -94,18 +93,18 @@ class QuantisedHead(QuantisedLinear):
 
 
 class QuantisedEmbedding(nn.Embedding):
-    """Stands before an embedding's own class, which goes on to do what it does to its rows."""
+    """A mixin before an embedding's own class, which still processes the rows looked up."""
 
     packed: Int8
     _rows: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """(V, H), or while tokens are looked up a row for each of them; in the compute dtype."""
+        """(V, H), or during a lookup only the rows of its tokens; in the compute dtype."""
         return self.packed.weight() if self._rows is None else self._rows
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The rows of `tokens`, of whatever shape."""
+        """Return the rows of `tokens`, of any shape."""
         self._rows = self.packed.rows(tokens.flatten())
         each = torch.arange(tokens.numel(), device=tokens.device)
         try:
@@ -115,7 +114,8 @@ class QuantisedEmbedding(nn.Embedding):
 
 
 def _embedding(old: nn.Embedding, packed: Int8) -> nn.Embedding:
-    """`old` with a packed weight. Of its class, for Gemma's scales what it has looked up."""
+    """Return `old` with a packed weight, as a subclass of its class, so that Gemma's scaling
+    stays."""
     kind = type(old)
     del old.weight
     old.__class__ = type(f"Quantised{kind.__name__}", (QuantisedEmbedding, kind), {})
@@ -155,7 +155,8 @@ class Nf4:
 
 
 def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
-    """Double quantisation, with a mean and levels that are the same on every machine."""
+    """Pack the scales again (double quantisation), with the same mean and levels on every
+    machine."""
     packed = pack_scales(state.absmax.numpy())
     state.absmax = torch.from_numpy(packed.codes_G)
     state.offset = torch.tensor(packed.offset)
@@ -169,7 +170,7 @@ def _pack_scales(state: Any, kind: Callable[..., Any]) -> None:
 
 
 class Int8:
-    """A weight as int8 with one float32 step an output feature."""
+    """A weight as int8 with one float32 step per output feature."""
 
     def __init__(self, W_OI: torch.Tensor, dtype: torch.dtype, device: str) -> None:
         wide_OI = W_OI.float()
@@ -183,11 +184,11 @@ class Int8:
         return self._times(self._data, self._step_O1)
 
     def rows(self, chosen: torch.Tensor | slice) -> torch.Tensor:
-        """(N, I), in the compute dtype: some of the output features."""
+        """Return (N, I), some of the output features, in the compute dtype."""
         return self._times(self._data[chosen], self._step_O1[chosen])
 
     def _times(self, data_NI: torch.Tensor, step_N1: torch.Tensor) -> torch.Tensor:
-        """Multiplied in float32 and rounded once."""
+        """Multiply in float32 and round once."""
         out_NI = torch.empty_like(data_NI, dtype=self._dtype)
         return torch.mul(data_NI, step_N1, out=out_NI)
 
@@ -198,7 +199,7 @@ class Int8:
 
 
 def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> Packed:
-    """Pack a weight as it is stored; it will be computed in `dtype`."""
+    """Pack a stored weight, to be dequantised to `dtype`."""
     if quant == "int8":
         return Int8(W_OI, dtype, device)
     assert quant in ("nf4", "nf4-single"), quant
@@ -206,7 +207,7 @@ def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> P
 
 
 def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) -> PreTrainedModel:
-    """The model of `folder` with the layers packed that `quant` reaches; the rest is in `dtype`.
+    """Load the model of `folder` with the layers packed that `quant` covers; the rest in `dtype`.
 
     Raises:
         ModelError: M002, transformers cannot build this model or its weights do not fit.
@@ -228,13 +229,13 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: str, quant: Quant) 
             value = as_tensor(weights.read(names[name])).to(device=device, dtype=own, copy=True)
             materialise(model, name, value)
     fill_buffers(model, weights, lambda tensor: as_tensor(weights.read(tensor)).clone())
-    if quant != "nf4-embeddings":  # there the two share what is packed
+    if quant != "nf4-embeddings":  # the two share the packed weight
         model.tie_weights()
     return cast("PreTrainedModel", model.to(device))
 
 
 def _tied(model: nn.Module, reached: Collection[str]) -> list[list[str]]:
-    """`reached`, and what shares a weight with it: paths by weight."""
+    """Group `reached` and everything that shares a weight with it: paths by weight."""
     paths: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.endswith(".weight"):
@@ -251,7 +252,7 @@ def _out_by_in(module: nn.Module, stored: torch.Tensor) -> torch.Tensor:
 
 
 def _replace(model: PreTrainedModel, path: str, packed: Packed, shape: torch.Size) -> None:
-    """Put a packed layer in the place of one; its bias comes with the other parameters."""
+    """Replace a layer by a packed one; its bias is loaded with the other parameters."""
     old = model.get_submodule(path)
     if isinstance(old, nn.Embedding):
         model.set_submodule(path, _embedding(old, cast("Int8", packed)))
@@ -264,7 +265,7 @@ def _replace(model: PreTrainedModel, path: str, packed: Packed, shape: torch.Siz
 
 
 def _kept_wide(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
-    """Parts of names of what a family keeps in float32 beside half precision."""
+    """Return name parts of parameters that a family keeps in float32 beside half precision."""
     if dtype == torch.float32:
         return set()
     strict = set(model._keep_in_fp32_modules_strict or ())

@@ -1,14 +1,13 @@
-"""Hold a run's fast path against the model as transformers and PEFT compute it.
+"""Compare a run's fast path with the model as transformers and PEFT compute it.
 
-Before the first step, one document of the run goes through the model that transformers built and
-PEFT adapted, in the run's dtype and in float32, and then through vox's own functions. The fast path
-may lie as far from float32 as the dtype puts transformers itself, and a little more. So a family
-whose modules changed with a release of transformers, or an entry of a table that is wrong for the
-weights of one model, costs speed and never a run.
+Before the first step, one document of the run goes through transformers and PEFT, in the run's
+dtype and in float32, and then through vox's own functions. The fast path may differ from float32 as
+much as transformers in that dtype does, and a little more. So a family whose modules changed with a
+release of transformers, or a wrong table entry, costs speed but not correctness.
 
-It does not check gradients: the tests hold those of each function against finite differences.
+Gradients are not checked here; the tests compare those of each function with finite differences.
 
-This module imports torch, and is imported when there is a model to compute with.
+This module imports torch; import it lazily.
 
 Shape legend: K scored positions.
 """
@@ -56,14 +55,14 @@ class Reference:
     """Log-probabilities of one document by transformers and PEFT.
 
     Args:
-        model: as PEFT made it; nothing of it is replaced yet.
-        document: what is scored.
-        parameters: the adapter's, by name. While both ways are computed it has noise added, since a
-            fresh one changes nothing.
+        model: the model as PEFT made it, with no module replaced.
+        document: the document to score.
+        parameters: the adapter's, by name. Noise is added during the comparison, since a fresh
+            adapter has no effect.
 
     Raises:
         TrainingError: T001, transformers' own forward is not finite in this dtype.
-        RuntimeError: the model cannot be computed so, or the device has no memory for it.
+        RuntimeError: the model cannot be computed this way, or the device is out of memory.
     """
 
     def __init__(
@@ -86,10 +85,10 @@ class Reference:
                     self._exact_K = plain.log_probs(document)
 
     def fault(self, fast: Loss) -> str | None:
-        """Why `fast` does not compute this model; None if it does.
+        """Return how `fast` differs from this reference; None if it agrees.
 
         Raises:
-            Exception: the device has not got the memory.
+            Exception: out of memory.
         """
         try:
             with torch.no_grad(), _stirred(self._parameters):
@@ -112,13 +111,13 @@ class Reference:
         )
 
     def _distance(self, log_probs_K: torch.Tensor) -> float:
-        """Root mean square of the distance from float32, in nats."""
+        """Return the root mean square distance from float32, in nats."""
         return float((log_probs_K - self._exact_K).double().square().mean().sqrt())
 
 
 @contextmanager
 def _stirred(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Add noise to every B of the adapter, of a size that moves log-probabilities like training."""
+    """Add noise to every B of the adapter that moves log-probabilities as much as training does."""
     kept = [(p, p.data) for name, p in parameters.items() if name.endswith("lora_B.weight")]
     try:
         for parameter, data in kept:
@@ -141,10 +140,10 @@ def _overflows(dtype: torch.dtype) -> TrainingError:
 
 @contextmanager
 def computed_in_float32(model: nn.Module) -> Iterator[None]:
-    """Have forwards of `model` compute in float32, with the weights as they are rounded.
+    """Make forwards of `model` compute in float32, from the weights in their rounded dtype.
 
-    A large parameter is widened while its module runs, so that memory for one is enough; rows of an
-    embedding are widened when they are looked up.
+    A large parameter is widened only while its module runs; rows of an embedding are widened when
+    looked up.
     """
     with ExitStack() as stack:
         small = [p for p in model.parameters() if p.requires_grad or p.numel() <= _SMALL]

@@ -1,14 +1,14 @@
-"""A model that is never in memory: linear layers and embeddings read their weights as they run.
+"""Run a model from its files: linear layers and embeddings read their weights on each use.
 
-For proofs on models of any size. The model is built without weights; small parameters (norms,
+For verification on models of any size. The model is built without weights; small parameters (norms,
 biases) are loaded, while each linear module and embedding gets a forward of its own that takes
 rows from the files in blocks and computes in float32. An adapter is applied as the formulas say:
 
     LoRA: x W^T + scale * (x A^T) B^T        DoRA: m / ||W + scale * B A||_row times that
 
-so nothing here depends on PEFT, and agreement with it is a test of both.
+so this path is independent of PEFT, and agreement tests both.
 
-Not for training and not for long texts: every forward reads all files once.
+Every forward reads all files once, so it suits neither training nor long texts.
 
 Shape legend: X any leading shape, I input features, O output features, P rows of a block, R rank.
 """
@@ -58,7 +58,7 @@ def _is_streamed(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(module, nn.Embedding):
-        # Of the subclasses with a forward of their own, only those are known that scale.
+        # The only supported subclasses with their own forward are those that scale.
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
     return isinstance(module, nn.Linear | Conv1D)
 
@@ -91,7 +91,7 @@ def _stream(
 
 
 class _Embedding:
-    """Rows of the table for the ids asked for, and whatever scaling the family adds."""
+    """An embedding that reads the rows of the given ids, with the family's scaling."""
 
     def __init__(self, module: nn.Embedding, read: Callable[[], Any]) -> None:
         self._scale = getattr(module, "embed_scale", None)
@@ -103,7 +103,7 @@ class _Embedding:
 
 
 class _Linear:
-    """`x W^T + b` by blocks of rows of W, with the adapter's share."""
+    """`x W^T + b` by blocks of rows of W, with the adapter's update."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""The training loop: the same for every device.
+"""The training loop of the torch engine, for every device.
 
 loss of a step = sum(weight * nll) / total_weight, over the step: gradients are those of the sum,
-and are divided once they are float32, so the result does not depend on how the step was cut.
+divided once in float32, so the result does not depend on the micro-batches.
 Randomness (dropout) is seeded per (run seed, step, micro-batch).
 
-Nothing waits for the device but the end of a step, where its loss and gradient norm are read.
+The host waits for the device only at the end of a step, to read loss and gradient norm.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ _NOT_CHECKED = (
     "compare with ({error})"
 )
 
-# What the loss is multiplied by for the backward in float16, where a gradient ends at 65504: the
-# first that keeps every gradient finite. Tried anew at each step, so that a resumed run finds the
-# same one.
+# Loss scales for the backward pass in float16, which overflows at 65504; the first that keeps every
+# gradient finite is used. Tried anew at each step, so that a resumed run finds the same one.
 _FLOAT16_SCALES = tuple(2.0**-n for n in range(0, 25, 4))
 
 
 class Trainer:
-    """One run on one device: the adapted model, its optimizer and the way from step to step."""
+    """One run on one device: the adapted model, its optimizer and the steps."""
 
     def __init__(self, job: TrainJob, context: RunContext, profile: DeviceProfile) -> None:
         steps = iter(job.steps)
@@ -85,7 +84,7 @@ class Trainer:
             self._prepare(job.plan.dtype)
 
     def _prepare(self, dtype: DType) -> None:
-        """Bring everything onto the device."""
+        """Load the model and move everything to the device."""
         from vox_torch.forward import Padded
 
         job, contract = self._job, self._job.plan.contract
@@ -108,7 +107,7 @@ class Trainer:
         return attach(base, self._job.start.adapter, contract.adapter.dropout)
 
     def _load_again(self, dtype: DType) -> PeftModel:
-        """As transformers and PEFT compute it, with nothing of the first in memory."""
+        """Free the model, and load it again as transformers and PEFT compute it."""
         del self._adapted
         gc.collect()  # fused layers and their forwards know each other
         self._memory.release()
@@ -116,7 +115,7 @@ class Trainer:
         return self._adapted.model
 
     def _checked_fast_path(self) -> Loss | None:
-        """Put vox's own functions into the model; None if they do not compute what it does."""
+        """Put vox's own functions into the model; None if their results differ from it."""
         from vox_torch.fused_modules import fuse_modules
         from vox_torch.trial import loss_of
 
@@ -134,8 +133,8 @@ class Trainer:
         return loss
 
     def _reference(self) -> Reference | None:
-        """What the fast path is held against; None where nothing is left to train, or the model
-        cannot be computed so."""
+        """Return the reference for the fast path; None if nothing is left to train or it cannot be
+        computed."""
         from vox_torch.reference_check import NOT_UNDERSTOOD, Reference
 
         if self._document is None:
@@ -150,11 +149,11 @@ class Trainer:
         return None
 
     def run(self) -> TrainResult:
-        """Take every step of the job, or stop when asked to."""
+        """Take every step of the job, or stop on request."""
         return follow(self._job, self._context, self)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Weighted mean loss over `batches`."""
+        """Return the weighted mean loss over `batches`."""
         import torch
 
         def losses(parts: Sequence[Batch]) -> float:
@@ -169,15 +168,15 @@ class Trainer:
         return total / weight
 
     def state(self, step: int) -> TrainState:
-        """Masters and moments after `step`."""
+        """Return masters and moments after `step`."""
         return self._optimizer.state(step, self._job.start.adapter)
 
     def step(self, step: Step) -> StepDone:
         """Take one optimizer step.
 
         Raises:
-            NotFinite: T001, the loss or the gradient is not finite; nothing is left of the step.
-            TrainingError: T002, the device has not got the memory.
+            NotFinite: T001, the loss or the gradient is not finite; the state is unchanged.
+            TrainingError: T002, out of memory.
         """
         started = time.perf_counter()
         with before_update():
@@ -197,7 +196,7 @@ class Trainer:
         )
 
     def _finite_gradients(self, step: Step) -> tuple[float, float]:
-        """Loss and gradient norm; the gradients are with the optimizer."""
+        """Return loss and gradient norm, both finite; the optimizer holds the gradients."""
         batches = self._cut(step.batches, step.micro_batch_tokens)
         for scale in self._scales:
             gradients = partial(self._gradients, step, scale)
@@ -210,7 +209,7 @@ class Trainer:
         raise NotFinite(loss, norm)
 
     def _cut(self, batches: Sequence[Batch], tokens: int = 0) -> Sequence[Batch]:
-        """Anew, where documents that were to lie end to end are padded."""
+        """Split the micro-batches again, if documents planned for concatenation are padded."""
         if not self._recut:
             return batches
         return cut_to_rows(batches, tokens or self._job.plan.micro_batch_tokens)
@@ -218,7 +217,7 @@ class Trainer:
     def _within_memory(
         self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]
     ) -> T:
-        """The result of `batches`, which are smaller ones once the memory has not sufficed."""
+        """Compute `batches`, or smaller ones after the first out-of-memory."""
         if not self._memory.met:
             try:
                 return compute(batches)
@@ -248,10 +247,10 @@ class Trainer:
 
 
 def seed_on(device: str) -> Callable[[int], object]:
-    """What seeds the numbers that are drawn on `device`, and so a step's dropout.
+    """Seed the random numbers of `device`, and so a step's dropout.
 
-    `torch.manual_seed` gives the CPU the same seed and goes on to every accelerator. Where none was
-    used it notes who asked, with the whole stack, in case one will be: 0.1 ms a micro-batch.
+    `torch.manual_seed` gives the CPU the same seed and goes on to every accelerator. Before an
+    accelerator's first use it records the caller's whole stack each time: 0.1 ms per micro-batch.
     """
     import torch
 
@@ -260,10 +259,10 @@ def seed_on(device: str) -> Callable[[int], object]:
 
 
 def fast_paths(reasons: Iterable[str | None], modules: Mapping[str, int]) -> FastPaths:
-    """The event that says which modules were fused.
+    """Return the event that lists the fused modules.
 
     Args:
-        reasons: one for each adapter that is not computed in one function, None for the others.
+        reasons: why an adapter is not computed in one function; None for those that are.
         modules: kind -> number of the base's modules that were fused.
     """
     found = Counter(reasons)
@@ -273,18 +272,18 @@ def fast_paths(reasons: Iterable[str | None], modules: Mapping[str, int]) -> Fas
 
 
 def recompute_activations(base: PreTrainedModel) -> None:
-    """Gradient checkpointing, under the name that the installed transformers has for it."""
+    """Enable gradient checkpointing, by the installed transformers' name for it."""
     enable = getattr(base, "activation_checkpointing_enable", base.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
 
 
 def only_adapter_dropout(model: nn.Module) -> None:
-    """Training mode for the adapter's dropout alone.
+    """Enable training mode for the adapter's dropout only.
 
-    A base's own dropout (GPT-2 has 0.1 in four places) would make the first loss another than the
-    base model's, and another on each backend. Layers that recompute their activations do so in
-    training mode only; theirs is the layer's own flag, and not that of the modules in it. So is
-    that of PEFT's layers, without which its DoRA drops nothing.
+    A base's own dropout (GPT-2 has 0.1 in four places) would change the first loss from the base
+    model's, differently on each backend. Layers recompute activations in training mode only, by the
+    layer's own flag, not those of its modules. PEFT's layers need their own flag, too; without it
+    DoRA has no dropout.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,11 +1,10 @@
-"""Whether a model's documents may lie end to end: it is tried, and not looked up.
+"""Test whether a model computes concatenated documents correctly; else it gets padded rows.
 
-When a model is loaded, two short documents go both ways and must come out the same, and a change of
-the first must not move the second. Else the model gets padded rows. So a family that nobody has
-thought of trains correctly, and one that passes a state from token to token never carries it from
-one document into the next.
+When a model is loaded, two short documents go through both layouts and must give the same result,
+and a change of the first must not affect the second. So unknown families train correctly, and a
+recurrent state is never carried from one document to the next.
 
-This module imports torch, and is imported when there is a model to compute with.
+This module imports torch; import it lazily.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ _MIXED_BY_STATE = ("linear", "recurrent", "mamba", "conv", "rwkv")
 _NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """What a model raises that does not expect documents end to end."""
 
-# How far hidden states of a document may move when the document before it changes: nothing but the
-# place of other rows in the same products changes, which was seen to change no bit.
+# Tolerance of a document's hidden states when the document before it changes. Only the position of
+# other rows in the same products changes; no bit was observed to change.
 _INDEPENDENT = 1.0  # units of the dtype's roundoff
 
-# How far the hidden states of the two ways may lie apart, relative: two orders of the same sums.
-# Seen over the families of the tests and SmolLM2: 1.6 roundoffs times the root of the layers.
+# Relative tolerance between the hidden states of both layouts, which differ in the order of sums.
+# Observed for the families of the tests and SmolLM2: 1.6 roundoffs times the root of the layers.
 _ROUNDOFFS, _MOST = 16.0, 5e-2
 
 
 def loss_of(model: PeftModel, device: str, *, rows: bool = False) -> tuple[Loss, str | None]:
-    """The best way that is right for `model`, and why it is not end to end where it is not.
+    """Return the fastest correct layout for `model`, and why it is not concatenation if it is not.
 
     Args:
-        rows: padded rows are wanted, and nothing is tried.
+        rows: use padded rows without a test.
     """
     padded = Padded(model, device)
     if rows:
@@ -72,7 +71,7 @@ def _recurrent(base: PreTrainedModel) -> str | None:
 
 
 def _fault(padded: Padded, together: Together, base: PreTrainedModel, own: str) -> str | None:
-    """Why end to end is not right for this model; None if it is.
+    """Return why concatenation is incorrect for this model; None if it is correct.
 
     Raises:
         Exception: the device has not got the memory.
@@ -91,7 +90,7 @@ def _disagreement(
     padded: Padded, together: Together, base: PreTrainedModel, own: str, vocabulary: int
 ) -> str | None:
     found_KH = together.hidden(_two_documents(vocabulary))
-    together.logits(found_KH[None, :1])  # raises where the head asks the body for more
+    together.logits(found_KH[None, :1])  # raises if the head needs more of the body
     after_another_KH = together.hidden(_two_documents(vocabulary, first=104729))
     if fault := _window_untold(base, together.windows):
         return fault
@@ -109,9 +108,9 @@ def _disagreement(
 
 
 def _window_untold(base: PreTrainedModel, told: set[int | None]) -> str | None:
-    """A window that a family keeps in its mask, and does not tell attention of.
+    """Return a window that a family applies in its mask but does not pass to attention.
 
-    Two short documents would not show it: they are shorter than any window.
+    The test's two documents are shorter than any window and would not show it.
     """
     config = base.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
@@ -134,7 +133,7 @@ _FIRST, _SECOND = 11, 13
 
 
 def _two_documents(vocabulary: int, first: int = 7919) -> Batch:
-    """Of 11 and 13 tokens, which have nothing in common; the first depends on `first`."""
+    """Make two documents of 11 and 13 tokens, all different; the first depends on `first`."""
     one_T = np.arange(1, _FIRST + 1) * first
     other_T = np.arange(_FIRST + 1, _FIRST + _SECOND + 1) * 7919
     tokens_T = np.concatenate([one_T, other_T]) % vocabulary

@@ -1,10 +1,10 @@
-"""The engine's knobs, which a plugin names in `[tuning]` of its manifest: speed, and no number.
+"""The engine's knobs of the manifest's `[tuning]`, which change speed, not results.
 
-    layout     end-to-end where the model allows it, or padded rows
-    threads    default, as many as torch takes by itself, or half of them: cores that share their
-               arithmetic, or are slow ones, can cost more than they bring
+    layout     end-to-end if the model allows it, or padded rows
+    threads    default, torch's own number, or half of it: hyper-threads and slow cores can cost
+               more than they bring
 
-Left alone, each is the first of its values.
+The default of each is its first value.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 
 def wants_rows(tuning: Mapping[str, str]) -> bool:
-    """Whether padded rows are to be taken, though the model may allow end to end."""
+    """Whether the knob selects padded rows."""
     return tuning.get("layout") == "padded"
 
 
 def set_threads(tuning: Mapping[str, str]) -> None:
-    """Let torch have as many threads as the knob says, in this process from now on."""
+    """Set torch's number of threads by the knob, for the rest of this process."""
     import torch
 
     own = _own_threads()
@@ -30,7 +30,7 @@ def set_threads(tuning: Mapping[str, str]) -> None:
 
 @functools.cache
 def _own_threads() -> int:
-    """What torch took by itself, or was told before the first run of this process."""
+    """Return torch's number of threads before the first run of this process."""
     import torch
 
     return torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""A model as transformers builds it, before its weights: on the meta device, with names to fill in.
+"""Build a model with transformers on the meta device, to load its weights by name.
 
-For loaders that put something else in the place of a weight (stream.py, quantised.py).
+For loaders that replace weights (stream.py, quantised.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
-    """Parameter name -> tensor name; tied parameters find the tensor that is stored.
+    """Return parameter name -> tensor name; tied parameters map to the stored tensor.
 
     Raises:
         ModelError: M002, the files and the parameters do not match one to one.
@@ -70,7 +70,7 @@ def _unfit(model: PreTrainedModel, faults: list[str]) -> ModelError:
 
 
 def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
-    """Name -> tensor name of the buffers that belong to the weights, such as a scale per layer.
+    """Return name -> tensor name of stored buffers, such as a scale per layer.
 
     Raises:
         ModelError: M002, one is missing.
@@ -89,7 +89,7 @@ def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, s
 def fill_buffers(
     model: PreTrainedModel, weights: WeightFolder, read: Callable[[str], torch.Tensor]
 ) -> None:
-    """Give the buffers their stored values, in their own dtype."""
+    """Load the stored values of buffers, in their own dtype."""
     for name, tensor in stored_buffers(model, weights).items():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -98,7 +98,7 @@ def fill_buffers(
 
 
 def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put a frozen parameter in its place."""
+    """Replace a meta tensor by a frozen parameter."""
     import torch
 
     owner, _, leaf = name.rpartition(".")

@@ -1,7 +1,7 @@
 """The CPU backend of vox: the torch engine on the processor.
 
-bfloat16 where the processor multiplies it natively (AMX, AVX512-BF16), float32 elsewhere; which of
-the two is decided at plan time from the probe, not here.
+The dtype is bfloat16 where the processor multiplies it natively (AMX, AVX512-BF16), else float32;
+it is decided at plan time from the probe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend:
-    """vox's hooks on a `vox_torch` engine."""
+    """vox's hooks on a `vox_torch` engine for the CPU."""
 
     def __init__(self) -> None:
         self._engine = Engine(DeviceProfile("cpu"))

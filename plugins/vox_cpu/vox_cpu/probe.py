@@ -1,8 +1,8 @@
-"""The processor of this machine, as vox's hardware probe reports it.
+"""Describe the processor of this machine: vox's hardware probe.
 
 Run as a script, it prints one JSON object (its shape is in `vox_core.host.probe`). Standard library
-only: it has to answer where torch is missing or broken. Facts come from /proc and cgroups on Linux
-and from sysctl on macOS; what cannot be had is None.
+only, so that it works where torch is missing or broken. It reads /proc and cgroups on Linux and
+sysctl on macOS; unknown facts are None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# What decides about dtypes and kernels, out of the hundred flags that a processor has.
+# The processor flags that decide dtypes and kernels.
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "i8mm")
 
 # Either multiplies bfloat16 in hardware. Elsewhere those products are emulated, and float32 is both
@@ -33,7 +33,7 @@ SYSCTLS = {"hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_I8MM": "i8
 
 @dataclass(frozen=True)
 class Processor:
-    """All processors that this process may use, as one device. `cores` counts hardware threads."""
+    """All processors that this process may use, as one device; `cores` counts hardware threads."""
 
     name: str
     cores: int
@@ -43,12 +43,12 @@ class Processor:
 
     @property
     def best_dtype(self) -> Literal["bf16", "fp32"]:
-        """What `--dtype auto` becomes."""
+        """The dtype that `--dtype auto` selects."""
         return "bf16" if NATIVE_BF16 & set(self.features) else "fp32"
 
     @property
     def summary(self) -> str:
-        """For people, on one line."""
+        """A description on one line."""
         reasons = sorted(NATIVE_BF16 & set(self.features))
         parts = [
             f"{self.cores} cores",
@@ -60,7 +60,7 @@ class Processor:
 
 
 def processor() -> Processor:
-    """This machine's."""
+    """Return this machine's processor."""
     if (system := platform.system()) == "Darwin":
         return _macos(_sysctl(), os.cpu_count() or 1)
     if system == "Linux":
@@ -69,7 +69,7 @@ def processor() -> Processor:
 
 
 def hardware(found: Processor) -> dict[str, object]:
-    """What the probe prints."""
+    """Return the probe's result."""
     device = {
         "name": found.name,
         "tag": "cpu",
@@ -82,7 +82,7 @@ def hardware(found: Processor) -> dict[str, object]:
 
 
 def _linux(root: Path, cores: int) -> Processor:
-    """Read the files of the kernel under `root`; a container's limit counts as all there is."""
+    """Read the kernel's files under `root`; a container's memory limit counts as the total."""
     information = (root / "proc/cpuinfo").read_text()
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.M))
     limits = [int(text) for file in MEMORY_LIMITS if (text := _text(root / file)).isdigit()]
@@ -99,7 +99,7 @@ def _linux(root: Path, cores: int) -> Processor:
 
 
 def _macos(sysctl: str, cores: int) -> Processor:
-    """Read lines of `key: value`. macOS has no number for available memory that means the same."""
+    """Parse lines of `key: value`; macOS reports no comparable number for available memory."""
     values = dict(re.findall(r"^([\w.]+): (.+)$", sysctl, re.M))
     size = values.get("hw.memsize")
     return Processor(
@@ -112,7 +112,7 @@ def _macos(sysctl: str, cores: int) -> Processor:
 
 
 def _sysctl() -> str:
-    """It fails for keys that this macOS lacks, and prints the others all the same."""
+    """Call sysctl, ignoring its error for unknown keys; it prints the others."""
     command = ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw.memsize", *SYSCTLS]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 

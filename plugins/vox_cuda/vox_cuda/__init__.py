@@ -1,8 +1,8 @@
 """The CUDA backend of vox: the torch engine on an NVIDIA GPU, with bitsandbytes' quantisations.
 
-One process computes on one GPU, the first that it may see. The dtype is decided at plan time from
-the probe; whether torch can use the GPU that the probe found is asked before each operation, so
-that a torch without CUDA is told as that, and not in the middle of the work.
+A process uses one GPU, the first visible one. The dtype is decided at plan time from the probe.
+Before each operation the backend checks that torch can use the GPU that the probe found, so that a
+torch build without CUDA is reported before any work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class CudaBackend:
-    """vox's hooks on a `vox_torch` engine."""
+    """vox's hooks on a `vox_torch` engine for CUDA."""
 
     def __init__(self) -> None:
         self._engine = Engine(DeviceProfile("cuda"))

@@ -1,4 +1,4 @@
-"""What works here, and what would make the rest work: torch, the GPU, bitsandbytes."""
+"""Check torch, the GPU and bitsandbytes, with a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vox_cuda.ready import require_cuda, torch_build, with_cuda
 
 
 def checks() -> Iterator[Check]:
-    """Of torch first: without CUDA there is no more to ask, as bitsandbytes goes by torch."""
+    """Check torch first; without CUDA the rest is skipped, as bitsandbytes depends on torch's
+    CUDA."""
     version, cuda = torch_build()
     if cuda is None:
         yield Check("torch", False, f"torch {version} is built without CUDA", with_cuda(version))

@@ -1,4 +1,4 @@
-"""bitsandbytes on CUDA: its compiled part is chosen, or not found, when it is imported."""
+"""Check bitsandbytes' compiled CUDA library, which it selects on import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ITS_OWN: tuple[Quant, ...] = ("nf4", "nf4-embeddings", "nf4-single")
 
 
 def require_bitsandbytes(quant: Quant, optimizer: Optimizer = "adamw") -> None:
-    """See that what is asked of bitsandbytes it can do, before a model is loaded.
+    """Check that bitsandbytes supports the requested formats, before a model is loaded.
 
     Raises:
         BackendError: B004, it has no library for torch's CUDA.
@@ -30,11 +30,11 @@ def require_bitsandbytes(quant: Quant, optimizer: Optimizer = "adamw") -> None:
 
 
 def bitsandbytes() -> Check:
-    """Whether it loaded the library that it has for torch's CUDA."""
+    """Whether bitsandbytes loaded its library for torch's CUDA version."""
     try:
         version = import_bitsandbytes().__version__
         from bitsandbytes.cextension import lib
-    except Exception as error:  # noqa: BLE001 - it looks for libraries while it is imported
+    except Exception as error:  # noqa: BLE001 - its import searches libraries
         return Check(
             "bitsandbytes",
             False,

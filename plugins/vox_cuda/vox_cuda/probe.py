@@ -1,12 +1,12 @@
-"""The NVIDIA GPUs that a process may use here, as vox's hardware probe reports them.
+"""Find the NVIDIA GPUs that this process may use: vox's hardware probe.
 
 Run as a script, it prints one JSON object (its shape is in `vox_core.host.probe`). Standard library
-only: it has to answer where torch is missing or broken. It asks NVML, which takes nothing of a GPU
-and knows how much of its memory is free; where there is none, or the environment speaks of what it
-does not know (parts of a card, another order), it asks the CUDA driver, as torch will.
+only, so that it works where torch is missing or broken. It queries NVML, which uses no GPU memory
+and knows how much is free. Without NVML, or if the environment selects what NVML does not know (MIG
+instances, another order), it queries the CUDA driver, as torch does.
 
-One process computes on one GPU, the first that it may see: that one decides whether any can be
-used. What torch makes of it is for `ready.py`.
+A process uses one GPU, the first visible one, which decides whether any is usable. `ready.py`
+checks that torch can use it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 NVML, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
-FOLDERS = ("", "/usr/lib/wsl/lib/")  # where the loader looks; what Windows lends to WSL
+FOLDERS = ("", "/usr/lib/wsl/lib/")  # found by the loader; Windows' library in WSL
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
-OLDEST = (6, 0)  # that bitsandbytes 0.50 supports, by its installation guide; torch's wheels differ
+OLDEST = (6, 0)  # minimum of bitsandbytes 0.50, by its installation guide; torch's wheels differ
 NATIVE_BF16 = (8, 0)  # as torch.cuda.is_bf16_supported has it, without emulation
 TEXT = 256  # bytes of a name; NVML's own limit is 96
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
@@ -33,7 +33,7 @@ NOT_PERMITTED = 4  # NVML_ERROR_NO_PERMISSION
 
 
 class Unusable(Exception):
-    """Why no GPU can be used; the text is the probe's `detail`."""
+    """No GPU can be used; the text is the probe's `detail`."""
 
 
 class Refused(Unusable):
@@ -46,7 +46,7 @@ class Refused(Unusable):
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU. Sizes are None where the driver does not tell them."""
+    """A GPU. Sizes are None if the driver does not report them."""
 
     name: str
     capability: tuple[int, int]
@@ -74,14 +74,14 @@ class Card:
 
     @property
     def summary(self) -> str:
-        """For people, on one line."""
+        """A description on one line."""
         sizes = ((self.memory_bytes, "memory"), (self.available_bytes, "free"))
         told = [f"{size / 1e9:.1f} GB {what}" for size, what in sizes if size is not None]
         return ", ".join([f"{self.name} ({self.architecture})", *told, self.best_dtype])
 
 
 class Library:
-    """A library of the driver: every function gives 0, or a number that `words` explains."""
+    """A driver library whose functions return 0 or an error code that `words` explains."""
 
     def __init__(self, library: ctypes.CDLL, words: Callable[[ctypes.CDLL, int], str]) -> None:
         self._library, self._words = library, words
@@ -92,7 +92,8 @@ class Library:
             raise Refused(f"the NVIDIA driver is here and does not work: {text}", status)
 
     def text(self, function: str, *before: object, after: bool = False) -> str:
-        """Of a function that fills a buffer, whose handle stands `before` or `after` it."""
+        """Call a function that fills a text buffer; the handle is an argument `before` or `after`
+        it."""
         buffer = ctypes.create_string_buffer(TEXT)
         self(function, *(() if after else before), buffer, TEXT, *(before if after else ()))
         return "".join(filter(str.isprintable, buffer.value.decode(errors="replace")))
@@ -105,7 +106,7 @@ class Memory(ctypes.Structure):
 
 
 def hardware() -> dict[str, object]:
-    """What the probe prints."""
+    """Return the probe's result."""
     try:
         driver, cards = found()
         require_new_enough(cards)
@@ -118,10 +119,10 @@ def hardware() -> dict[str, object]:
 
 
 def found() -> tuple[str, list[Card]]:
-    """The driver's version, and at least one GPU, in the order in which CUDA numbers them.
+    """Return the driver's version and the usable GPUs in CUDA's order, at least one.
 
     Raises:
-        Unusable: there is none that this process may use.
+        Unusable: this process may use none.
     """
     (nvml, no_nvml), (cuda, no_cuda) = _opened(NVML), _opened(CUDA)
     if cuda is None:
@@ -137,7 +138,7 @@ def found() -> tuple[str, list[Card]]:
 
 
 def require_new_enough(cards: Sequence[Card]) -> None:
-    """Raises Unusable if the first is too old for bitsandbytes, whatever the others are."""
+    """Raise Unusable if the first GPU is too old for bitsandbytes, whatever the others are."""
     first, *others = cards
     if first.capability >= OLDEST:
         return
@@ -151,7 +152,7 @@ def require_new_enough(cards: Sequence[Card]) -> None:
 
 
 def by_nvml(library: ctypes.CDLL, names: str | None) -> tuple[str, list[Card]] | None:
-    """As NVML tells it; None if a card is split into parts, which CUDA alone knows as devices."""
+    """Return the GPUs by NVML; None if one is split into MIG instances, which only CUDA lists."""
     nvml = Library(library, _nvml_words)
     nvml("nvmlInit_v2")
     try:
@@ -171,10 +172,10 @@ def by_nvml(library: ctypes.CDLL, names: str | None) -> tuple[str, list[Card]] |
 
 
 def visible(names: str | None, uuids: Sequence[str]) -> list[int]:
-    """Which GPUs CUDA_VISIBLE_DEVICES leaves, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, in its order.
 
-    By CUDA's rules: the list ends at the first entry that names none, and one that is named twice
-    hides all. Entries are numbers, or UUIDs or the beginning of one.
+    By CUDA's rules: the list ends at the first invalid entry, and a duplicate hides all GPUs.
+    Entries are numbers, UUIDs or prefixes of UUIDs.
     """
     if names is None:
         return list(range(len(uuids)))
@@ -195,12 +196,12 @@ def _by_uuid(entry: str, uuids: Sequence[str]) -> int | None:
 
 
 def _by_number(entry: str, uuids: Sequence[str]) -> int | None:
-    digits = re.match(r"\+?([0-9]+)", entry)  # what follows is not looked at
+    digits = re.match(r"\+?([0-9]+)", entry)  # CUDA ignores the rest
     return int(digits[1]) if digits and int(digits[1]) < len(uuids) else None
 
 
 def _handles(nvml: Library) -> list[ctypes.c_void_p]:
-    """Of those that this process may use: a container sees all, and CUDA counts only its own."""
+    """Return NVML handles of usable GPUs; NVML in a container sees all, CUDA only its own."""
     count = ctypes.c_uint()
     nvml("nvmlDeviceGetCount_v2", ctypes.byref(count))
     handles = []
@@ -220,7 +221,7 @@ def _is_split(nvml: Library, handle: ctypes.c_void_p) -> bool:
     now, later = ctypes.c_uint(), ctypes.c_uint()
     try:
         nvml("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
-    except (Refused, AttributeError):  # no card that can be, or a driver that knows of none
+    except (Refused, AttributeError):  # not supported by the card or the driver
         return False
     return now.value == 1
 
@@ -231,7 +232,7 @@ def _nvml_card(nvml: Library, handle: ctypes.c_void_p) -> Card:
     name, capability = nvml.text("nvmlDeviceGetName", handle), (major.value, minor.value)
     try:
         nvml("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    except Refused:  # where GPU and processor share their memory
+    except Refused:  # GPU and processor share memory
         return Card(name, capability, None, None)
     return Card(name, capability, memory.total, memory.free)
 
@@ -245,8 +246,8 @@ def _nvml_words(library: ctypes.CDLL, status: int) -> str:
 
 
 def by_cuda(library: ctypes.CDLL) -> tuple[str, list[Card]]:
-    """As CUDA tells it, which heeds the environment by itself. Free memory it tells only to who
-    takes some of it."""
+    """Return the GPUs by the CUDA driver, which applies the environment; free memory is unknown, as
+    querying it allocates some."""
     os.environ.setdefault(ORDER, "PCI_BUS_ID")
     cuda = Library(library, _cuda_words)
     count, version, names = ctypes.c_int(), ctypes.c_int(), os.environ.get(VISIBLE)
@@ -284,7 +285,7 @@ def _cuda_words(library: ctypes.CDLL, status: int) -> str:
 
 
 def _opened(name: str) -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why not."""
+    """Open the library, or return why it cannot be."""
     reason = f"{name} is not there"
     for folder in FOLDERS:
         try:

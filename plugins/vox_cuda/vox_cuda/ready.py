@@ -1,7 +1,7 @@
-"""Whether the torch that is installed can compute on the GPU that the probe found.
+"""Check that the installed torch can compute on the GPU that the probe found.
 
-The probe cannot ask: it runs without site-packages, and importing torch takes longer than it is
-given. So this is asked at the start of each operation, the cheapest question first.
+The probe cannot check this: it runs without site-packages, and importing torch takes longer than
+its time limit. So each operation checks it first, in the order of cost.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WHEELS = "https://download.pytorch.org/whl/cuXXX"
 
 
 def require_cuda() -> None:
-    """See that torch was built with CUDA, reaches the GPU, and has code for it.
+    """Check that torch was built with CUDA, reaches the GPU, and has code for it.
 
     Raises:
-        BackendError: B004; it was not, does not, or has not.
+        BackendError: B004; one of these fails.
     """
     same_order()
     version, cuda = torch_build()
@@ -42,20 +42,19 @@ def require_cuda() -> None:
 
 
 def same_order() -> None:
-    """Have CUDA number GPUs as the probe does, by PCI bus and not the fastest first.
+    """Make CUDA number GPUs by PCI bus, as the probe does, instead of by speed.
 
-    Only before CUDA is initialised; who has asked for another order gets that one, from the probe
-    as well.
+    Call before CUDA is initialised. If the user set another order, the probe uses that, too.
     """
     os.environ.setdefault(ORDER, "PCI_BUS_ID")
 
 
 def torch_build() -> tuple[str, str | None]:
-    """torch's version, and that of the CUDA it was built with; None if it was built without.
+    """Return torch's version and its CUDA version; None for a build without CUDA.
 
-    torch keeps both in a file of plain assignments, which is run by itself: the answer costs a
-    millisecond, and importing torch seconds. A version that ends in `+cpu` does not tell: wheels
-    for some platforms, and builds of one's own, have no such ending.
+    torch stores both in a file of assignments, which is executed alone in a millisecond; importing
+    torch takes seconds. The suffix `+cpu` of a version is not enough: wheels for some platforms,
+    and own builds, lack it.
     """
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "the manifest requires torch"
@@ -83,7 +82,8 @@ def has_code_for(capability: tuple[int, int], built_for: Iterable[str]) -> bool:
 
 
 def with_cuda(version: str) -> str:
-    """How to get the same torch with CUDA; pip leaves one of the same version as it is."""
+    """Return the command that installs the same torch with CUDA, since pip keeps an equal
+    version."""
     release = version.partition("+")[0]
     return (
         f"install it with CUDA: pip uninstall torch, then pip install torch=={release} "

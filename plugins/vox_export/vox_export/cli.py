@@ -32,10 +32,10 @@ NAMES = {"peft": "PEFT", "mlx": "mlx-lm"}
     params=[click.Argument(["run"]), *options_of(ConvertSettings), json_option()],
 )
 def convert(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> ConvertReport:
-    """Write the adapter of RUN for PEFT or for mlx-lm.
+    """Convert the adapter of RUN to PEFT or mlx-lm.
 
-    What was written is read back and held against the source before the folder appears. RUN is a
-    run folder, or an adapter saved by PEFT or mlx-lm.
+    The result is read back and compared with the source before the folder appears. RUN is a run
+    folder, or an adapter saved by PEFT or mlx-lm.
     """
     settings = settings_from(ConvertSettings, config_file, flags)
     from vox_export.convert import convert as run_convert

@@ -1,10 +1,9 @@
-"""`vox convert`: an adapter of one format -> the same adapter in another.
+"""`vox convert`: convert an adapter from one format to another, and verify it.
 
-The result is read back twice before the folder appears: as vox reads it, which must be the source
-bit for bit, and as the format's own tool reads it, whose updates must be the source's up to one
-rounding to float32. Where backends of both formats are installed, their logits are compared as
-well, on a plain copy if the base is quantised in its files. The base's weights are read for nothing
-else.
+The result is read back twice before the folder appears: by vox, which must give the source bit for
+bit, and as the format's own tool reads it, which must give the source's updates up to one rounding
+to float32. If backends of both formats are installed, their logits are compared, too, on a
+dequantised copy if the base is stored quantised. The base's weights are read for nothing else.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ BACKENDS: dict[Format, tuple[str, ...]] = {"peft": ("cuda", "cpu"), "mlx": ("mlx
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What was written, and how it was checked.
+    """The converted adapter and the results of its verification.
 
     Args:
         update_error: the largest error of a module's update; see equivalence.py.
@@ -92,12 +91,12 @@ def convert(
     observe: Observe = ignore,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Write the adapter that `reference` names in another format.
+    """Write the adapter of `reference` in another format, and verify it.
 
     Raises:
-        InputError: anything wrong that could be found before any work.
-        ProofError: V003, the result is not the source's adapter; nothing is left of it.
-        StorageError: the disk; nothing is left of it either.
+        InputError: bad input, found before any work.
+        ProofError: V003, the result differs from the source; no output is left.
+        StorageError: an I/O error; no output is left.
     """
     if settings.to is None:
         raise _no_format(reference)
@@ -142,7 +141,7 @@ def _write_mlx(folder: Path, adapter: AdapterState, source: ModelReference, drop
     write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
 
 
-# Format -> its writer, and how its own tool reads what was written.
+# Format -> its writer, and a reader that reads as the format's own tool does.
 _WRITE: dict[Format, Callable[[Path, AdapterState, ModelReference, float], None]] = {
     "peft": _write_peft,
     "mlx": _write_mlx,
@@ -161,10 +160,10 @@ def _logits(
     folder: Path,
     observe: Observe,
 ) -> SameLogits | str:
-    """The comparison, or why there was none.
+    """Compare the logits, or return why they were not compared.
 
-    A base that is quantised in its files is compared on a plain copy beside `folder`: both backends
-    compute with that, whichever quantisations they have.
+    A base stored quantised is dequantised into a copy beside `folder`, which both backends load,
+    whatever quantisations they support.
     """
     if formats[0] == formats[1]:
         return "both are of one format, and there is one way to compute them"
@@ -186,13 +185,13 @@ def _logits(
             plain_copy(source.weights, folder) as plain,
         ):
             return compare_logits(replace(source.base, path=plain), *sides, Path(scratch), observe)
-    # One of them cannot load this model, or there is no room for the copy.
+    # A backend cannot load this model, or the disk is too full for the copy.
     except (InputError, PluginError, StorageError) as error:
         return f"{error.what} ({error.where}: {error.found})"
 
 
 def _dropout(folder: Path) -> float:
-    """The dropout of the source, for training the adapter further."""
+    """Return the source's dropout, for further training."""
     if is_mlx_folder(folder):
         return mlx_dropout(folder)
     config: dict[str, Any] = read_json(folder / CONFIG)
@@ -200,14 +199,14 @@ def _dropout(folder: Path) -> float:
 
 
 def _copy_companions(origin: Path, folder: Path) -> None:
-    """Manifest and tokenizer, where the source has them."""
+    """Copy manifest and tokenizer, if the source has them."""
     for name in (MANIFEST, *TOKENIZER_FILES):
         if (file := origin / name).is_file():
             write_bytes(folder / name, file.read_bytes())
 
 
 def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
-    """Where mlx-lm alone, without vox, loads or computes something else."""
+    """List what mlx-lm without vox would not load or compute differently."""
     if adapter.modules and adapter.saved:
         yield (
             f"mlx-lm 0.32 does not load an adapter with whole tensors ({', '.join(adapter.saved)}) "

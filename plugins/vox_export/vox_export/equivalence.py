@@ -1,6 +1,6 @@
-"""Two adapters that ought to be one: their updates in float64, their logits on two backends.
+"""Compare two adapters: their updates in float64, their logits on two backends.
 
-The update of a module is `scale * B @ A`. What converting may cost is one rounding of B to float32,
+The update of a module is `scale * B @ A`. Converting may round B once to float32,
 where a ratio of scales is folded into it, so
 
     || scale' B' A' - scale B A ||  <=  (2^-24 + 2^-40) * || scale B || * || A ||    (Frobenius)
@@ -50,12 +50,12 @@ ROUNDING = 2.0**-24 + 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class SameLogits:
-    """What two backends gave: the first with the source, the second with the converted adapter.
+    """Distance of the logits of two backends, with the source and the converted adapter.
 
     Args:
         relative: norm of the difference over norm of the first.
-        max_difference: of a single logit.
-        carried: how much of the adapter's effect the second has; None if it has no effect.
+        max_difference: largest difference of a logit.
+        carried: fraction of the adapter's effect that the second has; None without an effect.
     """
 
     backends: tuple[str, str]
@@ -66,7 +66,7 @@ class SameLogits:
 
 
 def require_same_update(source: AdapterState, other: AdapterState) -> float:
-    """Hold the update of every module against the source's.
+    """Check that every module's update equals the source's, up to one rounding.
 
     Returns:
         The largest error of a module, relative to `|| scale B || * || A ||`.
@@ -78,7 +78,7 @@ def require_same_update(source: AdapterState, other: AdapterState) -> float:
     for path in source.modules.keys() & other.modules.keys():
         error = _update_error(source, other, path)
         largest = max(largest, error)
-        if not error <= ROUNDING:  # NaN is no proof
+        if not error <= ROUNDING:  # NaN fails
             faults.append(f"{path}: update differs by {error:.1e}, allowed {ROUNDING:.1e}")
     if faults:
         raise _refuted("what was written has another update than the source", sorted(faults))
@@ -86,7 +86,7 @@ def require_same_update(source: AdapterState, other: AdapterState) -> float:
 
 
 def require_same_state(source: AdapterState, again: AdapterState) -> None:
-    """Hold what was read back against the source, bit for bit.
+    """Check that the adapter read back equals the source, bit for bit.
 
     Raises:
         ProofError: V003, naming everything that differs.
@@ -118,7 +118,7 @@ def compare_logits(
     scratch: Path,
     observe: Observe,
 ) -> SameLogits:
-    """Logits of base + adapter on a fixed text, in float32, by two backends.
+    """Compare the logits of base + adapter on a fixed text, in float32, on two backends.
 
     Raises:
         ProofError: V003, the second lacks a tenth of the adapter's effect or more.
@@ -131,7 +131,7 @@ def compare_logits(
         return probe_logits(backend, job, context, tokens_T)
 
     base_TV, source_TV, other_TV = logits(None, source[1]), logits(*source), logits(*other)
-    has_effect = np.linalg.norm(source_TV - base_TV) != 0  # NaN is no proof
+    has_effect = np.linalg.norm(source_TV - base_TV) != 0  # NaN fails
     same = SameLogits(
         backends=(source[1].id, other[1].id),
         relative=distance(other_TV, source_TV),
@@ -147,7 +147,7 @@ def compare_logits(
 def usable_backend(
     ids: tuple[str, ...], base: LocalModel, method: Method, seen: Seen
 ) -> Backend | str:
-    """The first of `ids` that is installed and can load `base`, or why none can."""
+    """Return the first of `ids` that is installed and can load `base`, or why none can."""
     reasons = []
     for backend_id in ids:
         request = Request(
@@ -183,7 +183,8 @@ def _update_error(source: AdapterState, other: AdapterState, path: str) -> float
 
 
 def _differing_parts(source: AdapterState, other: AdapterState) -> list[str]:
-    """Modules that only one has, and magnitudes and whole tensors that are not the same bits."""
+    """List modules that only one adapter has, and magnitudes and whole tensors with different
+    bits."""
     faults = [f"{p}: in one of them only" for p in source.modules.keys() ^ other.modules.keys()]
     before, after = _exact_parts(source), _exact_parts(other)
     for name in before.keys() | after.keys():

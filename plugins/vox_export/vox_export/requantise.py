@@ -1,9 +1,9 @@
-"""`vox merge --quant`: a merged checkpoint with its linear layers in MLX's format.
+"""`vox merge --quant`: write a merged checkpoint with linear layers in MLX's quantised format.
 
-Reads a plain checkpoint and writes a quantised one, file by file; embeddings, norms and the output
-head stay as they are, as in training with `--quant`. Where mlx-lm and transformers differ in words,
-`config.json` has both. Afterwards every tensor is read back from the disk and must be the plain
-one's quantisation, to the last bit.
+Reads an unquantised checkpoint and writes a quantised one, file by file; embeddings, norms and the
+output head stay unquantised, as in training with `--quant`. Where mlx-lm and transformers use
+different keys, `config.json` has both. Afterwards every tensor is read back from disk and must
+equal the quantisation of its source, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from vox_formats.quant import MLX_FORMATS, MlxFormat
 
 
 def require_quantisable(model: Path, name: str) -> None:
-    """Refuse before any work what could not be written.
+    """Refuse, before any work, a model that cannot be written in the format.
 
     Args:
         model: the base of the merged model.
         name: a key of `MLX_FORMATS`.
 
     Raises:
-        ModelError: M002, the family is stored otherwise in MLX, or mlx-lm has no word for a setting
-            of the model.
-        PlanError: P001, the model has experts, or naming the modules that the format does not fit.
+        ModelError: M002, MLX stores the family in another layout, or mlx-lm does not support a
+            setting of the model.
+        PlanError: P001, the model has experts, or modules do not fit the format.
     """
     config = read_json(model / "config.json")
     require_same_in_mlx(config["model_type"], model)
@@ -68,16 +68,16 @@ def require_quantisable(model: Path, name: str) -> None:
 
 
 def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration as transformers and plain mlx-lm both read it, and read the same.
+    """Return a configuration that transformers and mlx-lm both read, with the same meaning.
 
-    Defaults of transformers are written out, for mlx-lm has others; a setting with two names has
-    both.
+    Defaults of transformers are written out, because mlx-lm has others; a setting with two names is
+    written under both.
 
     Args:
         folder: of the model, for errors.
 
     Raises:
-        ModelError: M002, mlx-lm has no word for a setting.
+        ModelError: M002, mlx-lm does not support a setting.
     """
     written = {**_defaults(config, folder), **config}
     try:
@@ -94,13 +94,13 @@ def mlx_lm_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def shorter_window(size: int | None, config: Mapping[str, Any]) -> int | None:
-    """The window `size`, if the model has positions beyond it."""
+    """Return the window `size` if the model has more positions, else None."""
     longest = positions(config)
     return size if size is not None and (longest is None or size < longest) else None
 
 
 def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Every setting of the family, as transformers reads `config`."""
+    """Return every setting of the family, as transformers reads `config`."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -111,8 +111,8 @@ def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """How far a layer may look back, where plain mlx-lm would let it look back further."""
-    if config["model_type"] == "mistral":  # only vox's own backend gives it its window
+    """Return the sliding window of a layer that mlx-lm without vox would ignore."""
+    if config["model_type"] == "mistral":  # only vox's backend applies its window
         size = config.get("sliding_window")
         return size if isinstance(size, int) else None
     return window(config)
@@ -130,13 +130,13 @@ def _refused(what: str, folder: Path, found: object) -> ModelError:
 
 
 def requantise(plain: Path, folder: Path, name: str) -> None:
-    """Write the checkpoint of `plain` into `folder`, quantised, and read it back.
+    """Write the checkpoint `plain` quantised into `folder`, and verify it.
 
     Args:
         name: a key of `MLX_FORMATS`.
 
     Raises:
-        ProofError: V001, a tensor on the disk is not the quantisation of the plain one.
+        ProofError: V001, a tensor on disk is not the quantisation of its source.
     """
     weights = WeightFolder(plain)
     model_type = read_json(plain / "config.json")["model_type"]
@@ -147,7 +147,7 @@ def requantise(plain: Path, folder: Path, name: str) -> None:
 
 
 class _Writer:
-    """One checkpoint on its way from plain to quantised: the tensors named in `quantised`."""
+    """Writer of one checkpoint that quantises the tensors in `quantised`."""
 
     def __init__(self, weights: WeightFolder, quantised: Collection[str], form: MlxFormat) -> None:
         self._weights, self._quantised, self._form = weights, quantised, form
@@ -163,7 +163,7 @@ class _Writer:
         write_json(folder / "config.json", {**adapted, "quantization": self._form.describe()})
 
     def check(self, folder: Path) -> None:
-        """Hold each tensor of the disk against the quantisation of the plain one."""
+        """Check each tensor on disk against the quantisation of its source."""
         written, weights = open_weights(folder), self._weights
         for name in weights.tensors:
             expected = weights.read(name)
@@ -179,7 +179,7 @@ class _Writer:
                 )
 
     def _specs(self, name: str) -> dict[str, Spec]:
-        """What stands in the place of a tensor: itself, or weight, scales and biases."""
+        """Return the tensors that replace one: itself, or weight, scales and biases."""
         dtype, shape = spec_of(self._weights, name)
         if name not in self._quantised:
             return {name: (dtype, shape)}

@@ -1,8 +1,8 @@
-"""The MLX backend of vox: the GPU of a Mac; on Linux, the processor.
+"""The MLX backend of vox, for the GPU of a Mac; on Linux for the CPU.
 
 Model definitions and quantisation are mlx-lm's; the adapter's modules, the loss, the optimizer and
-the loop are here, because mlx-lm's own train pad tokens, average micro-batches without weights and
-leave Adam's bias correction out.
+the loop are here, because mlx-lm's own train on padding, average micro-batches without weights and
+omit Adam's bias correction.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class MlxBackend:
 
 
 def before_mlx() -> None:
-    """What has to be settled before the first import of MLX."""
-    # Where the hardware multiplies float32 in fewer bits, MLX does so unless it is told not to; a
-    # run that asks for float32 gets float32.
+    """Configure what must be set before the first import of MLX."""
+    # By default MLX multiplies float32 with fewer bits where the hardware can; a float32 run must
+    # compute in float32.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     load_blas()
 

@@ -1,6 +1,6 @@
-"""Between numpy arrays as files have them and MLX arrays.
+"""Convert between numpy arrays as stored and MLX arrays.
 
-bfloat16 comes and goes as `ml_dtypes.bfloat16`, which MLX does not take; its bits pass as uint16.
+In numpy bfloat16 is `ml_dtypes.bfloat16`, which MLX does not accept; its bits pass as uint16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def from_numpy(array: NDArray[Any]) -> mx.array:
-    """An MLX array of the same values and dtype."""
+    """Return an MLX array with the same values and dtype."""
     import mlx.core as mx
     import numpy as np
 
@@ -24,14 +24,14 @@ def from_numpy(array: NDArray[Any]) -> mx.array:
 
 
 def float32(array: NDArray[Any]) -> mx.array:
-    """The values in float32."""
+    """Return the values in float32."""
     import mlx.core as mx
 
     return from_numpy(array).astype(mx.float32)
 
 
 def rounded(array: mx.array, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Float32 values, rounded to nearest even, as a numpy array of `dtype`."""
+    """Round float32 values to nearest even, as a numpy array of `dtype`."""
     import mlx.core as mx
     import numpy as np
 

@@ -1,11 +1,11 @@
-"""Causal attention on the CPU, a block of queries at a time, each with the keys that it may see.
+"""Causal attention on the CPU by blocks of queries, each with the keys visible to it.
 
-MLX's own computes the whole square there and hides half of it, and once more for the gradients. In
-blocks what is hidden is not computed, but for the corners; rounding apart, the result is the same.
-GPUs have kernels for it.
+MLX's own computes the whole square on the CPU and masks half of it, again for the gradients. Blocks
+skip nearly all masked scores; except for rounding, the result is the same. GPUs have kernels for
+it.
 
-Only the instances are touched: each attention module gets a class whose `__call__` is its own with
-another function where it attends.
+Only instances change: each attention module gets a subclass whose `__call__` uses another attention
+function.
 
 Shape legend: N rows, A heads, L positions, D features of a head.
 """
@@ -26,7 +26,7 @@ BLOCK = 256
 
 
 def attend_in_blocks(model: nn.Module) -> None:
-    """Have the attention modules of `model` attend so, where they call mlx-lm's function."""
+    """Replace mlx-lm's attention function in the attention modules of `model`."""
     changed: dict[type, type] = {}
     for module in model.modules():
         kind = type(module)
@@ -54,7 +54,7 @@ def _changed(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _in_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """mlx-lm's function, with the causal attention of many positions to themselves in blocks."""
+    """mlx-lm's attention function, with causal self-attention computed in blocks."""
 
     def attend(
         queries_NALD: mx.array,

@@ -1,8 +1,8 @@
-"""Loading a base model into mlx-lm's definition of its family: frozen, in one dtype, quantised if
-asked for.
+"""Load a base model with mlx-lm's definition of its family: frozen, in one dtype, optionally
+quantised.
 
-A folder that is quantised already is loaded as it is. Otherwise `--quant` quantises each linear
-layer but the output head, from the weights as the files have them.
+A folder that is already quantised is loaded unchanged. Otherwise `--quant` quantises each linear
+layer except the output head, from the stored weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ELSEWHERE = "use a torch backend for this model: --backend cpu, or cuda"
 
 
 def mlx_dtype(name: DType) -> mx.Dtype:
-    """The MLX dtype of a contract's dtype name."""
+    """Return the MLX dtype of a contract's dtype name."""
     import mlx.core as mx
 
     dtype: mx.Dtype = getattr(mx, DTYPES[name])
@@ -43,7 +43,7 @@ def load_base(
     """Load the model of `folder`, frozen and in evaluation mode.
 
     Args:
-        lazy: leave the weights in the files until something needs them.
+        lazy: read each weight from the files on first use.
 
     Raises:
         ModelError: M002, mlx-lm cannot build this model or its weights do not fit.
@@ -70,7 +70,7 @@ def load_base(
 
 
 def require_window(config: Mapping[str, Any], length: int) -> None:
-    """Refuse a document that is longer than a window which mlx-lm leaves out.
+    """Refuse a document longer than a sliding window that mlx-lm ignores.
 
     Raises:
         ModelError: M002.
@@ -112,12 +112,12 @@ def _overflows(folder: Path) -> ModelError:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`, with what it leaves to transformers' defaults written out.
+    """Return the folder's `config.json`, with transformers' defaults written out.
 
     mlx-lm has other defaults: a Llama without `tie_word_embeddings` would be tied.
 
     Raises:
-        ModelError: M002, there is none, or transformers cannot read it either.
+        ModelError: M002, it is missing, or transformers cannot read it.
     """
     from transformers import CONFIG_MAPPING
 
@@ -128,7 +128,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _filled(config: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the keys of `whole` that it has not got, inside its parts too."""
+    """Return `config` with the keys of `whole` that it lacks, in nested tables, too."""
     filled = {key: value for key, value in whole.items() if value is not None} | config
     for key, part in config.items():
         if isinstance(part, dict) and isinstance(whole.get(key), dict) and "model_type" in part:
@@ -138,7 +138,7 @@ def _filled(config: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def model_errors(folder: Path) -> Iterator[None]:
-    """Map what mlx-lm raises for a model it cannot build to a `ModelError`."""
+    """Map exceptions of mlx-lm for a model it cannot build to a `ModelError`."""
     try:
         yield
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, AttributeError) as error:
@@ -165,8 +165,8 @@ def _quantise(model: nn.Module, quant: Quant) -> None:
     import mlx.core as mx
     from mlx import nn
 
-    # On the CPU whatever the device: GPU kernels may decide a tie otherwise, and a merge onto the
-    # trained base has to find the very weights that training saw.
+    # Always on the CPU: GPU kernels may break ties differently, and a merge onto the trained base
+    # needs the same weights as training.
     with mx.stream(mx.cpu):
         nn.quantize(
             model,

@@ -1,8 +1,9 @@
-"""A fast BLAS for MLX on Linux, and a warning where there is none.
+"""Load a fast BLAS for MLX on Linux, or warn that there is none.
 
 MLX's wheel for Linux brings the reference BLAS, one scalar loop: 2 GFLOP/s in float32 where
-OpenBLAS reaches 150. A library that is in the process for everybody when MLX is imported is found
-first, so OpenBLAS only has to be loaded before; nothing is set up and nothing on the disk replaced.
+OpenBLAS reaches 150. The loader prefers
+symbols of libraries already loaded globally, so loading OpenBLAS before MLX suffices; no file is
+replaced.
 
 `VOX_MLX_BLAS` names another library that has `cblas_sgemm`, or is `none`. Loading does not import
 MLX.
@@ -28,10 +29,10 @@ nobody to depend on it but NumPy and SciPy."""
 
 
 def load_blas() -> None:
-    """Load the library for matrix products, if there is one and MLX is not imported yet.
+    """Load a BLAS library, if one is found and MLX is not yet imported.
 
     Raises:
-        ConfigError: C002, the one that `VOX_MLX_BLAS` names cannot be loaded.
+        ConfigError: C002, the library in `VOX_MLX_BLAS` cannot be loaded.
     """
     named = os.environ.get(VARIABLE)
     if sys.platform != "linux" or "mlx.core" in sys.modules or named == "none":
@@ -44,7 +45,7 @@ def load_blas() -> None:
 
 
 def slow() -> str | None:
-    """What to tell a user whose matrix products are those of the reference BLAS; None if not."""
+    """Return a warning if matrix products use the reference BLAS; else None."""
     import mlx.core as mx
 
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
@@ -54,7 +55,7 @@ def slow() -> str | None:
 
 
 def in_use() -> str | None:
-    """The path of the OpenBLAS that this process has loaded; None if it has none."""
+    """Return the path of the OpenBLAS that this process has loaded; None if it has none."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

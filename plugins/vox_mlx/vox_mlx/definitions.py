@@ -1,9 +1,9 @@
-"""mlx-lm's model classes, with what some families need to be what transformers computes.
+"""mlx-lm's model classes, corrected to compute the same as transformers.
 
-`model_classes` goes into `mlx_lm.utils.load_model` where mlx-lm's own lookup would: tensors get the
-names that mlx-lm expects, and settings that it would leave out are refused. `correct` mends a model
-that was built: Mistral gets its sliding window, and Gemma 3's embeddings, which mlx-lm scales by a
-bfloat16 whatever the dtype, are scaled as precisely as their dtype allows.
+`model_classes` replaces mlx-lm's lookup in `mlx_lm.utils.load_model`: tensors get the names that
+mlx-lm expects, and settings that it would ignore are refused. `correct` changes a built model:
+Mistral gets its sliding window, and Gemma 3's embeddings are scaled in their own dtype, where
+mlx-lm always scales by a bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOWERS = ("vision_tower", "multi_modal_projector")
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
-    """The model class and the class of its arguments, for `load_model`."""
+    """Return the model class and the class of its arguments, for `load_model`."""
     from mlx_lm.utils import _get_classes
 
     model, arguments = _get_classes(config)
@@ -33,7 +33,7 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
 
 
 def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Make `model` compute what its configuration says."""
+    """Correct `model` so that it computes what its configuration says."""
     kind = config["model_type"]
     if kind == "mistral" and config.get("sliding_window"):
         _give_window(model.model, config["sliding_window"])
@@ -44,7 +44,7 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
 
 
 def _renaming(base: type[nn.Module], rename: Callable[[str], str | None]) -> type[nn.Module]:
-    """`base` with tensors under other names; those renamed to None are left out."""
+    """Return a subclass of `base` that renames tensors; those renamed to None are dropped."""
 
     class Model(base):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -62,7 +62,7 @@ def _gpt2_name(name: str) -> str | None:
 
 
 def _nested_name(name: str) -> str:
-    """A multimodal model's tensor as mlx-lm expects it; transformers 5 writes them otherwise."""
+    """Rename a multimodal model's tensor, as transformers 5 writes it, to mlx-lm's name."""
     if name.startswith("model.language_model."):
         return "language_model.model." + name.removeprefix("model.language_model.")
     if any(name.startswith(f"model.{tower}.") for tower in _TOWERS):
@@ -77,7 +77,7 @@ def _give_window(inner: nn.Module, size: int) -> None:
 
 
 def _corrected(base: type[nn.Module], scale: float) -> type[nn.Module]:
-    """An embedding that makes up for `scale` being rounded to bfloat16 behind it."""
+    """Return an embedding that compensates for `scale` being rounded to bfloat16 after it."""
 
     class Embedding(base):  # type: ignore[misc, valid-type]
         def __call__(self, tokens: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""What works here, and what would make the rest work."""
+"""Check MLX's device and BLAS, with a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vox_mlx.blas import REMEDY, in_use, slow
 
 
 def checks() -> Iterator[Check]:
-    """MLX's device and, on the CPU of Linux, its BLAS."""
+    """Check MLX's device and, on the CPU of Linux, its BLAS."""
     import mlx.core as mx
 
     on_gpu = mx.default_device().type == mx.DeviceType.gpu

@@ -1,4 +1,4 @@
-"""Logits at chosen positions only, whatever the family does around its output head.
+"""Compute logits at chosen positions only, for any family's output head.
 
 The head sees the chosen rows and no others, which saves the (T, V) matrix that dominates memory
 with today's vocabularies; scaling and soft-capping behind it stay in force.
@@ -21,7 +21,7 @@ _POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 
 
 class Chosen:
-    """Which positions the head is to see: indices into N * L, or None for all of them."""
+    """The positions that the head computes: indices into N * L, or None for all."""
 
     def __init__(self) -> None:
         self.index_K: mx.array | None = None
@@ -33,10 +33,10 @@ class Chosen:
 
 
 def choose_at_head(model: nn.Module) -> Chosen:
-    """Make `model` give logits of shape (K, V), for the positions of the `Chosen` returned.
+    """Make `model` return logits of shape (K, V), for the positions in the returned `Chosen`.
 
     Raises:
-        ModelError: M002, the model has no output head that is known.
+        ModelError: M002, the model has no recognised output head.
     """
     chosen = Chosen()
     modules = dict(model.named_modules())

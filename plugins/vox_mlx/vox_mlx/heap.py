@@ -1,7 +1,7 @@
-"""Memory that MLX frees on the CPU stays with the process, for the next array.
+"""Keep memory that MLX frees on the CPU in the process, for the next array.
 
-There, MLX asks the C library for each array and gives it back. glibc takes what is over 32 MB from
-the system each time, which clears every page of it: a fifth of a training step.
+On the CPU, MLX allocates each array with malloc and frees it. glibc maps blocks over 32 MB from the
+system each time, which zeroes every page: a fifth of a training step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SET_BY_USERS = {
 
 
 def keep_memory() -> None:
-    """Have glibc keep what is freed, large blocks too, until the process ends.
+    """Make glibc keep freed memory, large blocks included, until the process ends.
 
-    Nothing happens where there is another C library, or where the user has set any of it.
+    No effect with another C library, or if the user has set malloc options.
     """
     if sys.platform != "linux" or _SET_BY_USERS & os.environ.keys():
         return

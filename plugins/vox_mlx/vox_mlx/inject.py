@@ -1,4 +1,4 @@
-"""Between the core's `AdapterState` and the modules inside an mlx-lm model.
+"""Put the core's `AdapterState` into the modules of an mlx-lm model.
 
 Trained values live outside the model, in a dictionary by canonical name, and are put into their
 slots for each evaluation: that makes the loss a function of them, which is what MLX differentiates
@@ -27,7 +27,7 @@ Slots = dict[str, tuple[nn.Module, str]]
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A base with room for an adapter.
+    """A base with slots for an adapter's tensors.
 
     Args:
         slots: canonical tensor name -> the module and the attribute that hold it.
@@ -38,7 +38,7 @@ class Injected:
     dropout: Dropout
 
     def fill(self, values: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
-        """Put trained values into their slots, in `dtype`; magnitudes stay in float32."""
+        """Put trained values into their slots, in `dtype`; magnitudes stay float32."""
         for name, value in values.items():
             module, attribute = self.slots[name]
             exact = attribute == "magnitude"
@@ -48,7 +48,7 @@ class Injected:
 def inject(
     model: nn.Module, model_type: str, state: AdapterState, dropout: float = 0.0
 ) -> Injected:
-    """Make room for `state` in `model`.
+    """Add adapter modules for `state` to `model`.
 
     Raises:
         AdapterError: A002, the adapter names modules that mlx-lm's model does not have.

@@ -1,4 +1,4 @@
-"""Models that answer: generation token by token, and logits, through vox's `LoadedModel`."""
+"""Generation token by token and logits, as vox's `LoadedModel` on MLX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREFILL = 2048
 
 
 def load(job: LoadJob) -> MlxModel:
-    """Load what the job names."""
+    """Load the model of a job."""
     config = read_config(job.model)
     model = load_base(job.model, job.dtype, job.quant, lazy=True)
     slots: Slots = {}

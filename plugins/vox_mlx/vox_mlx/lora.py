@@ -19,10 +19,10 @@ from mlx import nn
 
 
 class Dropout:
-    """Dropout of an adapter's inputs, keyed: the same key gives the same masks.
+    """Keyed dropout of an adapter's inputs: the same key gives the same masks.
 
-    One object is shared by all modules of a model. `begin` is called for a micro-batch; without a
-    key nothing is dropped.
+    One object is shared by all modules of a model. `begin` sets the key of a micro-batch;
+    without a key nothing is dropped.
     """
 
     def __init__(self, rate: float) -> None:
@@ -30,12 +30,12 @@ class Dropout:
         self._keys: mx.array | None = None
 
     def begin(self, key: mx.array | None, modules: int) -> None:
-        """Give each of so many modules a key of its own."""
+        """Derive a key for each of this many modules."""
         used = key is not None and self.rate
         self._keys = mx.random.split(key, modules) if used else None
 
     def __call__(self, x: mx.array, index: int) -> mx.array:
-        """`x` with some features dropped and the others scaled up, for the module `index`."""
+        """Drop features of `x` and scale up the rest, for the module `index`."""
         if self._keys is None:
             return x
         kept = mx.random.bernoulli(1 - self.rate, x.shape, key=self._keys[index])
@@ -43,8 +43,8 @@ class Dropout:
 
 
 class Adapted(nn.Module):
-    """A linear layer and its low-rank update. `lora_A`, `lora_B` and `magnitude` are set from
-    outside, for every evaluation; once they no longer change, `settle` makes decoding cheaper."""
+    """A linear layer with its low-rank update. `lora_A`, `lora_B` and `magnitude` are set from
+    outside before every evaluation; `settle` speeds up decoding once they no longer change."""
 
     def __init__(self, linear: nn.Module, scale: float, dropout: Dropout, index: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Adapted(nn.Module):
         self._settled: tuple[mx.array, mx.array, mx.array | None] | None = None
 
     def settle(self) -> None:
-        """Keep A^T, s B^T and DoRA's gain for inputs of a single row, a decoding step's."""
+        """Precompute A^T, s B^T and DoRA's gain for inputs of a single row, as in decoding."""
         gain_O = None if self.magnitude is None else self._gain().astype(self.lora_B.dtype)
         A_IR, B_RO = self.lora_A.T, (self._scale * self.lora_B).T
         mx.eval(A_IR, B_RO, *([] if gain_O is None else [gain_O]))
@@ -100,14 +100,14 @@ class Adapted(nn.Module):
 
 
 def settle(model: nn.Module) -> None:
-    """`Adapted.settle` for each adapted layer of `model`."""
+    """Call `Adapted.settle` for each adapted layer of `model`."""
     for module in model.modules():
         if isinstance(module, Adapted):
             module.settle()
 
 
 def weight_of(linear: nn.Module) -> mx.array:
-    """The weight (O, I) of a linear layer, dequantised if need be."""
+    """Return the weight (O, I) of a linear layer, dequantised if needed."""
     if not isinstance(linear, nn.QuantizedLinear):
         weight: mx.array = linear.weight
         return weight
@@ -122,7 +122,7 @@ def weight_of(linear: nn.Module) -> mx.array:
 
 
 def features(linear: Any) -> tuple[int, int] | None:
-    """(O, I) of a linear layer; None for any other module."""
+    """Return (O, I) of a linear layer; None for any other module."""
     if isinstance(linear, nn.QuantizedLinear):
         return linear.weight.shape[0], linear.weight.shape[1] * 32 // linear.bits
     if isinstance(linear, nn.Linear):

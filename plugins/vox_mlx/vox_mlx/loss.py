@@ -1,4 +1,4 @@
-"""The loss of documents, on the positions that are trained and on no others.
+"""Compute the loss of documents at the trained positions only.
 
 Documents become rows, padded on the right: a causal model's real positions never see what lies to
 their right, and rows never see one another, in attention or in recurrent state. Where a step is
@@ -40,10 +40,10 @@ class Rows:
 
 
 def rows(batch: Batch, lengths: int = 1) -> Rows:
-    """Lay a batch out as padded rows.
+    """Lay out a batch as padded rows.
 
     Args:
-        lengths: what the length of rows is rounded up to.
+        lengths: row lengths are rounded up to one of these.
     """
     import numpy as np
 
@@ -66,19 +66,19 @@ def rows(batch: Batch, lengths: int = 1) -> Rows:
 
 
 def weighted_nll(logits_KV: mx.array, targets_K: mx.array, weights_K: mx.array) -> mx.array:
-    """`sum(weight * nll)`, not yet divided: a float32 scalar."""
+    """Return `sum(weight * nll)`, undivided, as a float32 scalar."""
     return (nll(logits_KV, targets_K) * weights_K).sum()
 
 
 def nll(logits_KV: mx.array, targets_K: mx.array) -> mx.array:
-    """`-log p(target)`, (K,), in float32."""
+    """Return `-log p(target)`, (K,), in float32."""
     logits_KV = logits_KV.astype(mx.float32)
     score_K = mx.take_along_axis(logits_KV, targets_K[:, None], axis=1).squeeze(1)
     return logsumexp(logits_KV) - score_K
 
 
 def logsumexp(logits_KV: mx.array) -> mx.array:
-    """log(sum(exp)) over the vocabulary, in two steps.
+    """Compute log(sum(exp)) over the vocabulary in two steps.
 
     On the CPU, MLX adds a row up from left to right, and loses more with each term: 5e-5 of a
     vocabulary of 49k, 5e-4 of one of 262k. Two levels of some hundred terms each lose 1e-6.

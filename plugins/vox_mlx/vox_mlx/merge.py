@@ -1,4 +1,4 @@
-"""Merged weights, one tensor at a time: float32 arithmetic, rounded once to the result's dtype.
+"""Merge weights one tensor at a time: float32 arithmetic, rounded once to the result's dtype.
 
 LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
 
@@ -25,12 +25,12 @@ BLOCK_ELEMENTS = 1024 * 1024  # 4 MiB of float32
 
 
 def merge(job: MergeJob) -> MergeResult:
-    """Every target of the job, lazily and in order."""
+    """Yield every target of the job, lazily and in order."""
     return MergeResult((target.shape.tensor, merged_tensor(job, target)) for target in job.targets)
 
 
 def merged_tensor(job: MergeJob, target: MergeTarget) -> NDArray[Any]:
-    """What the adapter makes of one tensor, in the job's dtype and the stored layout."""
+    """Merge one tensor, in the job's dtype and the stored layout."""
     import numpy as np
 
     stored = job.read(target.shape.tensor)

@@ -24,7 +24,7 @@ Values = dict[str, mx.array]
 
 
 class AdamW:
-    """The trained values by canonical name, and their moments."""
+    """The trained values by canonical name, and their optimizer state."""
 
     def __init__(self, state: TrainState, spec: OptimizerSpec) -> None:
         tensors = state.adapter.tensors()
@@ -57,14 +57,15 @@ class AdamW:
         mx.eval(self.values, self._first, self._second)
 
     def state(self, step: int, structure: AdapterState) -> TrainState:
-        """Values and moments as numpy, under canonical names; none before the first step."""
+        """Return values and moments as numpy, under canonical names; no moments before the first
+        step."""
         adapter = structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
         moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
         return TrainState(step, adapter, moments if self._step else {})
 
 
 def global_norm(gradients: Mapping[str, mx.array]) -> float:
-    """The norm over all gradients together, before clipping."""
+    """Return the norm over all gradients together, before clipping."""
     # Row by row first: MLX's sum of a long row loses digits (see loss.logsumexp).
     norm: float = mx.sqrt(sum(mx.square(g).sum(-1).sum() for g in gradients.values())).item()
     return norm

@@ -1,8 +1,8 @@
-"""What MLX would compute on, as vox's hardware probe reports it.
+"""Find the device that MLX would use: vox's hardware probe.
 
 Run as a script, it prints one JSON object (its shape is in `vox_core.host.probe`). Standard library
-only: it has to answer where MLX is missing or broken. On a Mac that is the GPU of Apple silicon, by
-sysctl; on Linux the processor, or an NVIDIA GPU where MLX's CUDA package is installed.
+only, so that it works where MLX is missing or broken. On a Mac the device is the GPU of Apple
+silicon, by sysctl; on Linux the processor, or an NVIDIA GPU where MLX's CUDA package is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NVIDIA_DRIVER = "dev/nvidiactl"
 def hardware(
     system: str, machine: str, sysctl: str, root: Path, packages: Path
 ) -> dict[str, object]:
-    """What the probe prints.
+    """Return the probe's result.
 
     Args:
         sysctl: lines of `key: value`, on macOS.
@@ -52,7 +52,7 @@ def _found(device: dict[str, object], detail: str) -> dict[str, object]:
 
 
 def _sysctl() -> str:
-    """It fails for keys that this macOS lacks, and prints the others all the same."""
+    """Call sysctl, ignoring its error for unknown keys; it prints the others."""
     command = ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw.memsize"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
@@ -66,7 +66,7 @@ def _gigabytes(size: int | None) -> str:
 
 
 def _packages() -> Path:
-    """The probe runs without site-packages; the interpreter still says where they are."""
+    """Return the environment's site-packages, which the probe runs without."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return Path(sys.executable).parents[1] / "lib" / version / "site-packages"
 

@@ -1,9 +1,8 @@
-"""Gradient checkpointing: a layer keeps its input alone, and computes the rest again for the
-gradients (Chen et al., arXiv:1604.06174).
+"""Gradient checkpointing: a layer saves only its input and recomputes the rest in the backward pass
+(Chen et al., arXiv:1604.06174).
 
-What a layer trains has to be an argument of the function that is computed twice: MLX differentiates
-such a function by its arguments only. So the values in the layer's slots are taken out, passed in
-and put back.
+MLX differentiates a checkpointed function by its arguments only, so the trained values in the
+layer's slots are taken out, passed as arguments and put back.
 """
 
 from __future__ import annotations

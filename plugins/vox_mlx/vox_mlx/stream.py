@@ -1,8 +1,8 @@
-"""A model whose weights come from the files as its layers need them, and go again.
+"""Run a model whose layers read their weights from the files when needed and drop them afterwards.
 
 MLX reads a tensor when it is first needed and keeps it as long as the model does. So each layer is
-computed at once, and then given back weights that have not been read yet: memory holds one layer,
-the embedding and the head, whatever the size of the model.
+computed immediately, and then gets unread weights again: memory holds one layer, the embedding and
+the head, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vox_mlx.inject import Slots
 
 
 def stream(model: nn.Module, unread: Callable[[], nn.Module], kept: Slots | None = None) -> None:
-    """Make `model` forget each layer's weights once they were used.
+    """Make `model` drop each layer's weights after use.
 
     Args:
-        unread: makes the same model anew, with weights that have not been read; called once for
-            each pass through the layers.
-        kept: what an adapter has put into the model, and stays.
+        unread: builds the same model with unread weights; called once for each pass through the
+            layers.
+        kept: tensors of an adapter in the model, which stay.
     """
     spare = _Spare(unread, {(id(module), name) for module, name in (kept or {}).values()})
     for index, layer in enumerate(model.layers):
@@ -31,14 +31,14 @@ def stream(model: nn.Module, unread: Callable[[], nn.Module], kept: Slots | None
 
 
 class _Spare:
-    """The model once more, unread, whose layers take the place of those that were used."""
+    """A second, unread copy of the model, whose weights replace those already used."""
 
     def __init__(self, unread: Callable[[], nn.Module], kept: set[tuple[int, str]]) -> None:
         self._unread, self._kept = unread, kept
         self._layers: list[nn.Module] = []
 
     def restore(self, layer: nn.Module, index: int) -> None:
-        """Put unread weights where `layer` has read ones; an adapter's stay."""
+        """Replace `layer`'s weights by unread ones, except an adapter's."""
         if index == 0:
             self._layers = list(self._unread().layers)
         fresh = dict(tree_flatten(self._layers[index].parameters()))

@@ -1,16 +1,16 @@
-"""The training loop.
+"""The training loop on MLX.
 
 loss of a step = sum(weight * nll) / total_weight, over the step; each micro-batch contributes its
-share, so the result does not depend on how the step was cut. Randomness (dropout) is keyed per (run
+share, so the result does not depend on the micro-batches. Randomness (dropout) is keyed per (run
 seed, step, micro-batch).
 
-MLX builds a graph and computes when asked. Here it is asked once per micro-batch, for the loss and
-the sum of the gradients together, and once per step, for values and moments: a longer graph would
-hold every micro-batch's activations at once, a shorter one would wait for the device more often.
+MLX builds a graph and evaluates it on demand: here once per micro-batch, for the loss and the sum
+of the gradients together, and once per step, for values and moments. A longer graph would hold
+every micro-batch's activations at once; a shorter one would wait for the device more often.
 
-From some hundred tokens on a CPU is as quick with few as with many, and slower with padding and
-with what leaves its caches: there, micro-batches are cut into smaller ones, most of a single
-document. Dropout is keyed by these.
+On a CPU more than some hundred tokens bring no speed, while padding and cache misses cost some: on
+CPUs, micro-batches are split into smaller ones, mostly of a single document. Dropout is keyed by
+these.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ON_CPU = 256
 
 
 class Trainer:
-    """One run: the model with room for the adapter, the optimizer, the way from step to step."""
+    """One run: the model with its adapter, the optimizer, and the steps."""
 
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
@@ -75,9 +75,9 @@ class Trainer:
         require_window(read_config(job.model), plan.longest or contract.seq_len)
         if not _on_gpu():
             keep_memory()
-        # Nothing is read of the weights before it is known that the adapter fits.
+        # Weights are read only after the adapter is known to fit.
         model = load_base(job.model, plan.dtype, contract.quant, lazy=True)
-        model.train()  # families with a kernel for inference alone choose by this flag
+        model.train()  # families with an inference-only kernel check this flag
         self._injected = inject(
             model, contract.model.model_type, job.start.adapter, contract.adapter.dropout
         )
@@ -93,7 +93,8 @@ class Trainer:
             self._attend_in_blocks(first if plan.longest > BLOCK else None)
 
     def _attend_in_blocks(self, first: Step | None) -> None:
-        """Unless mlx-lm's own attention gives other log-probabilities for a document of `first`."""
+        """Use attention in blocks, unless it changes the log-probabilities of a document of
+        `first`."""
         model = self._injected.model
         if first is None:  # no document is longer than a block, or there is nothing left to train
             attend_in_blocks(model)
@@ -110,7 +111,7 @@ class Trainer:
         self._context.emit(Notice(_NOT_FAST.format(apart=apart), "warning"))
 
     def _log_probs(self, batch: Batch) -> Floats:
-        """(K,) log p(target) where the batch is trained."""
+        """Return (K,) log p(target) at the trained positions."""
         found = rows(batch)
         self._injected.fill(self._optimizer.values, self._dtype)
         self._injected.dropout.begin(None, len(self._job.start.adapter.modules))
@@ -120,11 +121,11 @@ class Trainer:
         return np.array(log_probs_K[: int((batch.weights_T > 0).sum())])
 
     def run(self) -> TrainResult:
-        """Take every step of the job, or stop when asked to."""
+        """Take every step of the job, or stop on request."""
         return follow(self._job, self._context, self)
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Weighted mean loss over `batches`."""
+        """Return the weighted mean loss over `batches`."""
         total, weight = 0.0, 0.0
         for batch in _cut(batches):
             total += self._share(self._optimizer.values, self._rows(batch), None).item()
@@ -157,7 +158,7 @@ class Trainer:
         )
 
     def _finite_gradients(self, step: Step) -> tuple[float, Values, float]:
-        """Loss, gradients and their norm."""
+        """Return loss, gradients and their norm, all finite."""
         loss, gradients = 0.0, Values()
         for index, batch in enumerate(_cut(step.batches)):
             key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
@@ -172,11 +173,11 @@ class Trainer:
         return loss, gradients, norm
 
     def _rows(self, batch: Batch) -> Arrays:
-        # Few shapes, where each is compiled; elsewhere no padding that is not needed.
+        # Few shapes if each is compiled; else minimal padding.
         return rows(batch, LENGTHS if _on_gpu() else 1).arrays()
 
     def _share(self, values: Values, batch: Arrays, key: mx.array | None) -> mx.array:
-        """`sum(weight * nll)` of a micro-batch, as a function of the trained values."""
+        """Return `sum(weight * nll)` of a micro-batch, as a function of the trained values."""
         tokens_NL, index_K, targets_K, weights_K = batch
         self._injected.fill(values, self._dtype)
         self._injected.dropout.begin(key, len(self._job.start.adapter.modules))
@@ -185,7 +186,7 @@ class Trainer:
 
 
 def _two_blocks(document: Batch) -> Batch:
-    """The document, repeated or cut to where attention takes two blocks."""
+    """Return the document repeated or cut to a length that needs two blocks of attention."""
     tokens_T = np.resize(document.tokens_T, BLOCK + 1)
     weights_T = np.arange(len(tokens_T)) % 4 == 0
     weights_T[-1] = False
@@ -195,7 +196,7 @@ def _two_blocks(document: Batch) -> Batch:
 
 
 def _cut(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """As they are to be computed."""
+    """Split the micro-batches for the device."""
     for batch in batches:
         yield from [batch] if _on_gpu() else cut_to_rows([batch], _ON_CPU)
 

@@ -1,8 +1,8 @@
 """Quantised layers on the CPU: dequantise, then multiply.
 
-MLX's product with packed weights is a scalar loop there, twenty times slower than dequantising and
-calling the BLAS. The dequantised weight is made anew for the gradient, so that no more than one
-layer's is in memory. GPUs keep MLX's own kernels.
+On the CPU, MLX's product with packed weights is a scalar loop, twenty times slower than
+dequantising and calling the BLAS. The dequantised weight is made anew for the gradient, so that no
+more than one layer's is in memory. GPUs keep MLX's own kernels.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from mlx import nn
 
 from vox_mlx.lora import weight_of
 
-# Rows of input from which dequantising pays; a token at a time goes through MLX's own.
+# Rows of input from which dequantising is faster; decoding uses MLX's own product.
 WORTH = 8
 
 
 def unpack_on_cpu(model: nn.Module) -> None:
-    """Give the quantised layers of `model` this way to multiply, where MLX runs on a CPU."""
+    """Replace the products of `model`'s quantised layers, if MLX runs on a CPU."""
     if mx.default_device().type == mx.DeviceType.gpu:
         return
     for module in model.modules():

@@ -1,8 +1,8 @@
-"""Whether mlx-lm computes the model that a `config.json` describes.
+"""Check that mlx-lm computes the model that a `config.json` describes.
 
-The families that the manifest lists were held against transformers (tests/parity), with each
-setting at transformers' default or read by mlx-lm. A setting that mlx-lm does not read, and that is
-something else here, makes another model: it is refused by name.
+tests/parity compares the families in the manifest with transformers, with each setting at
+transformers' default or read by mlx-lm. A setting that mlx-lm does not read, with another value,
+would make another model: it is refused by name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from vox_core.errors import ModelError
 
-# What is no part of the computation, or is looked after elsewhere: token ids, dropout (a base's own
-# is off), initialisation, names; rope and windows (vox_formats.mlx_model).
+# Settings that do not affect the computation, or that are handled elsewhere: token ids, dropout (a
+# base's own is off), initialisation, names; rope and windows (vox_formats.mlx_model).
 _NEUTRAL = {
     "architectures",
     "attention_dropout",
@@ -51,22 +51,22 @@ _NEUTRAL = {
     "use_cache",
     "use_sliding_window",
 }
-# mlx-lm sees these in the weights, or vox tells it under another name.
+# mlx-lm derives these from the weights, or vox passes them under another name.
 _SEEN_OTHERWISE = {
     "gemma3_text": {"layer_types", "tie_word_embeddings"},
     "mistral": {"layer_types"},
     "qwen3_5_text": {"layer_types"},
 }
-# mlx-lm takes these in, and computes the same whatever they are.
+# mlx-lm accepts these and ignores them.
 _TAKEN_IN_VAIN = {"nemotron": {"hidden_act"}}
 
 
 def require_verified(config: Mapping[str, Any], arguments: type[Any]) -> None:
-    """Refuse settings that mlx-lm does not read.
+    """Refuse settings that mlx-lm does not read and that differ from transformers' default.
 
     Args:
-        config: `config.json` as mlx-lm is given it, or its language model's part.
-        arguments: the class that mlx-lm makes of it.
+        config: `config.json` as passed to mlx-lm, or its language model's part.
+        arguments: mlx-lm's class of the model's arguments.
 
     Raises:
         ModelError: M002, naming each.
@@ -98,7 +98,7 @@ def _unread(text: Mapping[str, Any], read: set[str]) -> Iterator[str]:
 
 
 def _read_by(arguments: type[Any]) -> set[str]:
-    """The settings that a model of mlx-lm reads, those of the language model inside it included."""
+    """Return the settings that a model of mlx-lm reads, including its inner language model's."""
     module = sys.modules[arguments.__module__]
     parts = [arguments, getattr(module, "TextModelArgs", None)]
     inner = getattr(module, "gemma3_text", None)

@@ -1,10 +1,9 @@
-"""Two runs: which fields of their contracts differ, and which has the lower validation loss.
+"""Compare two runs: differing contract fields, and the lower validation loss.
 
-Only validation losses on the same data decide (the contracts have one `data.valid_digest`): where a
-run wrote the adapter of its best step (`--load-best-at-end`), those of the adapters written; else
-after the last step at which both were measured, or else the last of each. Without them there is no
-winner: training losses, as means of the last ones up to the same step, are shown with the reason. A
-run that memorises its examples has a lower one.
+Only validation losses on the same data decide (equal `data.valid_digest`): those of the written
+adapters, if a run wrote its best (`--load-best-at-end`); else those at the last common step; else
+the last of each. Without them there is no winner, because a run that memorises its examples has a
+lower training loss: mean training losses up to the same step are shown with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Basis: TypeAlias = Literal["validation loss", "training loss"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field of the contract, dotted, and its value in each run; None where there is none."""
+    """A dotted field of the contract and its value in each run; None if the run lacks it."""
 
     field: str
     a: Any
@@ -34,10 +33,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which is better: the run's folder; None where both are alike, or nothing decides.
+    """The folder of the better run; None if they are equal or nothing decides.
 
     Args:
-        steps: after which each loss was measured, or the last of those whose mean it is.
+        steps: step of each loss, or the last step of each mean.
         why: the verdict in one line.
     """
 
@@ -51,7 +50,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of runs `a` and `b`. `differences` is None if the contract of one cannot be read."""
+    """Differences and verdict of runs `a` and `b`; `differences` is None if a contract is
+    unreadable."""
 
     a: Summary
     b: Summary
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    """Hold two run folders against each other.
+    """Compare two run folders.
 
     Raises:
         AdapterError: A001, one of them is no run.
@@ -76,10 +76,10 @@ def compare(a: Path, b: Path) -> Comparison:
 def verdict(
     a: Summary, b: Summary, data_a: Mapping[str, Any], data_b: Mapping[str, Any]
 ) -> Verdict:
-    """Which run is better, if anything decides.
+    """Decide which run is better, if anything does.
 
     Args:
-        data_a, data_b: identity of their data, as the contracts have it: digest, valid_digest.
+        data_a, data_b: identity of their data in the contracts: digest, valid_digest.
     """
     same_valid, same_train = (
         data_a.get(key) is not None and data_a.get(key) == data_b.get(key)
@@ -109,7 +109,7 @@ def _decided(a: str, b: str, of_a: tuple[int, float], of_b: tuple[int, float]) -
 
 
 def _undecided(a: Summary, b: Summary, known: bool) -> str:
-    """Why no validation losses decide."""
+    """Explain why no validation losses decide."""
     lacking = {each.run: None for each in (a, b) if each.judged is None}
     if lacking:
         return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no validation loss"
@@ -135,7 +135,7 @@ def _held_out(a: Curve, b: Curve) -> tuple[tuple[int, float], tuple[int, float]]
 
 
 def _means(a: Curve, b: Curve) -> tuple[int, float, float] | None:
-    """The step, and the mean of the losses of each run up to there."""
+    """Return the last common step, and each run's mean training loss up to it."""
     first, second = ({s: loss for s, loss in curve if loss is not None} for curve in (a, b))
     if not (common := sorted(first.keys() & second.keys())):
         return None
@@ -145,7 +145,7 @@ def _means(a: Curve, b: Curve) -> tuple[int, float, float] | None:
 
 
 def _contract(folder: Path) -> Mapping[str, Any] | None:
-    if not (folder / PLAN).is_file():  # a pipe in its place would never end
+    if not (folder / PLAN).is_file():  # reading a pipe would never end
         return None
     try:
         contract = RunFolder(folder).read(PLAN).get("contract")
@@ -155,6 +155,6 @@ def _contract(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _data(contract: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The contract's identity of the data; empty where it has none."""
+    """Return the contract's identity of the data; empty if it has none."""
     data = (contract or {}).get("data")
     return data if isinstance(data, dict) else {}

@@ -1,6 +1,6 @@
-"""Loss curves of runs as a PNG: training losses thin, their running mean thick, held-out dots.
+"""Plot loss curves of runs as a PNG: training losses and their running mean, validation dots.
 
-It is drawn by matplotlib, which is no requirement of vox: `pip install 'vox-ml-runs[plot]'`.
+matplotlib draws it, an optional requirement: `pip install 'vox-ml-runs[plot]'`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _HEAD = 1024
 
 
 def default_out(runs: Sequence[Path]) -> Path:
-    """A file in the working folder, named after the run if there is one."""
+    """Return a file in the working folder, named after a single run."""
     return Path(f"{runs[0].resolve().name}-losses.png" if len(runs) == 1 else "losses.png")
 
 
 def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
-    """Write the picture, over an earlier one of vox. Returns what is in it.
+    """Write the plot, replacing an earlier one of vox, and return the curves in it.
 
     Raises:
         AdapterError: A001, one of the folders is no run.
         ConfigError: C002, `out` is no .png; C004, there is no loss yet; C009, no matplotlib.
-        OutputError: O001, `out` is there and is no picture of vox.
-        StorageError: the picture cannot be written.
+        OutputError: O001, `out` exists and is no plot of vox.
+        StorageError: the plot cannot be written.
     """
     if out.suffix.lower() != ".png":
         raise ConfigError(
@@ -65,8 +65,8 @@ def plot(runs: Sequence[Path], out: Path) -> list[Summary]:
 
 
 def _is_ours(out: Path) -> bool:
-    """Whether PNG's text chunks, which stand before the pixels, name vox as the writer."""
-    if not out.is_file():  # a pipe in its place would never end
+    """Whether PNG's text chunks, which precede the pixels, name vox as the writer."""
+    if not out.is_file():  # reading a pipe would never end
         return False
     with storage_errors(out), out.open("rb") as file:
         return f"{_SOFTWARE}\0{_VOX}".encode() in file.read(_HEAD)
@@ -74,7 +74,7 @@ def _is_ours(out: Path) -> bool:
 
 def _figure(runs: Sequence[Summary]) -> Any:
     library = _matplotlib()
-    # The name of a folder is no formula, whatever dollar signs it has.
+    # Dollar signs in a folder's name must not start a formula.
     with library.rc_context({"text.parse_math": False}):
         figure = importlib.import_module("matplotlib.figure").Figure(
             figsize=INCHES, layout="constrained"
@@ -91,7 +91,7 @@ def _figure(runs: Sequence[Summary]) -> Any:
 
 
 def _draw(axes: Any, run: Summary, colour: str) -> list[Any]:
-    """Draw a run. Returns what the legend explains, each with its words as its gid."""
+    """Draw a run; return the lines of the legend, each with its label as gid."""
     name = Path(run.run).name or run.run
     handles = []
     if points := _points(run.losses):
@@ -111,7 +111,7 @@ def _points(curve: Curve) -> list[tuple[int, float]]:
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
-    """The running mean over a twentieth of the curve, in the middle of its window."""
+    """Return the centred running mean over a twentieth of the curve."""
     reach = max(len(losses) // 40, 0)
     windows = (losses[max(at - reach, 0) : at + reach + 1] for at in range(len(losses)))
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""A curve in one line of text."""
+"""Draw a curve as one line of text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ GAP = " "
 
 
 def sparkline(values: Sequence[float | None], width: int, encoding: str | None = "utf-8") -> str:
-    """The values from left to right, as many to a bar as it takes to fit into `width` bars.
+    """Draw the values as at most `width` bars, left to right.
 
-    A bar is the mean of its values; a gap, where none of them is known. The lowest bar is the
-    smallest mean. Plain characters where the encoding has no bars.
+    A bar is the mean of its values, or a gap if they are all missing. The lowest bar is the
+    smallest mean. ASCII characters if the encoding has no bars.
     """
     width = max(min(width, len(values)), 1)
     cuts = [len(values) * at // width for at in range(width + 1)]
@@ -32,7 +32,7 @@ def sparkline(values: Sequence[float | None], width: int, encoding: str | None =
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    # Halved, so that even the difference of the two largest floats is one.
+    # Halved, so that even the difference of the two largest floats is finite.
     return sum(value / 2 / len(values) for value in values) if values else None
 
 

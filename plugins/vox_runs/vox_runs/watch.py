@@ -26,16 +26,16 @@ SECONDS = 0.5
 def follow(
     folder: Path, wait: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[list[Line], Summary]]:
-    """What was told before, then what has come at each look, with the summary that it leads to.
+    """Yield the events so far, then new events at each poll, each time with the run's summary.
 
-    It ends with the run, or at once if the run has ended or died.
+    Stops when the run ends, or at once if it has ended or died.
 
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
     lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
     while True:
-        worked_in = is_worked_in(folder)  # before the look: see `read_run`
+        worked_in = is_worked_in(folder)  # before the poll: see `read_run`
         told = list(lines.new())
         tally.add(told)
         yield told, completed(tally, lines, folder, worked_in)
@@ -45,7 +45,7 @@ def follow(
 
 
 def shown_until_the_end(run: Path) -> Summary:
-    """Show the run until it has ended. Returns what came of it.
+    """Show the run until it ends; return its summary.
 
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
@@ -55,15 +55,15 @@ def shown_until_the_end(run: Path) -> Summary:
         told, summary = next(looks)
         for event in _recent([each.event for each in told]):
             begun = _show(shown, event, begun)
-        for told, summary in looks:  # noqa: B007  (the last one is what came of the run)
+        for told, summary in looks:  # noqa: B007  (the last one is returned)
             for each in told:
                 begun = _show(shown, each.event, begun)
     return summary
 
 
 def _recent(events: Sequence[Event]) -> Iterator[Event]:
-    """Of what was told before the watching began: the last start, steps enough for a pace, and as
-    many held-out losses."""
+    """Select past events to show: the last start, enough steps for a pace, and as many validation
+    losses."""
     starts = [at for at, event in enumerate(events) if isinstance(event, RunStart)]
     if starts:
         since = events[starts[-1] :]
@@ -75,9 +75,9 @@ def _recent(events: Sequence[Event]) -> Iterator[Event]:
 
 
 def _show(shown: Display, event: Event, begun: bool) -> bool:
-    """Whether a start has been shown: a display cannot show steps before it."""
+    """Show an event; return whether a start was shown, before which steps cannot be."""
     if isinstance(event, RunStart):
-        shown.close()  # the bar of a run that died and is gone on with
+        shown.close()  # the bar of a run that died and was resumed
         begun = True
     if begun or not isinstance(event, StepDone):
         shown.observe(event)

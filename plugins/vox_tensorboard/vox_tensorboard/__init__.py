@@ -1,11 +1,10 @@
-"""TensorBoard for vox: the curves of each run as event files in `RUN/tensorboard`.
+"""TensorBoard for vox: write the curves of each run as event files in `RUN/tensorboard`.
 
     tensorboard --logdir runs
 
-An observer has a process of its own, which hears of one event after another. This one turns the
-numbers of each into scalars, and writes them with the writer of the package `tensorboard`, without
-TensorFlow and without torch. To write for another tracker, replace `curves.py`: what `scalars`
-gives is what most of them take.
+vox runs this plugin in its own process and sends it one event after another. The plugin turns the
+numbers of each into scalars, and writes them with the package `tensorboard`, without TensorFlow and
+without torch. To write for another tracker, replace `curves.py`; most take what `scalars` returns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Of one run after the other, each from its start to its end."""
+    """The tracker; it writes one run after another."""
 
     def __init__(self) -> None:
         self._start: RunStart | None = None
@@ -29,7 +28,7 @@ class TensorBoard:
 
     @hookimpl
     def vox_event(self, event: Event) -> None:
-        """Write what the event has of numbers; each is on the disk when this returns."""
+        """Write the numbers of an event, flushed to disk."""
         if isinstance(event, RunStart):
             self._close()
             self._start = event
@@ -40,7 +39,7 @@ class TensorBoard:
             self._start = None
 
     def _opened(self) -> Curves:
-        """Made for the first number: a run that is refused before it leaves no folder behind."""
+        """Create the writer at the first number, so that a refused run leaves no folder."""
         from vox_tensorboard.curves import Curves
 
         assert self._start, "a number before the run"

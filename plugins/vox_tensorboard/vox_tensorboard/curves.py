@@ -1,7 +1,7 @@
-"""One event file, written by TensorBoard's own writer.
+"""Write one event file with TensorBoard's own writer.
 
-A run that is gone on with gets a file of its own, which says from which step on it holds: what
-TensorBoard read of those steps before is then forgotten.
+A resumed run gets a new file that states its first step; TensorBoard then discards later steps of
+the earlier files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = "tensorboard"
 
 
 class Curves:
-    """From the start of a run, or of its resume, until `close`."""
+    """The event file from the start or resume of a run until `close`."""
 
     def __init__(self, start: RunStart) -> None:
         _without_tensorflow()
@@ -42,11 +42,11 @@ class Curves:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write the rest, and end the writer's thread."""
+        """Write the rest, and stop the writer's thread."""
         self._writer.close()
 
 
 def _without_tensorflow() -> None:
-    """Have tensorboard write files by itself though TensorFlow is installed: importing that takes
-    seconds and hundreds of megabytes. This is the module it looks for."""
+    """Make tensorboard write files by itself even if TensorFlow is installed, whose import takes
+    seconds and hundreds of megabytes; tensorboard checks for this module."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))

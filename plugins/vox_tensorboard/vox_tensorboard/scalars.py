@@ -1,4 +1,4 @@
-"""The numbers of an event, by the names that they have in TensorBoard."""
+"""Map the numbers of an event to TensorBoard's tags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vox_core.contract import CheckpointWritten, Event, StepDone, Validation
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """Tag -> value; empty for an event that has no numbers to draw."""
+    """Return tag -> value; empty for an event without numbers to draw."""
     match event:
         case StepDone():
             return _of_step(event)
@@ -18,7 +18,7 @@ def scalars(event: Event) -> dict[str, float]:
 
 
 def step_of(event: Event) -> int:
-    """The step that an event with numbers belongs to."""
+    """Return the step of an event with numbers."""
     assert isinstance(event, StepDone | Validation | CheckpointWritten)
     return event.step
 

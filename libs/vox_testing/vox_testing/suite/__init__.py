@@ -1,4 +1,4 @@
-"""The conformance suite: what every backend of vox holds to, as tests to import.
+"""The conformance suite: tests that every backend of vox must pass.
 
 A backend's test file is one line; `vox_testing.plugin` says how the backend is named.
 

@@ -1,4 +1,4 @@
-"""Faults are told in the user's terms, and nothing but results goes to stdout."""
+"""Test errors and stdout: errors are `VoxError`s, and only results go to stdout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BROKEN = {
 @needs(family="llama")
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_model_is_told_as_such(vox_subject: Subject, fault: str, tmp_path: Path) -> None:
-    """By an error of `vox_core.errors`; whatever else a hook raises is a fault of the plugin."""
+    """A broken model raises a `VoxError`; any other exception is a fault of the plugin."""
     folder = write_llama(tmp_path / "model")
     BROKEN[fault](folder)
     with pytest.raises(VoxError) as caught:
@@ -86,7 +86,7 @@ def test_a_broken_model_is_not_trained(vox_subject: Subject, fault: str, tmp_pat
 
 @loads
 def test_an_adapter_of_another_model_is_refused(vox_subject: Subject) -> None:
-    """In whatever words (the core holds it against the base before), but not left out."""
+    """The backend refuses an adapter of another model, in any words."""
     module = LowRank(np.ones((4, 64), np.float32), np.ones((64, 4), np.float32), 8.0)
     adapter = AdapterState("lora", {"model.layers.99.mlp.up_proj": module})
     with pytest.raises(VoxError):
@@ -96,7 +96,7 @@ def test_an_adapter_of_another_model_is_refused(vox_subject: Subject) -> None:
 @trains
 @pytest.mark.parametrize("bad", [1, 2])
 def test_a_step_that_is_not_finite_is_skipped(vox_subject: Subject, bad: int) -> None:
-    """It is told, nothing of it is left, and AdamW's count of updates goes past it; to the bit."""
+    """A skipped step is reported, changes nothing to the bit, and AdamW does not count it."""
     steps = curve(4, groups=2)
     broken = [_infinite(one) if one.number == bad else one for one in steps]
     run = vox_subject.train(broken)
@@ -114,7 +114,7 @@ def test_a_step_that_is_not_finite_is_skipped(vox_subject: Subject, bad: int) ->
 @trains
 @pytest.mark.parametrize("bad", [1, 2])
 def test_a_run_goes_on_after_a_skipped_step(vox_subject: Subject, bad: int) -> None:
-    """Resumed right after it, the run is the uninterrupted one."""
+    """A run resumed right after a skipped step equals the uninterrupted one."""
     plan = vox_subject.plan(dropout=0.1)
     steps = [_infinite(one) if one.number == bad else one for one in curve(4)]
     whole = vox_subject.train(steps, plan)
@@ -131,7 +131,7 @@ def test_a_run_goes_on_after_a_skipped_step(vox_subject: Subject, bad: int) -> N
 def test_nothing_is_written_to_stdout(
     vox_subject: Subject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """stdout belongs to the command: `vox … --json` is read by programs."""
+    """stdout belongs to the command, whose `--json` output programs read."""
     method = vox_subject.declared.manifest.capabilities.methods[0]
     adapter, targets, weights = material(vox_subject, method)
     vox_subject.train(curve(2), vox_subject.plan(method=method), checkpoint_every=1)

@@ -1,4 +1,4 @@
-"""Generation, held against the logits of the same model, token by token.
+"""Test generation against the logits of the same model, token by token.
 
 Shape legend: T tokens, V vocabulary.
 """
@@ -32,7 +32,7 @@ WARM = Sampling(max_tokens=24, temperature=1.0, seed=3)
 
 @loads
 def test_greedy_generation_takes_the_likeliest_token(vox_subject: Subject) -> None:
-    """To the last of 80 with an adapter too, and the same each time."""
+    """Greedy decoding takes the top token, for 80 tokens with an adapter, and repeatably."""
     method = vox_subject.declared.manifest.capabilities.methods[0]
     adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
     for model, count in ((vox_subject.load(), 12), (vox_subject.load(adapter), MANY)):
@@ -52,7 +52,7 @@ def test_generation_ends_at_the_limit(vox_subject: Subject) -> None:
 
 @loads
 def test_tokens_come_as_they_are_made(vox_subject: Subject) -> None:
-    """The first few of 300 take a small part of the time of all; 1 % when nothing else runs.
+    """The first few of 300 tokens take a small part of the total time; 1 % when nothing else runs.
 
     The last of them is still the likeliest.
     """
@@ -81,7 +81,7 @@ def test_a_sampling_seed_gives_the_same_tokens_again(vox_subject: Subject) -> No
 @loads
 @needs(dtype="fp32")
 def test_tokens_are_those_the_core_chooses(vox_subject: Subject) -> None:
-    """`next_token` of the logits that `logits` gives, of the prompt and the answer so far.
+    """Tokens equal `next_token` of the logits of the prompt and the answer so far.
 
     In a short dtype a step's logits and those of the whole text are too far apart to tell.
     """
@@ -105,7 +105,7 @@ def test_tokens_are_those_the_core_chooses(vox_subject: Subject) -> None:
     "text", ["a", "Grüße aus Köln; 東京 \N{SLIGHTLY SMILING FACE}", "long " * 60]
 )
 def test_any_text_can_be_continued(vox_subject: Subject, text: str) -> None:
-    """One byte, several scripts, 300 tokens: each byte is a token of the tiny model."""
+    """Prompts of one byte, several scripts and 300 tokens work."""
     tokens_T = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     model = vox_subject.load()
     said = list(model.generate(tokens_T, Sampling(max_tokens=4)))
@@ -114,7 +114,7 @@ def test_any_text_can_be_continued(vox_subject: Subject, text: str) -> None:
 
 @loads
 def test_a_long_prompt_is_read_whole(vox_subject: Subject) -> None:
-    """Of 450 tokens that do not repeat, so that it matters where they begin."""
+    """All of a prompt of 450 distinct tokens is read, from its first."""
     model = vox_subject.load()
     for seed in range(3):
         prompt_T = generator("prompt", seed).integers(0, 256, LONG)
@@ -130,6 +130,6 @@ def _require_likeliest(
 
 
 def _after(model: LoadedModel, said: list[int], prompt_T: Ints = TOKENS) -> list[np.ndarray]:
-    """The logits from which each token of `said` was chosen."""
+    """Return the logits from which each token of `said` was chosen."""
     logits_TV = model.logits(np.concatenate([prompt_T, said]).astype(np.int64))
     return list(logits_TV[len(prompt_T) - 1 : -1])

@@ -1,4 +1,4 @@
-"""Loading: logits of the base and of base + adapter, and what one load leaves for the next."""
+"""Test loading: logits with and without an adapter, and independence of loads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_logits_are_float32_of_each_position(vox_subject: Subject) -> None:
 
 @loads
 def test_logits_are_the_references(vox_subject: Subject) -> None:
-    """On short texts and on one of 300 tokens."""
+    """Logits of short texts and of one of 300 tokens equal the reference."""
     model, reference = vox_subject.load(), Reference.of(vox_subject.model)
     for tokens_T in (TOKENS[:1], TOKENS, np.resize(TOKENS, 300)):
         assert (
@@ -108,7 +108,7 @@ def test_streamed_logits_are_the_references(vox_subject: Subject, method: Method
 
 @loads
 def test_one_load_leaves_nothing_for_the_next(vox_subject: Subject) -> None:
-    """An adapter does not stay in a base that is kept somewhere, and `close` may come twice."""
+    """An adapter does not stay in a cached base, and `close` may be called twice."""
     method = vox_subject.declared.manifest.capabilities.methods[0]
     adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
     base = vox_subject.load()
@@ -122,6 +122,6 @@ def test_one_load_leaves_nothing_for_the_next(vox_subject: Subject) -> None:
 
 
 def relative(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Relative distance in the Frobenius norm."""
+    """Return the relative distance in the Frobenius norm."""
     difference = found.astype(np.float64) - expected.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))

@@ -1,4 +1,4 @@
-"""The loss of a step, and its gradient: sum(weight * nll) / total_weight, document by document."""
+"""Test the loss of a step and its gradient: sum(weight * nll) / total_weight, by document."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_loss_is_that_of_base_and_adapter(vox_subject: Subject, method: Meth
 
 @trains
 def test_a_long_document_is_trained_whole(vox_subject: Subject) -> None:
-    """Of 150 tokens, where 160 are allowed: none is cut off, at either end."""
+    """A document of 150 tokens is not cut at either end where 160 are allowed."""
     plan = vox_subject.plan(seq_len=160)
     start = stirred(vox_subject.start(plan))
     one = step(1, [documents(1, seed=6, shortest=150, longest=151, uneven=True)])
@@ -64,7 +64,7 @@ def test_a_long_document_is_trained_whole(vox_subject: Subject) -> None:
 @trains
 @each_method
 def test_the_gradient_is_that_of_the_loss(vox_subject: Subject, method: Method) -> None:
-    """Along itself, for A, B and the magnitudes one by one.
+    """The gradient equals the slope of the loss along it, for A, B and magnitudes separately.
 
     The slope is a central difference of the float64 loss, whose own error is of the order of its
     distance squared, 1e-8. AdamW's first moment after one step from nothing is 0.1 times the
@@ -101,7 +101,7 @@ def _slope(
 
 @trains
 def test_micro_batches_do_not_change_a_step(vox_subject: Subject) -> None:
-    """Four of one document are one of four: a step's mean, not a mean of means."""
+    """Four micro-batches of one document equal one of four documents."""
     whole = vox_subject.train(curve(20, groups=1))
     cut = vox_subject.train(curve(20, groups=4))
     assert cut.losses == pytest.approx(whole.losses, rel=vox_subject.tolerance.loss)
@@ -127,7 +127,7 @@ def test_documents_never_see_one_another(vox_subject: Subject) -> None:
 
 @trains
 def test_untrained_positions_do_not_count(vox_subject: Subject) -> None:
-    """Where the weight is 0 any target will do, the last position of a document included."""
+    """Targets at positions with weight 0 have no effect, including a document's last one."""
     steps = curve(3)
     altered = []
     for one in steps:
@@ -174,7 +174,7 @@ def test_a_short_dtype_trains(vox_subject: Subject, dtype: DType) -> None:
 
 
 def distance(state: TrainState, reference: TrainState) -> float:
-    """Relative distance of two adapters in the Frobenius norm."""
+    """Return the relative distance of two adapters in the Frobenius norm."""
     ours, theirs = state.adapter.tensors(), reference.adapter.tensors()
     difference = sum(float(((ours[name] - theirs[name]) ** 2.0).sum()) for name in theirs)
     return float(np.sqrt(difference / sum(float((value**2.0).sum()) for value in theirs.values())))

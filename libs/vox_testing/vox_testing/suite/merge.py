@@ -1,4 +1,4 @@
-"""Merging: W + scale * B A in float32, rounded once to the base's dtype, in its stored layout."""
+"""Test merging: W + scale * B A in float32, rounded once to the base's dtype, in its layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_merged_weights_are_the_formula(vox_subject: Subject, method: Method) ->
 @merges
 @each_method
 def test_a_merge_keeps_the_stored_layout(vox_subject: Subject, method: Method) -> None:
-    """Of weights stored (in, out), as GPT-2's are."""
+    """Weights stored (in, out), as in GPT-2, keep that layout."""
     adapter, targets, weights = material(vox_subject, method)
     turned = [replace(each, shape=replace(each.shape, transposed=True)) for each in targets]
     merged = vox_subject.merge(adapter, turned, lambda name: weights.read(name).T)
@@ -53,7 +53,7 @@ def test_a_merge_keeps_the_stored_layout(vox_subject: Subject, method: Method) -
 @merges
 @each_method
 def test_a_merge_rounds_once_to_the_bases_dtype(vox_subject: Subject, method: Method) -> None:
-    """To nearest: off by half of bfloat16's spacing at most, which is 2^-7 of a power of two."""
+    """The result is at most half of bfloat16's spacing (2^-7 of a power of two) off."""
     adapter, targets, weights = material(vox_subject, method)
     short = numpy_dtype("BF16")
     merged = vox_subject.merge(adapter, targets, lambda name: weights.read(name).astype(short))
@@ -84,7 +84,7 @@ def test_a_merged_model_answers_like_base_and_adapter(
 def material(
     subject: Subject, method: Method
 ) -> tuple[AdapterState, list[MergeTarget], WeightFolder]:
-    """An adapter with an effect, every target of it out of order, and the files of the base."""
+    """Return an adapter with an effect, its targets out of order, and the files of the base."""
     plan = subject.plan(method=method)
     adapter = stirred(subject.start(plan)).adapter
     targets = [MergeTarget(path, shape) for path, shape in reversed([*plan.modules.items()])]
@@ -99,7 +99,7 @@ def _expected(stored: NDArray[Any], adapter: AdapterState, target: MergeTarget) 
 
 
 def _write_model(base: Path, folder: Path, changed: dict[str, NDArray[Any]]) -> None:
-    """The model of `base` with some tensors changed."""
+    """Write the model of `base` with some tensors changed."""
     weights = WeightFolder(base)
     for file in base.iterdir():
         if file.suffix != ".safetensors":
@@ -111,7 +111,7 @@ def _write_model(base: Path, folder: Path, changed: dict[str, NDArray[Any]]) -> 
 
 @merges
 def test_a_merge_wants_one_tensor_at_a_time(vox_subject: Subject) -> None:
-    """Tensors are computed as they are asked for, so that one of them is enough memory."""
+    """Merged tensors are computed lazily, so that memory for one suffices."""
     from vox_core.contract import MergeJob
     from vox_testing.subject import Recorder
 

@@ -1,6 +1,6 @@
-"""AdamW, clipping and learning rate, recomputed in float64 from the states of a run.
+"""Test AdamW, clipping and learning rate, recomputed in float64 from the states of a run.
 
-A state has the moments, so the gradient that made it can be told: g = (m' - beta1 m) / (1 - beta1).
+A state has the moments, from which its gradient follows: g = (m' - beta1 m) / (1 - beta1).
 The update is then written out as in the paper (Loshchilov & Hutter, arXiv:1711.05101), algorithm 2
 with a rate per step, and held against the state.
 """
@@ -65,7 +65,7 @@ def test_adamw_is_the_papers(vox_subject: Subject, constants: str) -> None:
 def _updated(
     before: TrainState, after: TrainState, name: str, spec: OptimizerSpec, lr: float
 ) -> tuple[Doubles, Doubles]:
-    """Second moment after the step, and by how much the tensor should have moved."""
+    """Return the second moment after the step, and the expected change of the tensor."""
     value = before.adapter.tensors()[name].astype(np.float64)
     nothing = np.zeros_like(value)
     first, second = (np.float64(m) for m in before.moments.get(name, (nothing, nothing)))
@@ -91,7 +91,7 @@ def test_each_optimizer_learns_and_goes_on(vox_subject: Subject, optimizer: Opti
 @trains
 @needs(optimizer="adamw-8bit")
 def test_moments_in_8_bits_are_near_and_rounded(vox_subject: Subject) -> None:
-    """After one step, from the same gradients as in float32; and they are not those in float32."""
+    """After one step 8-bit moments are near those of float32, but not equal."""
     full, short = (_moments(vox_subject, name) for name in ("adamw", "adamw-8bit"))
     for kind in (0, 1):
         apart = _relative(short[kind], full[kind])
@@ -100,7 +100,8 @@ def test_moments_in_8_bits_are_near_and_rounded(vox_subject: Subject) -> None:
 
 @trains
 def test_the_gradient_is_clipped_to_the_norm(vox_subject: Subject) -> None:
-    """The norm is global, and told as it was before clipping; a norm below the bound stays."""
+    """The norm is global and reported before clipping; a smaller one does not change the
+    gradient."""
     free = _first_step(vox_subject, clip=0.0)
     norm = free.steps[0].grad_norm
     assert _gradient_norm(free) == pytest.approx(norm, rel=NORM)
@@ -113,7 +114,7 @@ def test_the_gradient_is_clipped_to_the_norm(vox_subject: Subject) -> None:
 
 @trains
 def test_a_rate_of_zero_moves_nothing(vox_subject: Subject) -> None:
-    """The state that comes back is then the one that was given: A is the core's, and B."""
+    """With a learning rate of 0 the state returned equals the one given."""
     plan = vox_subject.plan()
     start = stirred(vox_subject.start(plan))
     after = vox_subject.train(curve(2, lr=0.0), plan, start).state.adapter.tensors()
@@ -132,7 +133,7 @@ def _gradient_norm(run: Run) -> float:
 
 
 def _moments(subject: Subject, optimizer: Optimizer) -> tuple[Doubles, Doubles]:
-    """All first moments after a step, and all second ones."""
+    """Return all first and all second moments after a step."""
     plan = subject.plan(optimizer=optimizer, rank=LARGE)
     moments = subject.train(curve(1), plan, stirred(subject.start(plan))).state.moments.values()
     first, second = (

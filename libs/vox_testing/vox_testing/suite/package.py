@@ -1,4 +1,4 @@
-"""The package: a valid manifest, an import that does nothing, a quick probe, every hook."""
+"""Test the package: valid manifest, import without effects, fast probe, all hooks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ with open(sys.argv[2], "w") as file:
 
 
 def test_the_manifest_is_valid(vox_declared: Declared) -> None:
-    """It was read to get here; what it names has to be there too."""
+    """The manifest is valid, and everything that it names exists."""
     manifest, folder = vox_declared.manifest, vox_declared.found.folder
     assert manifest.probe is not None, "a backend has a probe"
     assert folder is not None
@@ -61,7 +61,7 @@ def test_the_manifest_is_valid(vox_declared: Declared) -> None:
 
 
 def test_importing_the_package_does_nothing(vox_declared: Declared, tmp_path: Path) -> None:
-    """No tensor library, no word on stdout or stderr, and no time to speak of."""
+    """Importing loads no tensor library, prints nothing and is fast."""
     module, told = vox_declared.found.entry_point.module, tmp_path / "told.json"
     try:
         done = run([sys.executable, "-c", _IMPORT, module, str(told)], HANGS_S)
@@ -76,14 +76,14 @@ def test_importing_the_package_does_nothing(vox_declared: Declared, tmp_path: Pa
 
 
 def test_the_probe_answers_in_time(vox_declared: Declared) -> None:
-    """In the two seconds that the host grants it, by the standard library alone."""
+    """The probe ends within two seconds, using the standard library only."""
     answer = vox_declared.hardware
     assert not isinstance(answer, ProbeFault), answer.reason
     assert answer.detail, "say in `detail` what was found, or how it shows that there is none"
 
 
 def test_every_hook_is_there(vox_declared: Declared) -> None:
-    """With the arguments that vox calls it with, and none that vox does not know."""
+    """Every declared operation has its hook, with the arguments that vox passes."""
     backend = load_backend(vox_declared.found, "load")
     backend.require("train")
     backend.require("merge")
@@ -91,7 +91,7 @@ def test_every_hook_is_there(vox_declared: Declared) -> None:
 
 @needs(operation="train")
 def test_the_dtype_that_auto_becomes_is_declared(vox_declared: Declared) -> None:
-    """What the probe calls best, or fp32 where it says nothing."""
+    """The probe's best dtype, or fp32 without one, is declared."""
     assert isinstance(vox_declared.hardware, Hardware)
     assert resolve_dtype("auto", vox_declared.hardware) in vox_declared.manifest.capabilities.dtypes
 

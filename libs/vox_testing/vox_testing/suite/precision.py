@@ -1,9 +1,8 @@
-"""The dtype and the quantisation are the ones asked for: near what they should give, and not more.
+"""Test that dtype and quantisation are exactly the requested ones, neither better nor worse.
 
-A backend that computes in something better than it was asked for comes nearer to float64, so a
-bound from above alone lets it pass. What rounding the weights does to the losses is known from the
-float64 reference (of the rounded weights), and a backend that holds its weights so is at least a
-part of that away from the exact ones.
+A backend that computes more precisely than requested is closer to float64, so an upper bound alone
+would let it pass. The float64 reference with rounded weights gives the effect of rounding on the
+losses; a backend with such weights must differ from the exact ones by at least a part of it.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def test_loading_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType) -
 @needs(operation="train", family="llama")
 @each_quantisation
 def test_training_is_on_the_quantisation_asked_for(vox_subject: Subject, quant: Quant) -> None:
-    """What it reaches holds what the format gives back (vox_testing.quantised).
+    """Training uses the quantised weights (vox_testing.quantised).
 
     Away from the backend's own losses without it, and near the reference on dequantised weights.
     """

@@ -1,4 +1,4 @@
-"""Randomness is a function of (run seed, step, micro-batch): never of a clock, a count or a cut."""
+"""Test that randomness is a function of (run seed, step, micro-batch) only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VISIBLE = 1e-2
 
 @trains
 def test_the_same_seed_gives_the_same_run(vox_subject: Subject) -> None:
-    """To the bit on a CPU; elsewhere sums may come out in another order."""
+    """The same seed gives the same bits on a CPU; elsewhere the order of sums may differ."""
     once, again = (_dropped(vox_subject, curve(4, groups=2)) for _ in range(2))
     _require_same(vox_subject, again, once)
 
@@ -74,7 +74,7 @@ def test_dropout_does_not_depend_on_what_came_before(vox_subject: Subject) -> No
 def test_dropout_drops_at_the_rate_asked_for(
     vox_subject: Subject, method: Method, rate: float
 ) -> None:
-    """An input is dropped with that probability, and otherwise divided by what is left of 1.
+    """Inputs are dropped with the given probability, and others scaled by 1 / (1 - rate).
 
     With B = 0 the gradient of B is g (A x)^T, where neither g nor x depends on what is dropped. A
     picks one input in each row here and one position is trained, so a column of the gradient is
@@ -100,7 +100,8 @@ def test_dropout_drops_at_the_rate_asked_for(
 def _gradient_columns(
     subject: Subject, method: Method, rate: float, count: int
 ) -> list[list[Doubles]]:
-    """The gradient of every column of every B, in each of `count` steps at a rate of 0."""
+    """Return the gradient of every column of every B, for `count` steps with a learning rate of
+    0."""
     plan = subject.plan(method=method, dropout=rate, clip=0.0)
     adapter = replace(plan.contract.adapter, rank=COLUMNS)
     plan = replace(plan, contract=replace(plan.contract, adapter=adapter))
@@ -117,13 +118,13 @@ def _gradient_columns(
 
 
 def _columns(after: list[Doubles], before: list[Doubles]) -> list[Doubles]:
-    """Of the gradients that made one state's first moments of another's."""
+    """Return the gradients between two states, from their first moments."""
     pairs = zip(after, before, strict=True)
     return [column for B_OR, earlier_OR in pairs for column in (B_OR - 0.9 * earlier_OR).T / 0.1]
 
 
 def _picking(module: LowRank) -> LowRank:
-    """Each row of A is another input."""
+    """Make each row of A select another input."""
     A_RI = np.zeros_like(module.A_RI)
     rank, inputs = A_RI.shape
     A_RI[np.arange(rank), np.arange(rank) * (inputs // rank)] = 1
@@ -131,13 +132,13 @@ def _picking(module: LowRank) -> LowRank:
 
 
 def _first_moments(state: TrainState) -> list[Doubles]:
-    """Of every B, in one order."""
+    """Return the first moments of every B, in a fixed order."""
     names = sorted(name for name in state.moments if name.endswith("lora_B.weight"))
     return [state.moments[name][0].astype(np.float64) for name in names]
 
 
 def _dropped(subject: Subject, steps: list[Step]) -> Run:
-    """A run with dropout, from an adapter on which it shows."""
+    """Run with dropout, from an adapter that makes it visible."""
     plan = subject.plan(dropout=DROPOUT)
     start: TrainState = stirred(subject.start(plan))
     return subject.train(steps, plan, replace(start, step=steps[0].number - 1))

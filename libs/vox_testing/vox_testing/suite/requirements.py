@@ -1,7 +1,7 @@
-"""What tests ask for: declared capabilities, never the name of a backend.
+"""Declare the capabilities that a test needs; tests never name a backend.
 
-A test that needs what a manifest does not declare is skipped, and says so. One that needs what is
-declared runs, and fails if it is broken.
+A test of an undeclared capability is skipped with that reason. A test of a declared one runs, and
+fails if it is broken.
 """
 
 from __future__ import annotations

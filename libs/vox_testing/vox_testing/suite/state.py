@@ -1,4 +1,4 @@
-"""Stopping, resuming, checkpoints, validation and events: what a run is made of beside numbers."""
+"""Test stopping, resuming, checkpoints, validation and events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOVED = 1e-1
 @trains
 @each_method
 def test_a_resumed_run_is_the_uninterrupted_one(vox_subject: Subject, method: Method) -> None:
-    """To the bit on a CPU: the moments come back, and the bias correction knows the step."""
+    """A resumed run equals the uninterrupted one, to the bit on a CPU."""
     plan = vox_subject.plan(method=method, dropout=0.1)
     assert_goes_on(vox_subject, plan, curve(6, groups=2))
 
@@ -32,8 +32,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(vox_subject: Subject, method: Me
 def assert_goes_on(
     vox_subject: Subject, plan: ExecutionPlan, steps: Sequence[Step]
 ) -> Sequence[float]:
-    """Stopped after three steps and resumed, the run is the uninterrupted one, whose losses are
-    returned."""
+    """Assert that a run stopped after three steps and resumed equals the uninterrupted one; return
+    its losses."""
     whole = vox_subject.train(steps, plan)
     first = vox_subject.train(steps[:3], plan)
     second = vox_subject.train(steps[3:], plan, first.state)
@@ -49,7 +49,8 @@ def assert_goes_on(
 @trains
 @each_method
 def test_states_are_whole(vox_subject: Subject, method: Method) -> None:
-    """Canonical names, shapes, float32; a moment for each tensor; method and alpha as given."""
+    """States have canonical names, shapes and float32, moments for each tensor, and the given
+    method and alpha."""
     plan = vox_subject.plan(method=method)
     start = vox_subject.start(plan)
     state = vox_subject.train(curve(2), plan, start).state
@@ -92,7 +93,7 @@ def test_a_run_that_is_not_stopped_ends_with_its_last_step(vox_subject: Subject)
 
 @trains
 def test_checkpoints_are_made_when_due(vox_subject: Subject) -> None:
-    """Each is the state after its step, and stays so while the run goes on."""
+    """Each checkpoint is the state after its step, and does not change later."""
     steps = curve(4)
     run = vox_subject.train(steps, checkpoint_every=2)
     assert [state.step for state in run.checkpoints] == [2, 4]
@@ -112,7 +113,7 @@ def test_a_checkpoint_has_moments_that_stay(vox_subject: Subject) -> None:
 
 @trains
 def test_events_tell_each_step(vox_subject: Subject) -> None:
-    """In plain numbers that JSON can hold, finite, one event a step, in order."""
+    """There is one event per step, in order, with finite numbers that JSON can hold."""
     steps = [
         replace(one, lr=lr) for one, lr in zip(curve(3, groups=2), (1e-3, 2e-3, 0.0), strict=True)
     ]
@@ -135,7 +136,8 @@ def test_events_tell_each_step(vox_subject: Subject) -> None:
 
 @trains
 def test_validation_is_the_weighted_mean_without_dropout(vox_subject: Subject) -> None:
-    """Before the first step of a fresh run as step 0, then after each step that asks for it."""
+    """Validation runs before the first step of a fresh run, then after each step marked
+    `evaluate`."""
     plan = vox_subject.plan(dropout=0.4)
     start = stirred(vox_subject.start(plan))
     held_out = tuple(batch(documents(count, seed=20 + count, uneven=True)) for count in (1, 3))
@@ -155,7 +157,7 @@ def test_validation_is_the_weighted_mean_without_dropout(vox_subject: Subject) -
 
 
 def _moments_apart(state: TrainState, reference: TrainState) -> float:
-    """Relative distance of the first moments, all of them together."""
+    """Return the relative distance of all first moments together."""
     pairs = [(state.moments[name][0], first) for name, (first, _) in reference.moments.items()]
     difference = sum(float(((one - other) ** 2.0).sum()) for one, other in pairs)
     return float(np.sqrt(difference / sum(float((other**2.0).sum()) for _, other in pairs)))
