@@ -46,9 +46,9 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
     done = vox("train", "--out", "runs/a")
     assert done.code == 0
     assert done.out.splitlines() == [
-        "run            runs/a",
-        "steps          3 of 3 in 0:12 (startup 4.2 s)",
-        "loss           3.0000",
+        "run              runs/a",
+        "steps            3 of 3 in 0:12 (startup 4.2 s)",
+        "loss             3.0000",
         "validation loss  4.0000 -> 1.0000 (75 % lower)",
         "next: vox chat runs/a   or   vox merge runs/a",
     ]
