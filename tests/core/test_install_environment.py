@@ -177,8 +177,24 @@ def test_a_setting_of_uv_wins_and_what_uv_lacks_is_named(tmp_path: Path) -> None
     assert uv.ignored == ("prefer-binary", "require-hashes")
 
 
-def test_a_damaged_file_of_pip_is_left_out(tmp_path: Path) -> None:
-    assert settings(tmp_path, "no section = 1\n", PIP_TIMEOUT="3").environ["UV_HTTP_TIMEOUT"] == "3"
+def test_a_damaged_file_of_pip_is_named(tmp_path: Path) -> None:
+    """It may name another index, which must not be replaced by PyPI without a word."""
+    with pytest.raises(InputError, match="a configuration file of pip cannot be read"):
+        settings(tmp_path, "no section = 1\n")
+
+
+def test_the_configuration_of_the_current_folder_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloned repository decides neither about indexes nor about where packages go."""
+    (tmp_path / "uv.toml").write_text('no-index = true\nfind-links = ["links"]\n')
+    monkeypatch.chdir(tmp_path)
+    command = settings(tmp_path, "").command("install")
+    assert command[3] == "--no-config"
+    (tmp_path / "home.toml").touch()
+    named = settings(tmp_path, "", UV_CONFIG_FILE=str(tmp_path / "home.toml"))
+    assert named.command("install")[3:5] == ["--config-file", str(tmp_path / "home.toml")]
+    assert "UV_CONFIG_FILE" not in named.environ
 
 
 def test_a_bundle_sees_its_own_folder_alone(tmp_path: Path) -> None:
