@@ -11,7 +11,7 @@ import pytest
 from vox_core.cli.output import print_json
 from vox_core.config import MergeSettings, TrainSettings, validate
 from vox_core.contract import Event, Notice, StepDone, Validation
-from vox_core.errors import ConfigError, InputError, OutputError, PlanError, PluginError
+from vox_core.errors import ConfigError, InputError, OutputError, PlanError
 from vox_core.host.probe import Device
 from vox_core.run import merge as merging
 from vox_core.run import plan as core_plan
@@ -107,7 +107,7 @@ def test_a_run_is_planned_to_its_end_and_held_against_its_contract(tiny, setting
         if event.name == "checkpoint":
             raise OSError("enough")
 
-    with pytest.raises(PluginError, match="enough"):
+    with pytest.raises(OSError, match="enough"):
         train(asked, observe=stop)
     run = asked.out
     found = plan(validate(TrainSettings, {"resume": run}))
