@@ -108,6 +108,8 @@ def read_cached(kind: str, key: str, read: Read[T]) -> T | None:
 
 
 def _made(folder: Path, make: Make, read: Read[T]) -> T:
+    if (found := read(folder, None)) is not None:  # made by another process meanwhile
+        return found
     _evict(folder)
     try:
         with files.atomic_folder(folder) as temporary:

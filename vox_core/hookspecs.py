@@ -4,8 +4,9 @@ A backend implements `vox_train`, `vox_merge` and `vox_load`; a plugin that prov
 extension point implements its hook (`vox_write_model`: `model-formats`). The core selects one
 plugin first, registers only that one and then calls, so `firstresult` describes a return value and
 never arbitrates. `vox_advise` is called in every plugin that has it, before a run, in vox's own
-process; `vox_event` and `vox_doctor` in every plugin that has them, each in a child process. A
-failure of these three is reported once and affects nothing else.
+process: its `VoxError` ends the command, and any other failure is a warning. `vox_event` and
+`vox_doctor` are called in every plugin that has them, each in a child process; a failure is
+reported once and affects nothing else.
 
     from vox_core.hookspecs import hookimpl
 

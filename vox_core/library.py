@@ -120,6 +120,14 @@ def train(
     from vox_core.run.train import train as run_training
 
     pinned, origin = None, None
+    if plan is not None and config is not None:
+        raise ConfigError(
+            "P012",
+            "a pinned plan holds every setting",
+            where="config",
+            found=str(config),
+            remedy="give plan or config",
+        )
     if plan is None:
         chosen, origin = _settings(TrainSettings, config, said)
     else:
@@ -314,9 +322,9 @@ def runs(folder: Reference = "runs") -> list[Summary]:
     Raises:
         AdapterError: there is no such folder.
     """
-    from vox_core.run.history import read_run, runs_in
+    from vox_core.run.history import read_runs
 
-    return [read_run(run) for run in runs_in(Path(folder))]
+    return read_runs(Path(folder))
 
 
 # --- settings and events --------------------------------------------------------------------------

@@ -79,19 +79,42 @@ def test_a_command_is_added_to_a_group_of_vox(site: Site) -> None:
     assert vox("data", "census") == (0, "hello\n", "")
 
 
-def test_the_core_wins_and_two_plugins_hide_one_another(site: Site) -> None:
+def test_the_core_wins_and_of_two_plugins_the_user_decides(site: Site) -> None:
     taken = COMMAND.replace('name = "{id}"\nhelp', 'name = "train"\nhelp')
     twin = COMMAND.replace('name = "{id}"\nhelp', 'name = "twin"\nhelp')
     site.add("greedy", HELLO, manifest=taken)
     site.add("one", HELLO, manifest=twin)
-    site.add("two", HELLO, manifest=twin)
-    assert "twin" not in vox("--help")[1]
+    two = HELLO.replace('"hello"', '"second"')
+    site.add("two", two, manifest=twin)
+    assert "Declared by plugins one and two." in vox("--help")[1]
+    code, _, err = vox("twin")
+    assert code == 2
+    assert '[plugin.provider] "commands.twin" = "one"' in err
+    (Path.cwd() / "vox.toml").write_text('[plugin.provider]\n"commands.twin" = "two"\n')
+    assert vox("twin") == (0, "second\n", "")
     assert "--model" in vox("train", "--help")[1]
     _, out, _ = vox("plugin", "doctor", "greedy")
     assert "vox train: it is a command of vox itself" in out
     _, out, _ = vox("plugin", "doctor", "one")
     assert "vox twin: plugin two declares it, too" in out
     assert "vox plugin disable two" in out
+
+
+def test_a_command_below_another_plugins_command_is_a_finding(site: Site) -> None:
+    site.add("outer", HELLO, manifest=COMMAND)
+    inner = COMMAND.replace('name = "{id}"\nhelp', 'name = "outer list"\nhelp')
+    site.add("inner", HELLO, manifest=inner)
+    assert vox("outer") == (0, "hello\n", "")
+    _, out, _ = vox("plugin", "doctor", "inner")
+    assert "vox outer list: plugin outer declares it, too" in out
+
+
+def test_a_distribution_hides_a_later_one_of_its_name(site: Site, tmp_path: Path) -> None:
+    site.add("new", HELLO, manifest=COMMAND, distribution="px")
+    older = Site(tmp_path / "older")
+    older.add("old", HELLO, manifest=COMMAND, distribution="px")
+    found = installed_commands([str(site.folder), str(older.folder)])
+    assert [each.plugin for each in found] == ["new"]
 
 
 def test_the_doctor_imports_the_entry_of_a_command(site: Site) -> None:

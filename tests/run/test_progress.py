@@ -41,6 +41,8 @@ def test_patience():
 def test_the_first_and_the_last_where_there_are_two():
     assert seen().first_and_last == seen(2.0).first_and_last == (None, None)
     assert seen(2.0, 1.0, 1.5).first_and_last == (2.0, 1.5)
+    later = Progress(validations=[(50, 2.0), (60, 1.0)])  # of rows that came with a resume
+    assert later.first_and_last == (None, None)
 
 
 def test_what_a_checkpoint_holds_goes_on_as_if_nothing_had_been():

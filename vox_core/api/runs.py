@@ -11,6 +11,7 @@ from vox_core.run.history import (
     is_run,
     is_worked_in,
     read_run,
+    read_runs,
     require_run,
     runs_in,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "is_run",
     "is_worked_in",
     "read_run",
+    "read_runs",
     "require_run",
     "runs_in",
 ]

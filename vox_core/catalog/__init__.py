@@ -118,7 +118,7 @@ def load_catalog(
 
 
 def read_catalogs(paths: Sequence[Path]) -> Catalog:
-    """Load the catalog made of exactly these files.
+    """Load a catalog from exactly these files.
 
     Raises:
         ConfigError: C005, a file cannot be read, or has faults; all of them are listed.

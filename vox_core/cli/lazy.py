@@ -2,7 +2,7 @@
 
 A `LazyGroup` is a table, name -> module and help line, plus the commands that installed plugins
 declare in their manifests for this group. Listing commands imports none of them. A name of the core
-wins over a plugin's; a name that two plugins declare is hidden, and `vox plugin doctor` reports it.
+wins over a plugin's. Of a name that two plugins declare, `[plugin.provider]` in `vox.toml` decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -107,8 +107,9 @@ class LazyGroup(Group):
         self.path = path
 
     @cached_property
-    def declared(self) -> dict[str, Entry]:
-        """Commands of plugins by name, without those of VOX_DISABLE_PLUGINS."""
+    def declared(self) -> dict[str, tuple[Entry, ...]]:
+        """Commands of plugins by name, without those of VOX_DISABLE_PLUGINS; more than one entry
+        where plugins declare the same name."""
         from vox_core.cli.plugin_commands import installed_commands
 
         disabled = os.environ.get("VOX_DISABLE_PLUGINS", "").replace(" ", "").split(",")
@@ -119,13 +120,9 @@ class LazyGroup(Group):
                 if len(below) == 1:
                     entry = Entry(command.entry, command.help, command.plugin)
                     entries.setdefault(below[0], []).append(entry)
-                elif below:
-                    entries.setdefault(below[0], []).insert(0, Entry("", "Plugin commands."))
-        return {
-            name: found[0]
-            for name, found in entries.items()
-            if name not in self.table and (len(found) == 1 or not found[0].target)
-        }
+                elif below and below[0] not in entries:
+                    entries[below[0]] = [Entry("", "Plugin commands.")]
+        return {name: tuple(found) for name, found in entries.items() if name not in self.table}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the core's commands in the order of the table, then those of plugins."""
@@ -134,15 +131,17 @@ class LazyGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.table:
             return _imported(self.table[cmd_name])
-        if (entry := self.declared.get(cmd_name)) is None:
+        entries, path = self.declared.get(cmd_name, ()), (*self.path, cmd_name)
+        if not entries:
             return None
-        if not entry.target:
-            return LazyGroup(name=cmd_name, table={}, path=(*self.path, cmd_name), help=entry.help)
-        return _of_plugin(entry)
+        if not entries[0].target:
+            return LazyGroup(name=cmd_name, table={}, path=path, help=entries[0].help)
+        return _of_plugin(entries[0] if len(entries) == 1 else _decided(entries, path))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write names and help lines from the tables, importing no command."""
-        for heading, table in (("Commands", self.table), ("Plugin commands", self.declared)):
+        declared = {name: _shown(entries) for name, entries in self.declared.items()}
+        for heading, table in (("Commands", self.table), ("Plugin commands", declared)):
             if table:
                 with formatter.section(heading):
                     formatter.write_dl([(name, entry.help) for name, entry in table.items()])
@@ -159,6 +158,24 @@ def objection(root: LazyGroup, path: tuple[str, ...]) -> str:
         if number < len(path):
             group = _imported(group.table[word])
     return "it is a command of vox itself"
+
+
+def _shown(entries: Sequence[Entry]) -> Entry:
+    if len(entries) == 1:
+        return entries[0]
+    return Entry("", f"Declared by plugins {' and '.join(each.plugin for each in entries)}.")
+
+
+def _decided(entries: Sequence[Entry], path: Sequence[str]) -> Entry:
+    """The entry of the plugin that the user's `vox.toml` names.
+
+    Raises:
+        BackendError: B014, it names none.
+    """
+    from vox_core.host.provide import provider
+
+    chosen = provider("commands", " ".join(path)).id
+    return next(each for each in entries if each.plugin == chosen)
 
 
 def _imported(entry: Entry) -> click.Command:

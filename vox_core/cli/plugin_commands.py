@@ -40,17 +40,22 @@ def installed_commands(path: Sequence[str] | None = None) -> list[PluginCommand]
     Args:
         path: folders to search instead of `sys.path`.
     """
+    hidden: set[str] = set()
     found = {
         command
         for folder in dict.fromkeys(sys.path if path is None else path)
-        for plugin, package in _entry_points(folder or ".")
+        for plugin, package in _entry_points(folder or ".", hidden)
         for command in _declared(plugin, package, path)
     }
     return sorted(found, key=lambda command: (command.path, command.plugin))
 
 
-def _entry_points(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield id and top-level package of each plugin whose metadata is in a folder of `sys.path`."""
+def _entry_points(folder: str, hidden: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield id and top-level package of each plugin whose metadata is in a folder of `sys.path`.
+
+    Args:
+        hidden: distributions found so far, which hide later ones of their name.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -61,7 +66,9 @@ def _entry_points(folder: str) -> Iterator[tuple[str, str]]:
                 text = Path(entry, "entry_points.txt").read_text(encoding="utf-8")
             except (OSError, ValueError):
                 continue
-            if _GROUP in text:
+            distribution = entry.name.partition("-")[0].lower().replace(".", "_")
+            if _GROUP in text and distribution not in hidden:
+                hidden.add(distribution)
                 section = text.partition(_GROUP)[2].partition("\n[")[0]
                 for line in section.splitlines():
                     plugin, equals, target = line.partition("=")

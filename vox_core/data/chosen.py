@@ -39,7 +39,7 @@ from vox_core.data.row_facts import (
     write_arrays,
 )
 from vox_core.data.row_report import Report, report_of
-from vox_core.errors import BackendError, ConfigError, DataError
+from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host.load import call_hook
 from vox_core.host.provide import provider
 
@@ -192,7 +192,7 @@ class _NearSearch:
                 threshold=self.threshold,
                 progress=self._progress,
             )
-            pairs_P2 = np.asarray(pairs, np.int64).reshape(-1, 2)
+            pairs_P2 = _checked(pairs, len(said_K2), self.finder)
             write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
 
         def read(folder: Path, _owner: object) -> Pairs | None:
@@ -204,6 +204,28 @@ class _NearSearch:
     def _progress(self, done: int, count: int) -> None:
         if self.tell:
             self.tell("looking for near duplicates", done, count)
+
+
+def _checked(pairs: object, count: int, finder: Found) -> Pairs:
+    """Pairs of row and earlier row, as `vox_near_duplicates` gave them; wrong ones would be cached.
+
+    Raises:
+        PluginError: X001, they are something else.
+    """
+    pairs_P2 = np.asarray(pairs)
+    if not pairs_P2.size:
+        return np.zeros((0, 2), np.int64)
+    if pairs_P2.ndim == 2 and pairs_P2.shape[1] == 2 and pairs_P2.dtype.kind in "iu":
+        row_P, earlier_P = pairs_P2[:, 0], pairs_P2[:, 1]
+        if ((earlier_P >= 0) & (earlier_P < row_P) & (row_P < count)).all():
+            return pairs_P2.astype(np.int64)
+    raise PluginError(
+        "X001",
+        f"plugin {finder.id!r} gave a wrong result from vox_near_duplicates",
+        found=f"an array {pairs_P2.dtype} {pairs_P2.shape}",
+        expected=f"int64 (P, 2): row below {count}, and an earlier row",
+        remedy="upgrade the plugin, or report it to its authors; --dedup exact needs none",
+    )
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -158,22 +158,30 @@ def _versions(plugin: Found) -> tuple[Check, ...]:
 def _commands(
     plugin: Found, everything: Sequence[Found], objection: Callable[[tuple[str, ...]], str]
 ) -> tuple[Check, ...]:
-    """Check declared commands; one that the core or another plugin has is hidden."""
+    """Check declared commands; the core's win, and of two plugins `vox.toml` decides."""
     if plugin.manifest is None or not plugin.manifest.commands:
         return ()
     owners = [(each.id, name.name) for each in everything for name in _declared(each)]
     checks = []
     for command in plugin.manifest.commands:
-        others = [id for id, name in owners if name == command.name and id != plugin.id]
+        others = [id for id, name in owners if _clash(name, command.name) and id != plugin.id]
         if reason := objection(tuple(command.name.split())):
             remedy = "its author has to rename the command"
             checks.append(Check("command", False, f"vox {command.name}: {reason}", remedy))
         elif others:
             also = f"vox {command.name}: plugin {', '.join(others)} declares it, too"
-            remedy = f"use one of them: vox plugin disable {others[0]}"
+            remedy = (
+                f"disable one of them: vox plugin disable {others[0]}; or decide in vox.toml: "
+                f'[plugin.provider] "commands.{command.name}" = "{plugin.id}"'
+            )
             checks.append(Check("command", False, also, remedy))
     names = ", ".join(command.name for command in plugin.manifest.commands)
     return tuple(checks) or (Check("commands", True, names),)
+
+
+def _clash(one: str, other: str) -> bool:
+    """Whether two commands have one name, or one would be a command below the other."""
+    return one == other or one.startswith(f"{other} ") or other.startswith(f"{one} ")
 
 
 def _declared(plugin: Found) -> Sequence[CommandEntry]:

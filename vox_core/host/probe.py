@@ -194,7 +194,7 @@ def _understand(output: bytes) -> Hardware:
 
 
 def _wrong(hardware: Hardware) -> Iterator[str]:
-    """Return what is inconsistent in a probe's result that has the right types."""
+    """Return the inconsistencies in a probe's result that has the right types."""
     if hardware.present != bool(hardware.devices):
         yield "`present` and `devices` disagree"
     if not hardware.detail.isprintable():

@@ -141,7 +141,14 @@ def usable_plugin(plugin_id: str, environ: Mapping[str, str] = os.environ) -> Fo
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
     plugins = discover()
-    found = next(each for each in plugins if each.id == plugin_id)
+    found = next((each for each in plugins if each.id == plugin_id), None)
+    if found is None:
+        raise BackendError(
+            "B003",
+            f"plugin {plugin_id!r} is not installed",
+            found="metadata of it alone",
+            remedy=f"vox plugin install {plugin_id}",
+        )
     if found.fault:
         raise found.fault
     if who := blocked_plugins([each.id for each in plugins], environ).get(plugin_id):

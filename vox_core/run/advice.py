@@ -88,6 +88,9 @@ def _ask(plugin: Found, seen: Seen, plan: RunPlan, tell: Tell) -> Advice:
         return _fault(plugin, f"vox_advise: {format_error(error)}")
     if len(answers) != 1 or not isinstance(answers[0], Advice):
         return _fault(plugin, f"vox_advise gave {answers!r}, expected one Advice")
+    tokens = answers[0].micro_batch_tokens
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        return _fault(plugin, f"micro_batch_tokens {tokens!r}, expected a number above 0")
     return answers[0]
 
 

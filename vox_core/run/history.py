@@ -38,7 +38,7 @@ from vox_core.run.folder import (
 from vox_core.run.telemetry import Line, Tail, finite
 
 RUNS = Path("runs")
-Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died"]
+Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died", "unreadable"]
 Curve: TypeAlias = list[tuple[int, float | None]]
 """Step and loss; None where the loss was not finite."""
 
@@ -49,7 +49,8 @@ class Summary:
 
     Args:
         run: the folder.
-        status: `died`: it has not ended, and no process works in its folder.
+        status: `died`: it has not ended, and no process works in its folder; `unreadable`: its
+            telemetry cannot be read, and `error` says why.
         started, last: when the first and the last line were written, in seconds since the epoch.
         step, total_steps: the last step that counts, and the one that the run will end with.
         seconds: of work, the time between a process that ended and a resume not counted.
@@ -90,6 +91,7 @@ class Summary:
     passed_over: int = 0
     adapter_step: int | None = None
     early: bool = False
+    error: str | None = None
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -227,6 +229,22 @@ def read_run(folder: Path) -> Summary:
     worked_in = is_worked_in(folder)
     tally.add(lines.new())
     return completed(tally, lines, folder, worked_in)
+
+
+def read_runs(folder: Path) -> list[Summary]:
+    """Every run in a folder, or the folder's own; one that cannot be read does not hide the others.
+
+    Raises:
+        AdapterError: A001, there is no such folder.
+    """
+    return [_summary_or_fault(run) for run in runs_in(folder)]
+
+
+def _summary_or_fault(run: Path) -> Summary:
+    try:
+        return read_run(run)
+    except AdapterError as error:
+        return Summary(str(run), "unreadable", error=f"{error.what}: {error.found}")
 
 
 def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:

@@ -68,9 +68,11 @@ class Progress:
 
     @property
     def first_and_last(self) -> tuple[float, float] | tuple[None, None]:
-        """The first and the last validation loss, where there are two."""
-        losses = [loss for _, loss in self.validations]
-        return (losses[0], losses[-1]) if len(losses) > 1 else (None, None)
+        """Validation loss before training and the last one; None where either is missing, as after
+        a resume on other validation rows."""
+        if len(self.validations) < 2 or self.validations[0][0]:
+            return None, None
+        return self.validations[0][1], self.validations[-1][1]
 
     def saved(self) -> tuple[Losses, Validations]:
         """Losses and validations as a checkpoint holds them."""

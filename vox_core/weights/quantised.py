@@ -189,7 +189,7 @@ def _words(said: Mapping[str, Any]) -> str:
 
 
 def _shape_fault(path: str, form: MlxFormat, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """Return what is inconsistent in the tensors of one module, or ""."""
+    """Return the inconsistency in one module's tensors, or ""."""
     parts = [".weight", *(_PARTS if form.mode == "affine" else _PARTS[:1])]
     if missing := [part for part in parts if f"{path}{part}" not in tensors]:
         return f"{path}: it has no {', '.join(part[1:] for part in missing)}"

@@ -1,4 +1,4 @@
-"""`vox plugin new` and `check`: what the author of a plugin needs."""
+"""`vox plugin new` and `vox plugin check`, for authors of plugins."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from vox_core.errors import command
 
 @click.command("new", cls=Command)
 @click.argument("name")
-@click.option("--id", "id", metavar="ID", help="What --backend will take.  [default: NAME]")
-@click.option(
-    "--bare", is_flag=True, help="Without the torch engine: every hook is yours to write."
-)
+@click.option("--id", "id", metavar="ID", help="Name for --backend.  [default: NAME]")
+@click.option("--bare", is_flag=True, help="Without the torch engine: write every hook yourself.")
 @click.option(
     "--licence", metavar="SPDX", default="Apache-2.0", help="Licence.  [default: Apache-2.0]"
 )
@@ -23,7 +21,7 @@ from vox_core.errors import command
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder.  [default: NAME]"
 )
 def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None) -> None:
-    """Write the package of a new backend, which passes its own tests at once."""
+    """Create the package of a new backend, with passing tests."""
     from vox_core.api.files import require_absent
     from vox_testing.scaffold import Project, render, write
 
@@ -45,16 +43,15 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None) -
     "--timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
-    help="For the whole suite.  [default: 3600]",
+    help="Time limit for the whole suite.  [default: 3600]",
 )
 def check(target: str, as_json: bool, timeout: float | None) -> int:
-    """Run the conformance suite on an installed plugin, or on the project in a folder.
+    """Run the conformance suite on an installed plugin or a project folder.
 
-    Every check asks for capabilities that the manifest declares; what is not declared is skipped;
-    where that is all of training, merging and loading, the plugin has not passed.
-    The plugin runs in a process of its own, on tiny models, without network; one that is disabled
-    is checked all the same. When the time is up, or this command ends, it is killed together with
-    whatever it started.
+    Checks of capabilities that the manifest does not declare are skipped; a plugin that declares
+    neither training, merging nor loading does not pass. The plugin runs in a child process, on tiny
+    models, without network; a disabled plugin is checked, too. At the time limit, or when this
+    command ends, all its processes are killed.
     """
     from vox_testing.check import LIMIT_S, unshown
     from vox_testing.check import check as run_suite

@@ -1,9 +1,8 @@
-"""Run a command that may hang, so that nothing of it outlives this process.
+"""Run a command that may hang, and kill all its processes when this one ends.
 
-Between the two stands a guard, a process of the standard library alone, which leads a session of
-its own and holds one end of a pipe. When the command has ended, its time is up, or this process is
-gone, killed included, the guard's whole process group is killed. What starts a session of its own
-escapes.
+A guard process, which uses the standard library only, runs the command in a new session and holds
+one end of a pipe. When the command ends, exceeds its time limit, or this process ends or is killed,
+the guard's whole process group is killed. Processes that start their own session escape.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# The command's stdout is stderr: stdout is for how it ended.
+# The command's stdout goes to stderr; stdout reports how it ended.
 _GUARD = """
 import os, signal, subprocess, sys, threading
 def end_with_the_caller():
@@ -28,17 +27,17 @@ print(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=2), flush=T
 
 
 class Overdue(Exception):
-    """The time is up, and the command was killed."""
+    """The command exceeded its time limit and was killed."""
 
 
 def call(command: Sequence[str], limit_s: float, folder: Path, environ: Mapping[str, str]) -> int:
-    """Run `command` in `folder`; what it prints goes to stderr.
+    """Run `command` in `folder`; its output goes to stderr.
 
     Returns:
         Its exit status; negative where a signal ended it.
 
     Raises:
-        Overdue: it did not end in `limit_s` seconds.
+        Overdue: it took longer than `limit_s` seconds.
     """
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARD, *command],
@@ -49,14 +48,14 @@ def call(command: Sequence[str], limit_s: float, folder: Path, environ: Mapping[
         start_new_session=True,
     ) as guard:
         try:
-            answer = _told(guard, limit_s)
+            answer = _report_of(guard, limit_s)
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # nothing of the group is left
+            with suppress(ProcessLookupError, PermissionError):  # the group is gone
                 os.killpg(guard.pid, signal.SIGKILL)
     return int(answer or -signal.SIGKILL)
 
 
-def _told(guard: subprocess.Popen[bytes], limit_s: float) -> bytes:
+def _report_of(guard: subprocess.Popen[bytes], limit_s: float) -> bytes:
     """What the guard says; nothing if somebody has killed it."""
     assert guard.stdout is not None
     with suppress(subprocess.TimeoutExpired):

@@ -80,10 +80,7 @@ class Pool:
 
 
 def pool_of(file: CheckedFile, source: MixSource) -> Pool:
-    """The rows of a checked source that pass its filters.
-
-    `file.facts` must be there: check with `facts=True`.
-    """
+    """The rows of a checked source that pass its filters."""
     assert file.facts is not None
     facts = _with_lane(file.facts, source.lane)
     reasons = Counter({"faulty": facts.malformed})

@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def test_list(vox, tmp_path: Path) -> None:
     done = vox("runs", "list")
     assert (done.code, done.err) == (0, "")
     heads, *rows = (line.split() for line in done.out.splitlines())
-    assert heads[:5] == ["run", "status", "steps", "loss", "held-out"]
+    assert heads[:5] == ["run", "status", "steps", "loss", "validation"]
     assert rows[0] == ["runs/c", "died", "0", "of", "?"], "by age; nothing told is oldest"
     assert rows[1][:7] == ["runs/b", "done", "4", "of", "4", "1.0000", "1.5000"]
     assert rows[2][:6] == ["runs/a", "died", "1", "of", "4", "2.5000"]
@@ -244,7 +243,7 @@ def test_watch_is_ended_by_ctrl_c_and_the_run_is_not(tmp_path: Path) -> None:
         watching.send_signal(signal.SIGINT)
         out, err = watching.communicate(timeout=120)
     assert (watching.returncode, out) == (130, "")
-    assert err.endswith("no longer watched; the run goes on by itself\n")
+    assert err.endswith("stopped watching; the run continues\n")
 
 
 def test_watch_on_a_terminal_that_is_resized(tmp_path: Path) -> None:
@@ -254,13 +253,12 @@ def test_watch_on_a_terminal_that_is_resized(tmp_path: Path) -> None:
         environ = {**os.environ, "TERM": "xterm"}
         watching = vox_in(tmp_path, "runs", "watch", "r", stdout=-1, stderr=follower, env=environ)
         os.close(follower)
-        seen = b""
+        seen = os.read(leader, 1 << 16)  # it is up, and draws
         for number, width in enumerate((40, 200, 1, 80), start=2):
             set_width(leader, width)
             watching.send_signal(signal.SIGWINCH)
             add(run, step(number, 4.0 - number / 10))
-            time.sleep(0.7)
-            seen += os.read(leader, 1 << 16)
+            seen += os.read(leader, 1 << 16)  # which waits until it has drawn again
         add(run, RunEnd(5, "stopped", 2.0))
         assert watching.wait(120) == 0
     seen += os.read(leader, 1 << 16)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from vox_runs.compare import Comparison
 
 MARGIN = 18
-"""Columns that a sparkline leaves to its label and its ends."""
+"""Columns for a sparkline's label and end values."""
 SHOWN = 8
-"""Held-out losses, checkpoints and warnings that `show` prints; `--json` has them all."""
+"""Validation losses, checkpoints and warnings that `show` prints; `--json` has them all."""
 LONGEST = 60
-"""Characters of a value of a contract."""
+"""Maximum length of a printed contract value."""
 
 
 def _path(name: str, **given: Any) -> click.Argument:
@@ -43,22 +43,19 @@ def _path(name: str, **given: Any) -> click.Argument:
 
 @click.group("runs", cls=Group)
 def runs() -> None:
-    """What runs have done and are doing."""
+    """List, show, watch, compare and plot runs."""
 
 
 @runs.command("list", params=[_path("folder", default="runs", metavar="[FOLDER]"), json_option()])
 def list_runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER, by default runs/; or FOLDER alone, if it is a run."""
-    from vox_core.api.runs import RUNS, runs_in
+    """List the runs in FOLDER (default: runs/); FOLDER may also be a run."""
+    from vox_core.api.runs import RUNS, read_runs
 
-    if folder == RUNS and not folder.exists():
-        found = []
-    else:
-        found = [_summary_or_fault(run) for run in runs_in(folder)]
+    found = [] if folder == RUNS and not folder.exists() else read_runs(folder)
     if as_json:
         print_json([_without_curves(each) for each in found])
     elif found:
-        heads = ("run", "status", "steps", "loss", "held-out", "model", "started")
+        heads = ("run", "status", "steps", "loss", "validation", "model", "started")
         print_columns([heads, *map(_row, sorted(found, key=_age))])
     else:
         click.echo(f"no runs in {printable(folder)}")
@@ -66,7 +63,7 @@ def list_runs(folder: Path, as_json: bool) -> None:
 
 @runs.command("show", params=[_path("run"), json_option()])
 def show(run: Path, as_json: bool) -> None:
-    """Show what RUN has done: losses, speed, checkpoints."""
+    """Show losses, speed and checkpoints of RUN."""
     from vox_core.api.runs import read_run
 
     summary = read_run(run)
@@ -79,23 +76,23 @@ def show(run: Path, as_json: bool) -> None:
 @runs.command("watch", params=[_path("run")])
 @click.pass_context
 def watch(ctx: click.Context, run: Path) -> None:
-    """Watch RUN from another terminal, until it ends.
+    """Watch the progress of RUN, in another terminal, until it ends.
 
-    Ctrl-C ends the watching, and not the run.
+    Ctrl-C stops watching; the run continues.
     """
     from vox_runs.watch import shown_until_the_end
 
     try:
         summary = shown_until_the_end(run)
     except KeyboardInterrupt:
-        click.echo("no longer watched; the run goes on by itself", err=True)
+        click.echo("stopped watching; the run continues", err=True)
         ctx.exit(STOPPED)
     print_table(dict(_facts(summary)))
 
 
 @runs.command("compare", params=[_path("a"), _path("b"), json_option()])
 def compare(a: Path, b: Path, as_json: bool) -> None:
-    """Say what differs between the contracts of runs A and B, and which is better."""
+    """Compare the settings and validation losses of runs A and B."""
     from vox_runs.compare import compare as compared
 
     found = compared(a, b)
@@ -114,15 +111,15 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
             ["--out"],
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The picture, a .png; an earlier one of vox is replaced.  "
+            help="PNG file to write; an earlier plot of vox is replaced.  "
             "[default: NAME-losses.png, of several runs losses.png]",
         ),
     ],
 )
 def plot(run: tuple[Path, ...], out: Path | None) -> None:
-    """Draw the loss curves of each RUN.
+    """Plot the loss curves of each RUN.
 
-    It needs matplotlib: pip install 'vox-ml-runs[plot]'.
+    Needs matplotlib: pip install 'vox-ml-runs[plot]'.
     """
     from vox_runs.plot import default_out
     from vox_runs.plot import plot as drawn
@@ -132,30 +129,17 @@ def plot(run: tuple[Path, ...], out: Path | None) -> None:
     click.echo(f"{printable(out)}: {count} {'curve' if count == 1 else 'curves'}")
 
 
-def _summary_or_fault(run: Path) -> Summary | dict[str, str]:
-    """One run that cannot be read does not hide the others."""
-    from vox_core.api.runs import read_run
-    from vox_core.errors import AdapterError
-
-    try:
-        return read_run(run)
-    except AdapterError as error:
-        return {"run": str(run), "status": "unreadable", "error": f"{error.what}: {error.found}"}
-
-
-def _without_curves(summary: Summary | dict[str, str]) -> dict[str, Any]:
-    if isinstance(summary, dict):
-        return summary
+def _without_curves(summary: Summary) -> dict[str, Any]:
     return {key: value for key, value in asdict(summary).items() if key != "losses"}
 
 
-def _age(summary: Summary | dict[str, str]) -> float:
-    return 0.0 if isinstance(summary, dict) else summary.started or 0.0
+def _age(summary: Summary) -> float:
+    return summary.started or 0.0
 
 
-def _row(summary: Summary | dict[str, str]) -> Sequence[str]:
-    if isinstance(summary, dict):
-        return summary["run"], summary["status"], "", "", "", "", summary["error"]
+def _row(summary: Summary) -> Sequence[str]:
+    if summary.error:
+        return summary.run, summary.status, "", "", "", "", summary.error
     judged = summary.judged or (summary.held_out[-1] if summary.held_out else None)
     return (
         summary.run,
@@ -169,7 +153,7 @@ def _row(summary: Summary | dict[str, str]) -> Sequence[str]:
 
 
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Label and text of each thing that is known."""
+    """Yield label and text of each available fact."""
     known = {
         "run": summary.run,
         "status": summary.status + (", stopped early" if summary.early else ""),
@@ -226,7 +210,7 @@ def _steps(summary: Summary) -> str:
 
 
 def _best(summary: Summary) -> str:
-    """Of a run that has ended, where it was not the last step."""
+    """Describe the best validation of a finished run, unless it was the last."""
     if (best := summary.best) is None or summary.adapter_step is None or best[0] == summary.step:
         return ""
     whose = "this adapter" if summary.adapter_step == best[0] else "the adapter is a later step's"
@@ -269,6 +253,6 @@ def _value(value: object) -> str:
 
 
 def _short(text: str, longest: int = LONGEST) -> str:
-    """In one line, and not longer than that."""
+    """Shorten a value to one line of limited length."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
