@@ -6,9 +6,10 @@ and of the processor time of that process. Everything is warm: the first round i
 
     .venv/bin/python benchmarks/first_step.py [ROUNDS] [--against CHECKOUT] [-- FLAGS OF vox train]
 
-`--against` names a checkout of another version; rounds of both take turns, so that a busy machine
-slows both, and the ratio is taken round by round. This is no test: a clock says as much about the
-machine as about vox (tests/architecture/test_startup.py holds what a run imports).
+`--against` names a checkout of another version with a `.venv` of its own; rounds of both take
+turns, so that a busy machine slows both, and the ratio is taken round by round. This is no test: a
+clock says as much about the machine as about vox (tests/architecture/test_startup.py holds what a
+run imports).
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("", "libs/vox_formats", "libs/vox_torch", "plugins/vox_cpu")
 DATA = ROOT / "vox_core/quickstart/data/train.jsonl"
 FLAGS = ["--model", "smollm2-135m", "--data", str(DATA), "--backend", "cpu"]
 FLAGS += ["--max-steps", "3", "--batch-size", "2"]
@@ -116,16 +116,10 @@ def one_round(checkout: Path, flags: list[str]) -> dict[str, tuple[float, float]
     """Phase -> its own (wall, processor) seconds, in order; `total` is the last."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "marks.json"
-        path = os.pathsep.join(str(checkout / package) for package in PACKAGES)
-        command = [sys.executable, __file__, "--child", str(out), "--", *flags]
+        python = str(checkout / ".venv/bin/python")
+        command = [python, __file__, "--child", str(out), "--", *flags]
         command += ["--out", str(Path(scratch) / "run")]
-        done = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():
             sys.exit(f"no first step with {checkout}:\n{done.stderr}")
         marks = json.loads(out.read_text())
