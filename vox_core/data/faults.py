@@ -6,13 +6,11 @@ of a message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from vox_core.errors import DataError
-
-SHOWN = 20
 
 Code: TypeAlias = Literal[
     "line too long",
@@ -86,38 +84,6 @@ class RowError(Exception):
 
 class FileError(RowError):
     """What is wrong with a whole file, such as the header of a table."""
-
-
-@dataclass
-class FaultCounts:
-    """Faults of many rows: counted by kind, the first of them in full.
-
-    Args:
-        total: of all kinds.
-        kinds: kind -> how many.
-        codes: those of the faults.
-        first: the first `SHOWN`, with their places.
-    """
-
-    total: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    codes: set[Code] = field(default_factory=set)
-    first: list[str] = field(default_factory=list)
-
-    def add(self, place: str, fault: RowFault) -> None:
-        self.codes.add(fault.code)
-        self.count(fault.kind, f"{place}: {fault}")
-
-    def count(self, kind: str, text: str) -> None:
-        """A fault that is no row's own, such as a chat template's refusal."""
-        self.total += 1
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        if len(self.first) < SHOWN:
-            self.first.append(text)
-
-    def by_number(self) -> list[tuple[str, int]]:
-        """Kinds and how many, the most frequent first."""
-        return sorted(self.kinds.items(), key=lambda item: -item[1])
 
 
 def shown(location: Location) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.data.faults import Code, RowError, RowFault
+from vox_core.data.faults import RowError, RowFault
 from vox_core.data.jsonl import file_faults, no_text, raw_lines
 from vox_core.data.readers import NO_FIELDS, FieldMap, is_remote, open_source, place_of
 from vox_core.data.rows import Record, read_row
@@ -155,7 +155,7 @@ def _malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
     )
 
 
-def next_step(codes: Collection[Code], paths: Iterable[Path]) -> str:
+def next_step(codes: Collection[str], paths: Iterable[Path]) -> str:
     """The remedy for malformed rows of some files, by the codes of their faults."""
     step = STEP
     if "invalid UTF-8" in codes:
