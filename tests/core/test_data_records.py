@@ -324,6 +324,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             f'found "gpt-4" as conversations[0].from, {SPEAKERS}',
             f"found null as conversations[1].from, {SPEAKERS}",
             "found a string as conversations[2], expected an object",
+            "found null as conversations[3].value, expected a string",
         ],
     ),
     "ShareGPT without words": (
@@ -353,7 +354,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             'found a number as "lane", expected a string',
             'found a string as "rating", expected a number',
             'found a list as "difficulty", expected a number or a word',
-            'found null within a list as "tags", expected a list of strings',
+            "found null as tags[1], expected a string",
         ],
     ),
     "ratings that are no numbers": (

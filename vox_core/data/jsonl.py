@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from vox_core.bounded_json import repeated
-from vox_core.data.faults import FileError, RowError, RowFault
+from vox_core.data.faults import FileError, RowError, RowFault, json_type
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
@@ -136,12 +136,6 @@ def _faults_of(line: bytes) -> list[RowFault]:
     except (ValueError, TypeError):
         found = "a control character (0x15) at the start of the line"
         return [RowFault("invalid JSON", (), found, "JSON")]
-
-
-def json_type(value: object) -> str:
-    """What JSON calls `value`, for messages."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
 
 
 def _decode(line: bytes, unit: str) -> str:

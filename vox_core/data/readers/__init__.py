@@ -12,8 +12,8 @@ that it is reported where it stands, together with the others.
 Nothing here keeps more of a file in memory than a row at a time.
 """
 
+from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import format_of, is_plain, is_remote, place_of
-from vox_core.data.readers.mapping import NO_FIELDS, FieldMap
 from vox_core.data.readers.source import Source, open_source
 
 __all__ = [

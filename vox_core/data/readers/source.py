@@ -19,10 +19,10 @@ from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import RowStream
 from vox_core.data.faults import RowError, changed
+from vox_core.data.fields import NO_FIELDS, FieldMap, mapped
 from vox_core.data.formats import POINT, Format, format_of, is_plain, is_remote
 from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, parse_object, too_long, unread
 from vox_core.data.readers.json_rows import json_rows
-from vox_core.data.readers.mapping import NO_FIELDS, FieldMap, mapped
 from vox_core.data.readers.opened import most_bytes, opened, too_much
 from vox_core.data.readers.tables import table_rows, text_rows, with_values
 from vox_core.data.rows import refuse_columns
@@ -214,7 +214,7 @@ def _line(item: Item, fields: FieldMap, *, first: bool, is_text: bool) -> bytes:
         if not fields or not item.strip():
             return item if item.endswith(b"\n") else item + b"\n"
         item = parse_object(item.removeprefix(BOM) if first else item)
-    values = mapped(item, fields)
+    values = mapped(item, fields) if fields else item
     if is_text:
         values = with_values(values)
     line = _json(values)
