@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.data_samples import load_records
 from vox_core.data import jsonl
 from vox_core.data.fields import Attributes
 from vox_core.data.messages import Message
-from vox_core.data.records import load_records
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
 

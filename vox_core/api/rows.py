@@ -9,10 +9,9 @@ from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.encode_stats import StatsCollector
 from vox_core.data.faults import RowError, RowFault, changed
+from vox_core.data.fields import FieldMap
 from vox_core.data.formats import is_remote, place_of
-from vox_core.data.jsonl import numbered_lines, raw_lines
-from vox_core.data.readers import FieldMap, Source, open_source
-from vox_core.data.readers.opened import most_bytes, too_much
+from vox_core.data.jsonl import raw_lines
 from vox_core.data.records import Placed, next_step, read_lines, readable
 from vox_core.data.render import Renderer, RenderError
 from vox_core.data.row_facts import (
@@ -26,6 +25,7 @@ from vox_core.data.row_facts import (
 )
 from vox_core.data.rows import Record, read_row
 from vox_core.data.sampler import apportion
+from vox_core.data.source import Source, most_bytes, open_source, too_much
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import Tokens, special_ids, tokenise
 from vox_core.models import Progress
@@ -69,7 +69,6 @@ __all__ = [
     "most_bytes",
     "next_step",
     "no_such_value",
-    "numbered_lines",
     "open_source",
     "place_of",
     "raw_lines",
