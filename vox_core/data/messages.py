@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vox_core.data.faults import (
     Location,
@@ -79,8 +79,7 @@ class Message:
     weight: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A message as it stands in a row.
 
     Args:
@@ -118,9 +117,11 @@ def _message(turn: Turn) -> Message:
     item = typed(turn.value, dict, place)
     role_key, content_key = ("from", "value") if turn.sharegpt else ("role", "content")
     role = _role(item.get(role_key), (*place, role_key), SPEAKERS if turn.sharegpt else ROLES)
+    content = item.get(content_key, item.get("content"))
+    if len(item) == 2 and isinstance(content, str) and content.isascii() and content.strip():
+        return Message(role, content)  # the usual case, which none of the rest can object to
     extra = _extra(item, role, place)
     weight = _weight(item, role, place)
-    content = item.get(content_key, item.get("content"))
     if content is None and "tool_calls" in extra:
         return Message(role, "", extra, weight)
     at = (*place, content_key)
