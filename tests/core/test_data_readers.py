@@ -23,6 +23,8 @@ from tests.core.data_samples import load_records
 from vox_core.config import TrainSettings
 from vox_core.data import json_rows, source
 from vox_core.data.checked import check_files, unused_fields
+from vox_core.data.faults import RowError
+from vox_core.data.records import read_lines
 from vox_core.data.source import open_source
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
@@ -119,6 +121,39 @@ def test_a_document_is_cut_into_rows_wherever_its_chunks_end(
         path.write_bytes(WRITERS[name](rows))
         lines = open_source(path).lines.read_text(encoding="utf-8").splitlines()
         assert [json.loads(line) for line in lines] == rows
+
+
+@pytest.mark.parametrize(
+    ("document", "rows", "fault"),
+    [
+        ('[{"text": "a"}] x', 1, "more after the end of the document"),
+        ('[{"text": "a"}]\n[{"text": "b"}]', 1, "more after the end of the document"),
+        ('[{"text": "a"}, {"text": "b"', 1, "invalid JSON at line 1, column 13 of the row"),
+        ('{"v": {"x": [1]}, "rows": [{"text": "a"}], "n": 1}', 1, ""),
+        ('{"v": 1, "rows": [{"text": "a"}]', 1, "the end of the document within an object"),
+        ('{"rows": [{"text": "a"}]} {"text": "b"}', 1, "more after the end of the document"),
+        ('{"rows": [{"text": "a"}}]}', 0, "invalid JSON at line 1, column 14 of the row"),
+        ('{"text": "a", "x": [1]} {"text": "b"}', 2, ""),
+        ('{"text": "a"} {"text": "b"', 1, "invalid JSON at line 1, column 13 of the row"),
+        ('{"text": "a"} ]{"text": "b"}', 2, "invalid JSON at line 1, column 1 of the row"),
+        ('7 {"text": "a"}', 0, "invalid JSON at line 1, column 3 of the row"),
+    ],
+)
+def test_documents_of_every_shape(document: str, rows: int, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(document)
+    found = [row for _, row in read_lines(path, open_source(path).lines)]
+    faults = [str(row) for row in found if isinstance(row, RowError)]
+    assert len(found) - len(faults) == rows
+    assert any(fault in each for each in faults) if fault else not faults
+
+
+def test_a_document_without_rows_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for document in ("", " ", "[ ]", '{"rows": []}'):
+        path.write_text(document)
+        with pytest.raises(DataError, match="is empty"):
+            check_files([path])
 
 
 def test_one_row_that_is_a_document(tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ FORMS: dict[str, tuple[object, str, list[str], tuple[str, ...]]] = {
         ["s", "a", "b"],
         (),
     ),
+    "ShareGPT called messages": (
+        {"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        "ShareGPT",
+        ["a", "b"],
+        (),
+    ),
     "messages called conversations": (
         {"conversations": chat("user: a", "assistant: b")},
         "messages",
@@ -332,6 +338,22 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         [
             "found a number as conversations[0].value, expected a string",
             "found nothing in conversations[1].value, expected text of the assistant",
+        ],
+    ),
+    "messages called conversations": (
+        {"conversations": [{"role": "user", "content": 3}, {"role": "assistant", "content": "a"}]},
+        ["found a number as conversations[0].content, expected a string"],
+    ),
+    "a prompt of messages": (
+        {
+            "prompt": [{"role": "user", "content": 3}],
+            "chosen": [{"from": "gpt", "value": "a"}],
+            "rejected": [{"from": "gpt", "value": ""}],
+        },
+        [
+            "found a number as prompt[0].content, expected a string",
+            "found a number as prompt[0].content, expected a string",
+            "found nothing in rejected[0].value, expected text of the assistant",
         ],
     ),
     "turns": (

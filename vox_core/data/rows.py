@@ -232,7 +232,8 @@ def _preference(fields: Fields) -> Record:
         raise faulty("preference pair", (), f'"{there}" without "{missing}"', "both")
     if isinstance(chosen, str) and isinstance(rejected, str):
         before = [Turn((), {"role": "user", "content": _prompt(fields)[1]})]
-        answers = [_said(text_of(chosen, PAIR[:1])), _said(text_of(rejected, PAIR[1:]))]
+        texts = [text_of(fields.values[name], (name,)) for name in PAIR]
+        answers = [[{"role": "assistant", "content": text}] for text in texts]
     elif isinstance(chosen, list) and isinstance(rejected, list):
         before, answers = _before(fields, [*chosen, *rejected]), [chosen, rejected]
     else:
@@ -252,11 +253,7 @@ def _preference(fields: Fields) -> Record:
     return Record("preference", messages=chosen, rejected=rejected, form="preference")
 
 
-def _said(answer: str) -> list[object]:
-    return [{"role": "assistant", "content": answer}]
-
-
-def _answered(before: list[Turn], answer: list[object], name: str) -> Messages:
+def _answered(before: list[Turn], answer: object, name: str) -> Messages:
     messages = conversation([*before, *turns_of(answer, name)])
     if (last := messages[-1].role) != "assistant":
         raise faulty("roles", (), f'a "{name}" that ends with the {last}', "the assistant")

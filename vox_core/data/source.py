@@ -20,7 +20,7 @@ import hashlib
 import json
 import tempfile
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -217,23 +217,19 @@ def _opened_by_plugin(reference: str, path: Path, format_: Format) -> RowStream:
             remedy=error.remedy,
         ) from error
     stream: RowStream = call_hook(plugin, "vox_open_rows", reference=reference)
-    return RowStream(_guarded(plugin.id, iter(stream.rows)), stream.fingerprint)
+    return RowStream(_guarded(plugin.id, stream.rows), stream.fingerprint)
 
 
-def _guarded(plugin: str, rows: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
+def _guarded(plugin: str, rows: Iterable[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
     """A plugin's rows; what it raises that is no fault of the data is a `PluginError`."""
-    while True:
-        fault = None
-        with foreign_errors(plugin, "vox_open_rows", "plugin"):
-            try:
-                row = next(rows, None)
-            except RowError as error:
-                fault = error
-        if fault:
-            raise fault
-        if row is None:
-            return
-        yield row
+    fault = None
+    with foreign_errors(plugin, "vox_open_rows", "plugin"):
+        try:
+            yield from rows
+        except RowError as error:
+            fault = error
+    if fault:
+        raise fault
 
 
 # --- compressed files -----------------------------------------------------------------------------
