@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from hypothesis import strategies as st
 
+from vox_core.data.checked import check_files
+from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.messages import Message
+from vox_core.data.records import read_lines
 from vox_core.data.rows import Record
 
 SOURCE = Path("train.jsonl")
+
+
+def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Record]:
+    """Every row of every file, in order; what `check_files` refuses is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = os.environ.get("VOX_CACHE", folder)
+        with mock.patch.dict(os.environ, {"VOX_CACHE": cache}):
+            found = [read_lines(each.path, each.lines) for each in check_files(paths, fields)]
+            rows = [row for lines in found for _, row in lines]
+    return [row for row in rows if isinstance(row, Record)]
 
 
 def chat(*turns: str, system: str | None = None) -> Record:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.core.data_samples import load_records
 from tests.core.tiny_tokenizer import (
     FAMILIES,
     GENERATION,
@@ -23,7 +24,6 @@ from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabular
 from vox_core.data.checked import check_files
 from vox_core.data.dataset import build_dataset
 from vox_core.data.encode_stats import EncodeStats
-from vox_core.data.records import load_records
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 

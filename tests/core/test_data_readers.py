@@ -19,10 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.data_samples import load_records
 from vox_core.config import TrainSettings
+from vox_core.data import json_rows, source
 from vox_core.data.checked import check_files, unused_fields
-from vox_core.data.readers import json_rows, open_source, opened, source
-from vox_core.data.records import load_records
+from vox_core.data.faults import RowError
+from vox_core.data.records import read_lines
+from vox_core.data.source import open_source
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
@@ -120,6 +123,39 @@ def test_a_document_is_cut_into_rows_wherever_its_chunks_end(
         assert [json.loads(line) for line in lines] == rows
 
 
+@pytest.mark.parametrize(
+    ("document", "rows", "fault"),
+    [
+        ('[{"text": "a"}] x', 1, "more after the end of the document"),
+        ('[{"text": "a"}]\n[{"text": "b"}]', 1, "more after the end of the document"),
+        ('[{"text": "a"}, {"text": "b"', 1, "invalid JSON at line 1, column 13 of the row"),
+        ('{"v": {"x": [1]}, "rows": [{"text": "a"}], "n": 1}', 1, ""),
+        ('{"v": 1, "rows": [{"text": "a"}]', 1, "the end of the document within an object"),
+        ('{"rows": [{"text": "a"}]} {"text": "b"}', 1, "more after the end of the document"),
+        ('{"rows": [{"text": "a"}}]}', 0, "invalid JSON at line 1, column 14 of the row"),
+        ('{"text": "a", "x": [1]} {"text": "b"}', 2, ""),
+        ('{"text": "a"} {"text": "b"', 1, "invalid JSON at line 1, column 13 of the row"),
+        ('{"text": "a"} ]{"text": "b"}', 2, "invalid JSON at line 1, column 1 of the row"),
+        ('7 {"text": "a"}', 0, "invalid JSON at line 1, column 3 of the row"),
+    ],
+)
+def test_documents_of_every_shape(document: str, rows: int, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(document)
+    found = [row for _, row in read_lines(path, open_source(path).lines)]
+    faults = [str(row) for row in found if isinstance(row, RowError)]
+    assert len(found) - len(faults) == rows
+    assert any(fault in each for each in faults) if fault else not faults
+
+
+def test_a_document_without_rows_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for document in ("", " ", "[ ]", '{"rows": []}'):
+        path.write_text(document)
+        with pytest.raises(DataError, match="is empty"):
+            check_files([path])
+
+
 def test_one_row_that_is_a_document(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(CHAT, indent=2))
@@ -172,7 +208,7 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 def test_a_long_text_is_cut_at_line_ends(
     text: str, pieces: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vox_core.data.readers.tables.PIECE", 8)
+    monkeypatch.setattr("vox_core.data.tables.PIECE", 8)
     path = tmp_path / "book.txt.gz"
     path.write_bytes(gzip.compress(text.encode()))
     assert [record.text for record in load_records([path])] == pieces
@@ -371,18 +407,18 @@ def test_a_file_that_changes_is_not_the_one_that_was_looked_at(tmp_path: Path) -
 
 def test_lines_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is another one while it is read, and then what it was."""
-    path, items = tmp_path / "a.jsonl.gz", source._items
+    path, rows = tmp_path / "a.jsonl.gz", source._rows
     first, other = (gzip.compress(b'{"text": "%s"}\n' % word) for word in (b"one", b"two"))
     path.write_bytes(first)
 
     def disturbed(*given: Any) -> Any:
         path.write_bytes(other)
-        yield from items(*given)
+        yield from rows(*given)
 
-    monkeypatch.setattr(source, "_items", disturbed)
+    monkeypatch.setattr(source, "_rows", disturbed)
     with pytest.raises(DataError, match="changed while it was read"):
         open_source(path)
-    monkeypatch.setattr(source, "_items", items)
+    monkeypatch.setattr(source, "_rows", rows)
     path.write_bytes(first)
     assert open_source(path).lines.read_bytes() == b'{"text": "one"}\n'
 
@@ -394,8 +430,8 @@ def test_lines_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_data_that_expand_without_end_are_given_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "FREE_BYTES", 100_000)
-    monkeypatch.setattr(opened, "MAX_RATIO", 10)
+    monkeypatch.setattr(source, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(source, "MAX_RATIO", 10)
     data = jsonl([PAIR]) * 50_000
     (tmp_path / name).write_bytes(COMPRESSORS.get(Path(name).suffix, bytes)(data))
     with pytest.raises(DataError) as caught:
@@ -406,12 +442,14 @@ def test_data_that_expand_without_end_are_given_up(
 HUGE = """
 import gzip, resource, sys
 from pathlib import Path
-from vox_core.data.readers import open_source
-from vox_core.data.records import read_records
+from vox_core.data.records import read_lines
+from vox_core.data.rows import Record
+from vox_core.data.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-faults = []
 path = Path(sys.argv[1])
-assert len(list(read_records(path, faults, open_source(path).lines))) == 2
+found = [row for _, row in read_lines(path, open_source(path).lines)]
+faults = [row for row in found if not isinstance(row, Record)]
+assert len(found) - len(faults) == 2
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, *faults)
 """
 

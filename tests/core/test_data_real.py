@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import vox_core
-from tests.core.data_samples import plain
+from tests.core.data_samples import load_records, plain
 from vox_core.data.dataset import build_dataset
-from vox_core.data.records import load_records
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
 

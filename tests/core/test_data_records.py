@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.data_samples import load_records
 from vox_core.data import jsonl
 from vox_core.data.fields import Attributes
 from vox_core.data.messages import Message
-from vox_core.data.records import load_records
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
@@ -105,6 +105,12 @@ FORMS: dict[str, tuple[object, str, list[str], tuple[str, ...]]] = {
         },
         "ShareGPT",
         ["s", "a", "b"],
+        (),
+    ),
+    "ShareGPT called messages": (
+        {"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        "ShareGPT",
+        ["a", "b"],
         (),
     ),
     "messages called conversations": (
@@ -324,6 +330,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             f'found "gpt-4" as conversations[0].from, {SPEAKERS}',
             f"found null as conversations[1].from, {SPEAKERS}",
             "found a string as conversations[2], expected an object",
+            "found null as conversations[3].value, expected a string",
         ],
     ),
     "ShareGPT without words": (
@@ -331,6 +338,22 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
         [
             "found a number as conversations[0].value, expected a string",
             "found nothing in conversations[1].value, expected text of the assistant",
+        ],
+    ),
+    "messages called conversations": (
+        {"conversations": [{"role": "user", "content": 3}, {"role": "assistant", "content": "a"}]},
+        ["found a number as conversations[0].content, expected a string"],
+    ),
+    "a prompt of messages": (
+        {
+            "prompt": [{"role": "user", "content": 3}],
+            "chosen": [{"from": "gpt", "value": "a"}],
+            "rejected": [{"from": "gpt", "value": ""}],
+        },
+        [
+            "found a number as prompt[0].content, expected a string",
+            "found a number as prompt[0].content, expected a string",
+            "found nothing in rejected[0].value, expected text of the assistant",
         ],
     ),
     "turns": (
@@ -353,7 +376,7 @@ MALFORMED: dict[str, tuple[bytes | str | object, list[str]]] = {
             'found a number as "lane", expected a string',
             'found a string as "rating", expected a number',
             'found a list as "difficulty", expected a number or a word',
-            'found null within a list as "tags", expected a list of strings',
+            "found null as tags[1], expected a string",
         ],
     ),
     "ratings that are no numbers": (

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from tests.core.data_samples import load_records
 from tests.fuzz.mutations import cases, json_values, looked_at, mutated
 from tests.run.faulty import RUN, made_up
 from vox_core.adapter.peft import read_adapter
 from vox_core.catalog import read_catalogs
 from vox_core.config import TrainSettings, load_settings
-from vox_core.data.records import load_records
 from vox_core.host.manifest import parse_manifest
 from vox_core.models.folder import check_folder
 from vox_core.run import checkpoint

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.data_samples import load_records
 from tests.hostile.make import CORPUS, HERE
 from vox_core.catalog import read_catalogs
 from vox_core.config import TrainSettings, load_settings
 from vox_core.data import worker
-from vox_core.data.records import load_records
 from vox_core.data.template import ChatTemplate, TemplateFault
 from vox_core.errors import VoxError
 from vox_core.host.manifest import parse_manifest

@@ -11,7 +11,7 @@ import pytest
 from tests.malformed.make import EXPECTED, cases
 from vox_core.config import TrainSettings
 from vox_core.data.records import STEP
-from vox_core.run.data.check import check
+from vox_data.check import check
 
 WRITTEN: dict[str, list[str]] = json.loads(EXPECTED.read_text(encoding="utf-8"))
 
@@ -27,8 +27,9 @@ def diagnosis(folder: Path, name: str, data: bytes) -> list[str]:
     path = folder / name
     path.write_bytes(data)
     report = check(TrainSettings(data=(path,)))
-    assert report.faults == len(report.first) == sum(report.kinds.values())
-    told = [*report.first, *report.notes]
+    faults = report.faults
+    assert faults.total == len(faults.first) == faults.kinds.total()
+    told = [*faults.first, *report.notes]
     if report.next not in ("", STEP):
         told.append(f"next: {report.next.removeprefix(f'{STEP}; ')}")
     assert told, "nothing is wrong with it"

@@ -9,11 +9,11 @@ from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoded, Encoder
 from vox_core.data.encode_stats import StatsCollector
 from vox_core.data.faults import RowError, RowFault, changed
-from vox_core.data.jsonl import numbered_lines, raw_lines
-from vox_core.data.readers import FieldMap, Source, is_remote, open_source
-from vox_core.data.readers.opened import most_bytes, too_much
-from vox_core.data.records import Placed, read_lines, readable
-from vox_core.data.render import RenderError
+from vox_core.data.fields import FieldMap
+from vox_core.data.formats import is_remote, place_of
+from vox_core.data.jsonl import raw_lines
+from vox_core.data.records import Placed, next_step, read_lines, readable
+from vox_core.data.render import Renderer, RenderError
 from vox_core.data.row_facts import (
     KEPT,
     NO_VALUE,
@@ -25,10 +25,11 @@ from vox_core.data.row_facts import (
 )
 from vox_core.data.rows import Record, read_row
 from vox_core.data.sampler import apportion
+from vox_core.data.source import Source, most_bytes, open_source, too_much
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import Tokens, special_ids, tokenise
 from vox_core.models import Progress
-from vox_core.run.dataset import Opener
+from vox_core.run.dataset import Opener, audits_of
 from vox_core.run.inputs import chosen_rows
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Progress",
     "Record",
     "RenderError",
+    "Renderer",
     "RowError",
     "RowFacts",
     "RowFault",
@@ -54,6 +56,7 @@ __all__ = [
     "StatsCollector",
     "Tokens",
     "apportion",
+    "audits_of",
     "build_dataset",
     "changed",
     "check_files",
@@ -64,9 +67,10 @@ __all__ = [
     "find_split",
     "is_remote",
     "most_bytes",
+    "next_step",
     "no_such_value",
-    "numbered_lines",
     "open_source",
+    "place_of",
     "raw_lines",
     "read_lines",
     "read_row",

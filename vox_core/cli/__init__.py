@@ -25,7 +25,7 @@ COMMANDS = {
     "train": Entry(
         "vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."
     ),
-    "data": Entry("vox_core.cli.data:data", "Check and inspect training data."),
+    "data": Entry("vox_core.cli:data", "Check and inspect training data."),
     "merge": Entry(
         "vox_core.cli.merge:merge", "Merge the adapter into the base model and verify it."
     ),
@@ -42,6 +42,8 @@ COMMANDS = {
     "config": Entry("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
 }
 
+data = LazyGroup(name="data", table={}, path=("data",), help=COMMANDS["data"].help)
+"""The group that plugins add `vox data check` and the like to."""
 
 # How many times a waiting OpenMP thread spins before it sleeps. libgomp's default spins until the
 # other threads are scheduled again: on a busy machine a training step then takes five times as

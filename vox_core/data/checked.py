@@ -19,10 +19,12 @@ import numpy as np
 
 from vox_core.data.blocks import RowMask, cut
 from vox_core.data.faults import changed
-from vox_core.data.readers import NO_FIELDS, FieldMap, Source, is_remote, open_source
-from vox_core.data.records import Placed, readable, refuse, unreadable
+from vox_core.data.fields import NO_FIELDS, FieldMap
+from vox_core.data.formats import is_remote
+from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
-from vox_core.errors import StorageError
+from vox_core.data.source import Source, open_source
+from vox_core.data.split import require_files
 from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
@@ -104,16 +106,15 @@ def check_files(
         DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
             D010, a plugin or library is missing; D011 and D012, of a remote data set.
     """
-    checked = []
-    with refuse(paths) as (faults, empty):
-        for path in paths:
-            file = _checked(path, fields, progress)
-            assert file.facts is not None
-            if not file.rows and not file.facts.faults:
-                empty.append(path)
-            if not skip or not file.rows:
-                faults.extend(Placed(path, line, fault) for line, fault in file.facts.faults)
-            checked.append(file)
+    require_files([path for path in paths if not is_remote(path)])
+    checked, faults = [_checked(path, fields, progress) for path in paths], list[Placed]()
+    for file in checked:
+        if not skip or not file.rows:
+            faults += (Placed(file.path, line, fault) for line, fault in _facts(file).faults)
+    if none := [file.path for file in checked if not file.rows and not _facts(file).faults]:
+        raise empty(none)
+    if faults:
+        raise malformed(paths, faults)
     return checked
 
 
@@ -124,8 +125,9 @@ def _checked(path: Path, fields: FieldMap, progress: Progress | None) -> Checked
     else:
         with readable(path):
             on_disk, state = path, _state(path)
-        source = _opened(path, fields)
-    sha256 = _sha256(on_disk)
+            source = open_source(path, fields)
+    with readable(path):
+        sha256 = file_sha256(on_disk)
 
     def unchanged() -> None:
         _require_unchanged(path, on_disk, state)
@@ -141,24 +143,6 @@ def unused_fields(checked: Sequence[CheckedFile]) -> Counter[str]:
     for file in checked:
         counts.update(file.unused)
     return counts
-
-
-def _opened(path: Path, fields: FieldMap) -> Source:
-    try:
-        return open_source(path, fields)
-    except StorageError as error:
-        if isinstance(error.__cause__, OSError):
-            raise unreadable(path, error.__cause__) from error
-        raise
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except StorageError as error:
-        if isinstance(error.__cause__, OSError):
-            raise unreadable(path, error.__cause__) from error
-        raise
 
 
 def _state(path: Path) -> tuple[int, int, int]:

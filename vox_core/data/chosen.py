@@ -24,7 +24,7 @@ import numpy as np
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
-from vox_core.data.readers import NO_FIELDS, FieldMap
+from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.records import Placed
 from vox_core.data.row_facts import (
     CODES,

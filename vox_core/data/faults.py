@@ -1,18 +1,17 @@
 """What is wrong with a row, as data: a code, a location in the row, what was found and expected.
 
-Messages are rendered from it, and faults are counted by code and location; nothing reads the text
+Messages are rendered from it, and faults are counted by code and location; nothing parses the text
 of a message.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from vox_core.errors import DataError
-
-SHOWN = 20
 
 Code: TypeAlias = Literal[
     "line too long",
@@ -38,6 +37,7 @@ CODES: tuple[Code, ...] = get_args(Code)
 
 Location: TypeAlias = tuple[str | int, ...]
 """Names and indices from the row down: ("messages", 3, "role"); () for the row itself."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +88,69 @@ class FileError(RowError):
     """What is wrong with a whole file, such as the header of a table."""
 
 
-@dataclass
-class FaultCounts:
-    """Faults of many rows: counted by kind, the first of them in full.
-
-    Args:
-        total: of all kinds.
-        kinds: kind -> how many.
-        codes: those of the faults.
-        first: the first `SHOWN`, with their places.
-    """
-
-    total: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    codes: set[Code] = field(default_factory=set)
-    first: list[str] = field(default_factory=list)
-
-    def add(self, place: str, fault: RowFault) -> None:
-        self.codes.add(fault.code)
-        self.count(fault.kind, f"{place}: {fault}")
-
-    def count(self, kind: str, text: str) -> None:
-        """A fault that is no row's own, such as a chat template's refusal."""
-        self.total += 1
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        if len(self.first) < SHOWN:
-            self.first.append(text)
-
-    def by_number(self) -> list[tuple[str, int]]:
-        """Kinds and how many, the most frequent first."""
-        return sorted(self.kinds.items(), key=lambda item: -item[1])
-
-
 def shown(location: Location) -> str:
-    """As in a message: `"text"` for a field, `messages[3].role` for what is inside of one."""
+    """As in a message: `"text"` for a field, `messages[3].role` for a part of one."""
     if len(location) == 1:
         return f'"{location[0]}"'
     first, *rest = location
     inner = (f"[{part}]" if isinstance(part, int) or part == "…" else f".{part}" for part in rest)
     return f"{first}{''.join(inner)}"
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+
+
+def faulty(code: Code, location: Location, found: str, expected: str) -> RowError:
+    """The error of a single fault."""
+    return RowError(RowFault(code, location, found, expected))
+
+
+def all_of(*reads: Callable[[], Any]) -> list[Any]:
+    """The results of all `reads`.
+
+    Raises:
+        RowError: with the faults of all that fail.
+    """
+    results, faults = [], list[RowFault]()
+    for read in reads:
+        try:
+            results.append(read())
+        except RowError as error:
+            faults += error.faults
+    if faults:
+        raise RowError(*faults)
+    return results
+
+
+def json_type(value: object) -> str:
+    """What JSON calls `value`, for messages."""
+    return "null" if value is None else _TYPES.get(type(value), "a number")
+
+
+def typed(value: object, kind: type[T], location: Location, expected: str = "") -> T:
+    """`value`, which is of type `kind`; "wrong type" if it is not."""
+    if isinstance(value, kind):
+        return value
+    raise faulty("wrong type", location, json_type(value), expected or _TYPES[kind])
+
+
+def text_of(value: object, location: Location, expected: str = "text") -> str:
+    """`value`, which is a string that UTF-8 can encode.
+
+    Args:
+        expected: what a blank string lacks; blank ones are allowed if it is empty.
+    """
+    text = typed(value, str, location)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"half a surrogate pair (\\u{ord(text[error.start]):04x})"
+        raise faulty("half a character", location, found, "both halves or none") from None
+    if expected and not text.strip():
+        raise faulty("empty", location, "nothing", expected)
+    return text
 
 
 def changed(path: Path) -> DataError:

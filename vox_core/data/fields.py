@@ -10,6 +10,17 @@ Attributes describe a row: rating, category, difficulty, lane, response mode, fa
 
 An empty attribute counts as missing. One of the wrong type is a fault: rows are chosen by these
 fields, and one that is passed over would be chosen wrongly.
+
+`--field` and `[data.fields]` name the column or path of a row that holds each field.
+
+    [data.fields]                       --field prompt=title
+    prompt = "title"                    --field completion=answers.0.text
+    completion = "answers.0.text"       --field text=
+    text = ""
+
+A path goes down into objects by name and into lists by number; a field that is called "a.b" is
+found before the b of an a. Fields that are named here take the place of those that the row has
+under the same name, and are not looked for under their old one. An empty path leaves a field out.
 """
 
 from __future__ import annotations
@@ -18,15 +29,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import NoReturn
+from functools import lru_cache, partial
+from typing import Any, NoReturn, TypeAlias
 
-from vox_core.data.faults import RowError, RowFault
-from vox_core.data.jsonl import json_type
-from vox_core.data.messages import refuse_surrogates
+from vox_core.data.faults import all_of, faulty, json_type, typed
 
 WORDS = ("category", "lane", "response_mode", "task_family")
-ATTRIBUTES = ("rating", "category", "difficulty", "lane", "response_mode", "task_family", "tags")
+ATTRIBUTES = (*WORDS, "rating", "difficulty", "tags")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,70 +52,41 @@ class Attributes:
 
 
 NO_ATTRIBUTES = Attributes()
-_NAMES = frozenset(ATTRIBUTES)
 
 
-def attributes_of(fields: Mapping[str, object]) -> Attributes:
+def attributes_of(values: Mapping[str, object]) -> Attributes:
     """Read them.
 
     Raises:
         RowError: with every one that has the wrong type.
     """
-    if _NAMES.isdisjoint(fields):
+    names = [name for name in ATTRIBUTES if values.get(name) is not None]
+    if not names:
         return NO_ATTRIBUTES
-    faults: list[RowFault] = []
-    words = {name: _word(name, fields.get(name), faults) for name in WORDS}
-    rating = _number("rating", fields.get("rating"), "a number", faults)
-    difficulty = _difficulty(fields.get("difficulty"), faults)
-    tags = _tags(fields.get("tags"), faults)
-    if faults:
-        raise RowError(*faults)
-    return Attributes(rating=rating, difficulty=difficulty, tags=tags, **words)
+    found = all_of(*(partial(_attribute, name, values[name]) for name in names))
+    return Attributes(**dict(zip(names, found, strict=True)))
 
 
-def _word(name: str, value: object, faults: list[RowFault]) -> str | None:
-    if value is None or isinstance(value, str):
-        return value or None
-    faults.append(RowFault("wrong type", (name,), json_type(value), "a string"))
-    return None
-
-
-def _difficulty(value: object, faults: list[RowFault]) -> float | str | None:
-    if isinstance(value, str):
-        return value or None
-    return _number("difficulty", value, "a number or a word", faults)
-
-
-def _number(name: str, value: object, expected: str, faults: list[RowFault]) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if (number := _float(value)) is not None:
-            return number
-        faults.append(RowFault("wrong value", (name,), "a number too large", "a finite one"))
-    else:
-        faults.append(RowFault("wrong type", (name,), json_type(value), expected))
-    return None
-
-
-def _float(value: float) -> float | None:
+def _attribute(name: str, value: object) -> Any:
+    at = (name,)
+    if name == "tags":
+        tags = typed(value, list, at, "a list of strings")
+        return tuple(typed(tag, str, (*at, index)) for index, tag in enumerate(tags))
+    if name in WORDS or (name == "difficulty" and isinstance(value, str)):
+        return typed(value, str, at) or None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        expected = "a number" if name == "rating" else "a number or a word"
+        raise faulty("wrong type", at, json_type(value), expected)
     try:
-        return float(value) if math.isfinite(value) else None
+        number = float(value)
     except OverflowError:  # an integer of hundreds of digits
-        return None
+        number = math.inf
+    if not math.isfinite(number):
+        raise faulty("wrong value", at, "a number too large", "a finite one")
+    return number
 
 
-def _tags(value: object, faults: list[RowFault]) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, list) and all(isinstance(tag, str) for tag in value):
-        return tuple(value)
-    found = json_type(value)
-    if isinstance(value, list):
-        found = f"{next(json_type(tag) for tag in value if not isinstance(tag, str))} within a list"
-    faults.append(RowFault("wrong type", ("tags",), found, "a list of strings"))
-    return ()
-
+# --- names ----------------------------------------------------------------------------------------
 
 CHATS = ("messages", "turns")
 SHAREGPT = ("conversations",)
@@ -124,10 +104,9 @@ KNOWN = (*CONTENT, *QUESTION, "input", "system", *TOOLS, *ATTRIBUTES)
 PROVENANCE = "provenance"
 """Where a row comes from, as `vox data extract` writes it; of no use here, and no surprise."""
 
-_SAY_OF_THE_ROW = frozenset(ATTRIBUTES)
 _EXPECTED = (
-    "messages, conversations, prompt, instruction, question, completion, response, output, answer, "
-    "text, chosen"
+    "one of messages, conversations, prompt, instruction, question, completion, response, output, "
+    "answer, text, chosen"
 )
 _OFTEN_MISSPELT = ("messages", *PROMPTS, *ANSWERS, *TEXTS, *PAIR)
 _ELSEWHERE_CALLED = {
@@ -148,21 +127,15 @@ class Fields:
 
     def has(self, names: Sequence[str]) -> bool:
         """Whether one of `names` is there and not null."""
-        get = self.values.get
-        for name in names:  # noqa: SIM110  # half the time of any(...), for every row
-            if get(name) is not None:
-                return True
-        return False
+        return any(self.values.get(name) is not None for name in names)
 
     def first(self, names: Sequence[str]) -> str | None:
         """Of names that stand for the same, the one that counts: the first that is there."""
         there = [name for name in names if name in self.values]
-        said = [name for name in there if self.values[name] is not None]
         if not there:
             return None
-        name = (said or there)[0]
-        value = self.values[name]
-        self.used |= {each for each in there if self.values[each] in (None, value)}
+        name = next((each for each in there if self.values[each] is not None), there[0])
+        self.used |= {each for each in there if self.values[each] in (None, self.values[name])}
         return name
 
     def one(self, names: Sequence[str]) -> str:
@@ -175,7 +148,7 @@ class Fields:
             return name
         near = "; ".join(_hint(name) for name in self.values if _meant(name) in names)
         expected = f"one ({near})" if near else "one"
-        raise RowError(RowFault("unknown form", (), f"none of {', '.join(names)}", expected))
+        raise faulty("unknown form", (), f"none of {', '.join(names)}", expected)
 
     def take(self, name: str) -> object:
         """A value; None if there is none."""
@@ -185,60 +158,85 @@ class Fields:
     def unused(self) -> tuple[str, ...]:
         """Names that nobody has asked for, in the order of the row; not those of a form that the
         row does not have, where a table has columns for all of them."""
-        values, used = self.values, self.used
-        return tuple(
-            name
-            for name in values
-            if name not in used and name not in _SAY_OF_THE_ROW and name != PROVENANCE
-            if not (values[name] is None and name in CONTENT)
-        )
-
-
-def text_of(name: str, value: object) -> str:
-    """A text that says something.
-
-    Raises:
-        RowError: it is none.
-    """
-    if not isinstance(value, str):
-        raise RowError(RowFault("wrong type", (name,), json_type(value), "a string"))
-    refuse_surrogates((name,), value)
-    if not value.strip():
-        raise RowError(RowFault("empty", (name,), "nothing", "text"))
-    return value
+        known = {*self.used, *ATTRIBUTES, PROVENANCE}
+        known.update(name for name in CONTENT if self.values.get(name) is None)
+        return tuple(name for name in self.values if name not in known)
 
 
 def refuse_unknown(names: Sequence[str]) -> NoReturn:
     """A row without a field that makes it one of some form."""
     if not names:
-        raise RowError(RowFault("empty", (), "an object without fields", f"one of {_EXPECTED}"))
-    hints = [_hint(name) for name in names if _meant(name)]
-    nearest = f" ({'; '.join(hints)})" if hints else ""
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    expected = f"one of {_EXPECTED}{nearest}"
-    raise RowError(RowFault("unknown form", (), f"the fields {shown}", expected))
+        raise faulty("empty", (), "an object without fields", _EXPECTED)
+    hints = "; ".join(_hint(name) for name in names if _meant(name))
+    found = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    expected = f"{_EXPECTED} ({hints})" if hints else _EXPECTED
+    raise faulty("unknown form", (), f"the fields {found}", expected)
+
+
+def refuse_misspelt(names: Sequence[str]) -> None:
+    """Raises:
+    RowError: unused fields that are all but one of those that are trained.
+    """
+    all_of(*(partial(_refuse_misspelt, name) for name in names if name not in KNOWN))
+
+
+def _refuse_misspelt(name: str) -> None:
+    if nearest := _nearest(name, 0.85):
+        expected = f'a known one (is it meant as "{nearest}"?)'
+        raise faulty("misspelt field", (), f'the field "{name}"', expected)
 
 
 @lru_cache(1024)
-def misspelt(name: str) -> RowFault | None:
-    """The fault of an unused field that is all but one of those that are trained."""
-    if name in KNOWN:
-        return None
-    nearest = get_close_matches(name, _OFTEN_MISSPELT, n=1, cutoff=0.85)
-    if not nearest:
-        return None
-    expected = f'a known one (is it meant as "{nearest[0]}"?)'
-    return RowFault("misspelt field", (), f'the field "{name}"', expected)
+def _nearest(name: str, cutoff: float = 0.6) -> str | None:
+    return next(iter(get_close_matches(name, _OFTEN_MISSPELT, n=1, cutoff=cutoff)), None)
 
 
-@lru_cache(1024)
 def _meant(name: str) -> str | None:
     """What an unknown field may be meant as, where one is missing."""
     if name in (*CONTENT, *QUESTION):
         return None
-    nearest = get_close_matches(name, _OFTEN_MISSPELT, n=1)
-    return _ELSEWHERE_CALLED.get(name) or next(iter(nearest), None)
+    return _ELSEWHERE_CALLED.get(name) or _nearest(name)
 
 
 def _hint(name: str) -> str:
     return f'is "{name}" meant as "{_meant(name)}"?'
+
+
+# --- [data.fields] --------------------------------------------------------------------------------
+
+FieldMap: TypeAlias = Mapping[str, str]
+NO_FIELDS: FieldMap = {}
+_MISSING = object()
+
+
+def mapped(values: dict[str, object], fields: FieldMap) -> dict[str, object]:
+    """A row with its fields where vox looks for them.
+
+    Raises:
+        RowError: it has none of the fields that are named.
+    """
+    wanted = {name: path for name, path in fields.items() if path}
+    found = {name: _find(values, path) for name, path in wanted.items()}
+    there = {name: value for name, value in found.items() if value is not _MISSING}
+    if wanted and not there:
+        shown = ", ".join(list(values)[:10]) or "none"
+        expected = f"one that --field names ({', '.join(wanted.values())})"
+        raise faulty("unknown form", (), f"the fields {shown}", expected)
+    paths = [wanted[name] for name in there]
+    moved = {path if path in values else path.partition(".")[0] for path in paths}
+    rest = {k: v for k, v in values.items() if k not in moved and k not in fields}
+    return {**there, **rest}
+
+
+def _find(values: dict[str, object], path: str) -> object:
+    if path in values:
+        return values[path]
+    value: object = values
+    for part in path.split("."):
+        if isinstance(value, dict):
+            value = value.get(part, _MISSING)
+        elif isinstance(value, list) and part.isascii() and part.isdigit():
+            value = value[int(part)] if len(part) < 10 and int(part) < len(value) else _MISSING
+        else:
+            return _MISSING
+    return value

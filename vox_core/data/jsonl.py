@@ -4,7 +4,7 @@ A file is read in binary, one bounded line at a time, so that a line of any leng
 `MAX_LINE_BYTES` of memory. The decoder is strict where `json` is lenient: a repeated key, `NaN` and
 `Infinity` are faults, because other readers of the same file would see something else.
 
-A file of another format becomes JSONL first (`readers/`): line N of it is row N, and a row that
+A file of another format becomes JSONL first (`source.py`): line N of it is row N, and a row that
 could not be read has its faults in place of an object (`unread`).
 
 What an object means is `rows.py`'s business.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from vox_core.bounded_json import repeated
-from vox_core.data.faults import FileError, RowError, RowFault
+from vox_core.data.faults import FileError, RowError, RowFault, faulty, json_type
 
 MAX_LINE_BYTES = 10_000_000
 BOM = b"\xef\xbb\xbf"
@@ -46,35 +46,27 @@ _WHOLE = _UNREAD + b" "
 """The same of a whole file."""
 
 
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
+    """Each line with its end; None for one that is too long."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+            pass
+        yield None
+
+
 def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
     """Each line that is not blank: its number from 1, where it begins, and its bytes; None for one
     that is too long. A byte order mark at the start of the file is dropped."""
     with path.open("rb") as file:
-        number = end = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number, start, end = number + 1, end, end + len(line)
-            if number == 1 and line.startswith(BOM):
-                line, start = line.removeprefix(BOM), len(BOM)
-            if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                end += _skip_rest_of_line(file)
-                yield number, start, None
-            elif line and not line.isspace():
+        start = len(BOM) if file.read(len(BOM)) == BOM else 0
+        file.seek(start)
+        for number, line in enumerate(bounded_lines(file), start=1):
+            if line is None or line.strip():
                 yield number, start, line
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Each line that is not blank, with its number from 1; None for one that is too long."""
-    return ((number, line) for number, _, line in raw_lines(path))
-
-
-def _skip_rest_of_line(file: IO[bytes]) -> int:
-    """Bytes skipped."""
-    size = 0
-    while part := file.readline(MAX_LINE_BYTES):
-        size += len(part)
-        if part.endswith(b"\n"):
-            break
-    return size
+            start = file.tell()
 
 
 def no_text(start: bytes) -> RowFault | None:
@@ -85,7 +77,7 @@ def no_text(start: bytes) -> RowFault | None:
 def file_faults(path: Path) -> list[RowFault]:
     """What is wrong with all of a file, as far as its first line gives it away: another format, or
     what a reader wrote there."""
-    first = next((line for _, line in numbered_lines(path)), None) or b""
+    first = next((line for _, _, line in raw_lines(path)), None) or b""
     if meaning := no_text(first):
         return [meaning]
     if first.startswith(_WHOLE):
@@ -112,16 +104,20 @@ def parse_object(line: bytes | None, unit: str = "line") -> dict[str, object]:
         raise too_long(unit)
     if line[:1] == _UNREAD:
         raise RowError(*_faults_of(line))
-    value = parse_value(_decode(line, unit).rstrip("\r\n"), unit)
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"invalid UTF-8 at byte {error.start} of the {unit} (0x{line[error.start]:02x})"
+        raise faulty("invalid UTF-8", (), found, "UTF-8") from None
+    value = parse_value(text.rstrip("\r\n"), unit)
     if not isinstance(value, dict):
-        raise RowError(RowFault("no object", (), json_type(value), "a JSON object"))
+        raise faulty("no object", (), json_type(value), "a JSON object")
     return value
 
 
 def too_long(unit: str) -> RowError:
-    """What is said of a line that nobody reads."""
-    found = f"a {unit} of more than {MAX_LINE_BYTES:,} bytes"
-    return RowError(RowFault("line too long", (), found, "less"))
+    """The fault of a line that nobody reads."""
+    return faulty("line too long", (), f"a {unit} of more than {MAX_LINE_BYTES:,} bytes", "less")
 
 
 def unread(fault: RowError) -> bytes:
@@ -138,20 +134,6 @@ def _faults_of(line: bytes) -> list[RowFault]:
         return [RowFault("invalid JSON", (), found, "JSON")]
 
 
-def json_type(value: object) -> str:
-    """What JSON calls `value`, for messages."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
-
-
-def _decode(line: bytes, unit: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        found = f"invalid UTF-8 at byte {error.start} of the {unit} (0x{line[error.start]:02x})"
-        raise RowError(RowFault("invalid UTF-8", (), found, "UTF-8")) from None
-
-
 def parse_value(text: str, unit: str = "line") -> object:
     """The JSON value that `text` holds.
 
@@ -161,36 +143,30 @@ def parse_value(text: str, unit: str = "line") -> object:
     try:
         value: object = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise RowError(_invalid(error, unit)) from None
+        place, expected = f"column {error.colno}", "one JSON object on one line"
+        if unit != "line":
+            place, expected = f"line {error.lineno}, {place} of the {unit}", "a JSON object"
+        found = f"invalid JSON at {place} ({error.msg})"
+        raise faulty("invalid JSON", (), found, expected) from None
     except RecursionError:
-        found = "JSON nested too deeply"
-        raise RowError(RowFault("invalid JSON", (), found, "a flat row")) from None
+        raise faulty("invalid JSON", (), "JSON nested too deeply", "a flat row") from None
     except ValueError as error:  # an integer of thousands of digits
         found = f"a number that cannot be read ({error})"
-        raise RowError(RowFault("invalid JSON", (), found, "a shorter one")) from None
+        raise faulty("invalid JSON", (), found, "a shorter one") from None
     return value
-
-
-def _invalid(error: json.JSONDecodeError, unit: str) -> RowFault:
-    place, expected = f"column {error.colno}", "one JSON object on one line"
-    if unit != "line":
-        place, expected = f"line {error.lineno}, {place} of the {unit}", "a JSON object"
-    return RowFault("invalid JSON", (), f"invalid JSON at {place} ({error.msg})", expected)
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        found = f'the key "{repeated(keys)}" more than once'
-        raise RowError(RowFault("repeated key", (), found, "it once"))
+        found = f'the key "{repeated([key for key, _ in pairs])}" more than once'
+        raise faulty("repeated key", (), found, "it once")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
     found = f"{name}, which JSON does not have"
-    raise RowError(RowFault("invalid JSON", (), found, "a number, a string or null"))
+    raise faulty("invalid JSON", (), found, "a number, a string or null")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-"""One for all lines: `json.loads` with a hook makes another for each."""

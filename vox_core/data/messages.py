@@ -14,23 +14,45 @@ A message may say more: an assistant's `tool_calls` (or `function_call`, their o
 `weight` or `train`, which say how much of it is trained. Only what an assistant says is trained,
 unless `train` is true: a `weight` alone on somebody else is a fault, as it may mean either.
 Other fields are not used.
+
+ShareGPT's turns have `from` in place of `role` and `value` in place of `content`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from vox_core.data.faults import Location, RowError, RowFault
-from vox_core.data.jsonl import json_type
-from vox_core.data.tools import call_of_old, tool_calls
+from vox_core.data.faults import (
+    Location,
+    RowError,
+    RowFault,
+    all_of,
+    faulty,
+    json_type,
+    text_of,
+    typed,
+)
+from vox_core.data.tools import tool_call, tool_calls
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
-ROLES: tuple[Role, ...] = get_args(Role)
-
-_NAMED: dict[str, Role] = {role: role for role in ROLES}
+ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
+SPEAKERS: dict[str, Role] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
 _FIRST_ONLY = ("system", "developer")
 _MAY_BE_BLANK = ("system", "developer", "tool")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -57,58 +79,66 @@ class Message:
     weight: float | None = None
 
 
-def conversation(value: object) -> tuple[Message, ...]:
-    if not isinstance(value, list):
-        raise RowError(RowFault("wrong type", ("messages",), json_type(value), "a list"))
-    messages: list[Message] = []
-    faults: list[RowFault] = []
-    for index, item in enumerate(value):
-        try:
-            messages.append(_message(item, ("messages", index)))
-        except RowError as fault:
-            faults += fault.faults
-    if not faults:
-        faults = list(_order_faults(messages))
-    if faults:
+class Turn(NamedTuple):
+    """A message as it stands in a row.
+
+    Args:
+        sharegpt: it has `from` and `value`.
+    """
+
+    place: Location
+    value: object
+    sharegpt: bool = False
+
+
+def turns_of(value: object, name: str) -> list[Turn]:
+    """The turns in a field of a row.
+
+    Raises:
+        RowError: it is no list.
+    """
+    items = typed(value, list, (name,))
+    sharegpt = any(isinstance(it, dict) and "from" in it and "role" not in it for it in items)
+    return [Turn((name, index), item, sharegpt) for index, item in enumerate(items)]
+
+
+def conversation(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """Raises:
+    RowError: with everything that is wrong with the messages or, if nothing is, with their order.
+    """
+    messages = all_of(*(partial(_message, turn) for turn in turns))
+    if faults := list(_order_faults([turn.place for turn in turns], messages)):
         raise RowError(*faults)
     return tuple(messages)
 
 
-def _message(item: object, place: Location) -> Message:
-    if not isinstance(item, dict):
-        raise RowError(RowFault("wrong type", place, json_type(item), "an object"))
-    if usual := _usual_message(item):
-        return usual
-    role = _role(item, place)
+def _message(turn: Turn) -> Message:
+    place = turn.place
+    item = typed(turn.value, dict, place)
+    role_key, content_key = ("from", "value") if turn.sharegpt else ("role", "content")
+    role = _role(item.get(role_key), (*place, role_key), SPEAKERS if turn.sharegpt else ROLES)
+    content = item.get(content_key, item.get("content"))
+    if len(item) == 2 and isinstance(content, str) and content.isascii() and content.strip():
+        return Message(role, content)  # the usual case, which none of the rest can object to
     extra = _extra(item, role, place)
     weight = _weight(item, role, place)
-    if (content := item.get("content")) is None and "tool_calls" in extra:
+    if content is None and "tool_calls" in extra:
         return Message(role, "", extra, weight)
-    content = _content(content, (*place, "content"))
-    if not content.strip() and role not in _MAY_BE_BLANK and "tool_calls" not in extra:
-        raise RowError(RowFault("empty", (*place, "content"), "nothing", f"text of the {role}"))
-    return Message(role, content, extra or None, weight)
+    at = (*place, content_key)
+    if isinstance(content, list):
+        content = "".join(_part(part, (*at, index)) for index, part in enumerate(content))
+    may_be_blank = role in _MAY_BE_BLANK or "tool_calls" in extra
+    text = text_of(content, at, "" if may_be_blank else f"text of the {role}")
+    return Message(role, text, extra or None, weight)
 
 
-def _usual_message(item: dict[str, object]) -> Message | None:
-    """A message of role and text alone, looked at quickly; None where there may be more to say."""
-    role, content = item.get("role"), item.get("content")
-    if len(item) != 2 or not (isinstance(role, str) and isinstance(content, str)):
-        return None
-    if (known := _NAMED.get(role)) is None or not content.isascii() or not content.strip():
-        return None
-    return Message(known, content)
-
-
-def _role(item: dict[str, object], place: Location) -> Role:
-    found = item.get("role")
+def _role(found: object, place: Location, roles: Mapping[str, Role]) -> Role:
     if found == "function":  # what a tool was called before there were others
         return "tool"
-    for role in ROLES:
-        if role == found:
-            return role
+    if isinstance(found, str) and found in roles:
+        return roles[found]
     shown = f'"{found}"' if isinstance(found, str) else json_type(found)
-    raise RowError(RowFault("roles", (*place, "role"), shown, f"one of {', '.join(ROLES)}"))
+    raise faulty("roles", place, shown, f"one of {', '.join(roles)}")
 
 
 def _extra(item: dict[str, object], role: Role, place: Location) -> dict[str, Any]:
@@ -116,124 +146,68 @@ def _extra(item: dict[str, object], role: Role, place: Location) -> dict[str, An
     said = {key: value for key, value in item.items() if value is not None and value != []}
     for name, speaker in _SPOKEN_BY.items():
         if name in said and role != speaker:
-            found = f"{name} of the {role}"
-            raise RowError(RowFault("roles", place, found, f"it of the {speaker}"))
+            raise faulty("roles", place, f"{name} of the {role}", f"it of the {speaker}")
     extra: dict[str, Any] = {}
-    if calls := _calls(said, place):
+    if {"function_call", "tool_calls"} <= said.keys():
+        raise faulty("several forms", place, "tool_calls and function_call", "one of them")
+    if "function_call" in said:
+        extra["tool_calls"] = [tool_call(said["function_call"], (*place, "function_call"))]
+    elif calls := tool_calls(said.get("tool_calls"), (*place, "tool_calls")):
         extra["tool_calls"] = calls
     for name in ("tool_call_id", "name"):
         if name in said:
-            extra[name] = _text(said[name], (*place, name))
-    if reasoning := _reasoning(said, place):
-        extra["reasoning_content"] = reasoning
+            extra[name] = text_of(said[name], (*place, name), "")
+    texts = {name: text_of(said[name], (*place, name), "") for name in _REASONING if name in said}
+    different = {text: name for name, text in texts.items() if text.strip()}
+    if len(different) > 1:
+        names = " and ".join(different.values())
+        raise faulty("several forms", place, f"different {names}", "one of them")
+    if different:
+        extra["reasoning_content"] = next(iter(different))
     return extra
-
-
-def _calls(said: dict[str, object], place: Location) -> list[dict[str, Any]]:
-    if "function_call" not in said:
-        return list(tool_calls(said.get("tool_calls"), (*place, "tool_calls")))
-    if "tool_calls" in said:
-        found = "tool_calls and function_call"
-        raise RowError(RowFault("several forms", place, found, "one of them"))
-    return [call_of_old(said["function_call"], (*place, "function_call"))]
-
-
-def _reasoning(said: dict[str, object], place: Location) -> str:
-    """The reasoning, whichever name it goes by; blank is none."""
-    found = {
-        text: name
-        for name in _REASONING
-        if name in said and (text := _text(said[name], (*place, name))).strip()
-    }
-    if len(found) > 1:
-        names = " and ".join(found.values())
-        raise RowError(RowFault("several forms", place, f"different {names}", "one of them"))
-    return next(iter(found), "")
 
 
 def _weight(item: dict[str, object], role: Role, place: Location) -> float | None:
     weight, train = item.get("weight"), item.get("train")
-    if not isinstance(train, bool | None):
-        at = (*place, "train")
-        raise RowError(RowFault("wrong type", at, json_type(train), "true or false"))
+    if train is not None:
+        typed(train, bool, (*place, "train"), "true or false")
     if weight is None:
-        return None if train is None else float(train)
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or not 0 <= cast(float, weight) <= 1:
-        found = str(weight) if number else json_type(weight)
-        at = (*place, "weight")
-        raise RowError(RowFault("wrong value", at, found, "a number from 0 to 1"))
-    weight = cast(float, weight)
+        return None if train is None else float(bool(train))
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        found = str(weight) if json_type(weight) == "a number" else json_type(weight)
+        raise faulty("wrong value", (*place, "weight"), found, "a number from 0 to 1")
     if train is not None and train != (weight > 0):
         found = f'"train": {str(train).lower()} with the weight {weight}'
-        raise RowError(RowFault("wrong value", place, found, "them to agree"))
+        raise faulty("wrong value", place, found, "them to agree")
     if weight > 0 and role != "assistant" and not train:
         expected = '0, or "train": true beside it to train what the assistant does not say'
-        found = f"the weight {weight} of the {role}"
-        raise RowError(RowFault("wrong value", place, found, expected))
+        raise faulty("wrong value", place, f"the weight {weight} of the {role}", expected)
     return float(weight)
-
-
-def _text(value: object, place: Location) -> str:
-    if not isinstance(value, str):
-        raise RowError(RowFault("wrong type", place, json_type(value), "a string"))
-    refuse_surrogates(place, value)
-    return value
-
-
-def _content(value: object, place: Location) -> str:
-    if isinstance(value, list):
-        value = "".join(_part(part, (*place, index)) for index, part in enumerate(value))
-    return _text(value, place)
 
 
 def _part(part: object, place: Location) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
-        if isinstance(text := part.get("text"), str):
-            return text
-        raise RowError(RowFault("wrong type", (*place, "text"), json_type(text), "a string"))
+        return typed(part.get("text"), str, (*place, "text"))
     kind = f'type "{part.get("type")}"' if isinstance(part, dict) else json_type(part)
-    expected = "parts of type text only"
-    raise RowError(RowFault("unsupported", place, f"a part of {kind}", expected))
+    raise faulty("unsupported", place, f"a part of {kind}", "parts of type text only")
 
 
-def _order_faults(messages: Sequence[Message]) -> Iterable[RowFault]:
-    roles = [message.role for message in messages]
-    for index, role in enumerate(roles):
-        at = ("messages", index)
-        if role in _FIRST_ONLY and index > 0:
+def _order_faults(places: Sequence[Location], messages: Sequence[Message]) -> Iterator[RowFault]:
+    before, ids = "", set[str | None]({None})
+    for at, message in zip(places, messages, strict=True):
+        role, extra = message.role, message.extra or {}
+        if role in _FIRST_ONLY and before:
             yield RowFault("roles", at, f'the role "{role}"', "it first or not at all")
-        if role == "tool" and (index == 0 or roles[index - 1] not in ("assistant", "tool")):
+        if role == "tool" and before not in ("assistant", "tool"):
             yield RowFault("roles", at, 'the role "tool"', "it after an assistant")
-    yield from _answer_faults(messages)
-    if "assistant" not in roles:
-        shown = ", ".join(roles) or "none"
-        yield RowFault("roles", (), f"no assistant message (roles: {shown})", "at least one")
-
-
-def _answer_faults(messages: Sequence[Message]) -> Iterable[RowFault]:
-    """Answers to calls that nobody made, where calls and answers have ids."""
-    ids: set[str | None] = {None}
-    for index, message in enumerate(messages):
-        extra = message.extra or {}
-        if message.role == "assistant":
+        if role == "assistant":
             ids = {call.get("id") for call in extra.get("tool_calls", ({},))}
         answered = extra.get("tool_call_id")
         if answered is not None and None not in ids and answered not in ids:
-            known = ", ".join(sorted(filter(None, ids)))
-            found = f'the tool_call_id "{answered}"'
-            yield RowFault("wrong value", ("messages", index), found, f"one of {known}")
-
-
-def refuse_unsupported(fields: dict[str, object], names: Iterable[str]) -> None:
-    if found := [name for name in names if fields.get(name) is not None]:
-        named = f"{', '.join(found)}, which vox does not support"
-        raise RowError(RowFault("unsupported", (), named, "none"))
-
-
-def refuse_surrogates(place: Location, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        found = f"half a surrogate pair (\\u{ord(text[error.start]):04x})"
-        raise RowError(RowFault("half a character", place, found, "both halves or none")) from None
+            found, known = f'the tool_call_id "{answered}"', ", ".join(sorted(filter(None, ids)))
+            yield RowFault("wrong value", at, found, f"one of {known}")
+        before = role
+    roles = [message.role for message in messages]
+    if "assistant" not in roles:
+        found = f"no assistant message (roles: {', '.join(roles) or 'none'})"
+        yield RowFault("roles", (), found, "at least one")

@@ -1,9 +1,4 @@
-"""Data files as records, and which files hold training and which validation data.
-
-Every file named is read; whatever is wrong in any of them is reported in one `DataError` before
-anything else happens. A record remembers where it came from, so that later faults (a chat template
-that refuses it) can name file and line too.
-"""
+"""Rows of data files with their faults, and the errors of files that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_core.data.faults import Code, RowError, RowFault
-from vox_core.data.jsonl import file_faults, no_text, raw_lines
-from vox_core.data.readers import NO_FIELDS, FieldMap, is_remote, open_source, place_of
+from vox_core.data.faults import RowError, RowFault
+from vox_core.data.formats import place_of
+from vox_core.data.jsonl import file_faults, raw_lines
 from vox_core.data.rows import Record, read_row
-from vox_core.data.split import require_files
-from vox_core.errors import DataError
+from vox_core.errors import DataError, StorageError
 
 STEP = "correct these lines, or remove them, and run again"
 """What can be done about any malformed row."""
@@ -27,65 +21,14 @@ Progress = Callable[[int, int], None]
 """Called with bytes read and all bytes."""
 
 
-def load_records(paths: Sequence[Path], fields: FieldMap = NO_FIELDS) -> list[Record]:
-    """Every row of every file, in order.
-
-    Args:
-        fields: `[data.fields]`.
-
-    Raises:
-        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault;
-            D010 to D012, a file cannot be read without a library, or a data set not be had.
-    """
-    records: list[Record] = []
-    with refuse(paths) as (faults, empty):
-        for path in paths:
-            before = len(records) + len(faults)
-            source = open_source(path, fields)
-            records += read_records(path, faults, source.lines)
-            if len(records) + len(faults) == before:
-                empty.append(path)
-    return records
-
-
-@contextmanager
-def refuse(paths: Sequence[Path]) -> Iterator[tuple[list[Placed], list[Path]]]:
-    """Two lists, for faults and for empty files; what is in them at the end is refused.
-
-    Raises:
-        DataError: D001 for missing, D002 for empty, D003 for malformed files, with every fault.
-    """
-    require_files([path for path in paths if not is_remote(path)])
-    faults: list[Placed] = []
-    empty: list[Path] = []
-    yield faults, empty
-    if empty:
-        raise _empty(empty)
-    if faults:
-        raise _malformed(paths, faults)
-
-
-def read_records(path: Path, faults: list[Placed], lines: Path | None = None) -> Iterator[Record]:
-    """Each row of one file that is well formed; the faults of the others go to `faults`.
-
-    Args:
-        lines: its rows as JSONL, if it is no such file itself.
-
-    Raises:
-        DataError: D001, it cannot be read.
-    """
-    for line, found in read_lines(path, lines):
-        if isinstance(found, RowError):
-            faults += placed(path, line, found.faults)
-        else:
-            yield found
-
-
 def read_lines(
     path: Path, lines: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Record | RowError]]:
     """Each row of one file with its number: what it says, or what is wrong with it. A file in
     another format than its name says has one fault, in line 0.
+
+    Args:
+        lines: its rows as JSONL, if it is no such file itself.
 
     Raises:
         DataError: D001, it cannot be read.
@@ -119,8 +62,7 @@ class Placed:
         return f"{place_of(self.path, self.line)}: {self.fault}"
 
 
-def placed(path: Path, line: int, faults: Iterable[RowFault]) -> Iterator[Placed]:
-    return (Placed(path, line, fault) for fault in faults)
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -128,11 +70,21 @@ def readable(path: Path) -> Iterator[None]:
     """What the system says of a data file, as D001."""
     try:
         yield
-    except OSError as error:
-        raise unreadable(path, error) from error
+    except (OSError, StorageError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise DataError(
+            "D001",
+            "a data file cannot be read",
+            where=path,
+            found=cause.strerror,
+            expected="a file that you may read",
+            remedy="check its permissions, or name another file with --data",
+        ) from error
 
 
-def _empty(paths: Sequence[Path]) -> DataError:
+def empty(paths: Sequence[Path]) -> DataError:
     return DataError(
         "D002",
         "a data file is empty",
@@ -143,7 +95,7 @@ def _empty(paths: Sequence[Path]) -> DataError:
     )
 
 
-def _malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
+def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
     return DataError(
         "D003",
         "rows of a data file are malformed",
@@ -155,11 +107,15 @@ def _malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
     )
 
 
-def next_step(codes: Collection[Code], paths: Iterable[Path]) -> str:
+def next_step(codes: Collection[str], paths: Iterable[Path]) -> str:
     """The remedy for malformed rows of some files, by the codes of their faults."""
     step = STEP
     if "invalid UTF-8" in codes:
-        step += "".join(dict.fromkeys(map(_what_else_it_may_be, paths)))
+        for path in dict.fromkeys(filter(_may_be_latin_1, paths)):
+            step += (
+                f"; {path.name} may be Latin-1 or Windows-1252, and then this makes it UTF-8: "
+                "iconv -f windows-1252 -t utf-8 OLD > NEW"
+            )
     if "unknown form" in codes:
         step += (
             "; if only the names differ, say so: --field prompt=NAME --field completion=OTHER, or "
@@ -168,31 +124,12 @@ def next_step(codes: Collection[Code], paths: Iterable[Path]) -> str:
     return step
 
 
-def _what_else_it_may_be(path: Path) -> str:
-    """Than UTF-8. Where other characters than ASCII's are UTF-8, one that is not is a mistake of
-    its own, and changing all of them would be one more."""
+def _may_be_latin_1(path: Path) -> bool:
+    """Whether a file has bytes beyond ASCII, and none of them are UTF-8. Where some are, one that
+    is not is a mistake of its own, and changing all of them would be one more."""
     try:
         with path.open("rb") as file:
             start = file.read(1 << 20)
     except OSError:
-        return ""
-    if meaning := no_text(start):
-        return f"; {path.name}: {meaning}"
-    if start.isascii() or not start.decode("utf-8", "ignore").isascii():
-        return ""
-    return (
-        f"; {path.name} may be Latin-1 or Windows-1252, and then this makes it UTF-8: "
-        "iconv -f windows-1252 -t utf-8 OLD > NEW"
-    )
-
-
-def unreadable(path: Path, error: OSError) -> DataError:
-    """What it means that a data file is there and cannot be opened or read."""
-    return DataError(
-        "D001",
-        "a data file cannot be read",
-        where=path,
-        found=error.strerror,
-        expected="a file that you may read",
-        remedy="check its permissions, or name another file with --data",
-    )
+        return False
+    return not start.isascii() and start.decode("utf-8", "ignore").isascii()

@@ -8,28 +8,26 @@
     {"instruction": "…", "input": "…", "output": "…"}                                       Alpaca
     {"text": "…"}
     {"prompt": "…", "chosen": "…", "rejected": "…"}                                     preference
+    {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}
 
-A row has exactly one of these forms. fields.py has the names, their aliases and the attributes,
-conversations.py ShareGPT and preference pairs, messages.py what a conversation is made of.
-Other fields are not used, and their names are kept so that somebody can be told; one that looks
-like a misspelt field of vox's is a fault. All faults of a row are told together.
+A row has exactly one of these forms. A `system` beside `conversations` is their first message. The
+lists of a preference may be whole conversations, which begin alike, or the answers alone, with the
+prompt (a text or a list of messages) in a field of its own; both end with an answer, and differ.
+
+fields.py has the names, their aliases and the attributes, messages.py what a conversation is made
+of. Other fields are not used, and their names are kept for the report; one that looks like a
+misspelt field of vox's is a fault. A `RowError` has all faults of a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
-from vox_core.data.conversations import (
-    is_sharegpt,
-    prompt_of,
-    read_preference,
-    read_sharegpt,
-    renamed,
-)
-from vox_core.data.faults import RowError, RowFault
+from vox_core.data.faults import all_of, faulty, json_type, text_of
 from vox_core.data.fields import (
     ANSWERS,
     ATTRIBUTES,
@@ -44,21 +42,19 @@ from vox_core.data.fields import (
     Attributes,
     Fields,
     attributes_of,
-    misspelt,
+    refuse_misspelt,
     refuse_unknown,
-    text_of,
 )
 from vox_core.data.formats import place_of
 from vox_core.data.jsonl import parse_object
-from vox_core.data.messages import Message, conversation, refuse_unsupported
+from vox_core.data.messages import Message, Turn, conversation, turns_of
 from vox_core.data.tools import tool_schemas
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]
+Messages: TypeAlias = tuple[Message, ...]
 
 NO_FILE = Path()
-_UNSUPPORTED_IN_ROW = ("documents",)
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +74,12 @@ class Record:
     """
 
     kind: Kind
-    source: Path
-    line: int
-    messages: tuple[Message, ...] | None = None
+    source: Path = NO_FILE
+    line: int = 0
+    messages: Messages | None = None
     text: str | None = None
     unused: tuple[str, ...] = ()
-    rejected: tuple[Message, ...] = ()
+    rejected: Messages = ()
     tools: Tools = ()
     attributes: Attributes = NO_ATTRIBUTES
     form: str = ""
@@ -91,17 +87,6 @@ class Record:
     @property
     def place(self) -> str:
         return place_of(self.source, self.line)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What the fields of one form say."""
-
-    kind: Kind
-    form: str
-    messages: tuple[Message, ...] | None = None
-    text: str | None = None
-    rejected: tuple[Message, ...] = ()
 
 
 def read_row(line: bytes | None, source: Path = NO_FILE, number: int = 0) -> Record:
@@ -119,31 +104,21 @@ def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) 
     Raises:
         RowError: with everything that is wrong with it.
     """
+    fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
-        return Record("chat", source, line, conversation(values["messages"]), form="messages")
-    fields, faults = Fields(values), list[RowFault]()
-    read = _form(fields)
-    said = _try(lambda: read(fields), faults)
-    attributes = _try(lambda: attributes_of(values), faults)
-    tools = _try(lambda: _tools(fields, said), faults)
-    _try(lambda: refuse_unsupported(values, _UNSUPPORTED_IN_ROW), faults)
-    unused = fields.unused()
-    faults += (hint for name in unused if (hint := misspelt(name)))
-    if faults:
-        raise RowError(*faults)
-    assert said is not None and attributes is not None and tools is not None
-    return Record(
-        said.kind,
-        source,
-        line,
-        said.messages,
-        said.text,
-        unused,
-        said.rejected,
-        tools,
-        attributes,
-        said.form,
+        return replace(_chat(fields), source=source, line=line)
+    read = _reader(fields)
+    said, attributes, tools, _, unused = all_of(
+        partial(read, fields),
+        partial(attributes_of, values),
+        partial(_tools, fields, read),
+        partial(_refuse_unsupported, values, ("documents",)),
+        partial(_unused, fields),
     )
+    record: Record = replace(
+        said, source=source, line=line, unused=unused, tools=tools, attributes=attributes
+    )
+    return record
 
 
 def refuse_columns(names: Sequence[str]) -> None:
@@ -152,78 +127,89 @@ def refuse_columns(names: Sequence[str]) -> None:
     Raises:
         RowError: with everything that is wrong with the names.
     """
-    forms = _forms(lambda form: not set(form).isdisjoint(names))
+    forms = [form for form in _READERS if not set(form).isdisjoint(names)]
     if len(forms) > 1 or not {*CHATS, *SHAREGPT, *PAIR}.isdisjoint(names):
-        if faults := [hint for name in names if (hint := misspelt(name))]:
-            raise RowError(*faults)
-        return
-    other = {*TOOLS, "system", *ATTRIBUTES}
-    parse_row({name: name for name in names if name not in other})
+        refuse_misspelt(names)
+    else:
+        other = {*TOOLS, "system", *ATTRIBUTES}
+        parse_row({name: name for name in names if name not in other})
 
 
-def _try(read: Callable[[], _T], faults: list[RowFault]) -> _T | None:
-    try:
-        return read()
-    except RowError as fault:
-        faults += fault.faults
-        return None
-
-
-def _form(fields: Fields) -> Callable[[Fields], _Said]:
-    """Who reads the row.
+def _reader(fields: Fields) -> Callable[[Fields], Record]:
+    """What reads a row of this form.
 
     Raises:
         RowError: its fields are of no form, or of several.
     """
     if fields.has(("chosen",)):  # which may have the whole conversation beside it
         return _preference
-    there = _forms(fields.has)
-    there = there or _forms(lambda names: not fields.values.keys().isdisjoint(names))
-    if not there and fields.has(PAIR):
+    forms = [names for names in _READERS if fields.has(names)]
+    forms = forms or [names for names in _READERS if not fields.values.keys().isdisjoint(names)]
+    if len(forms) == 1:
+        return _READERS[forms[0]]
+    if not forms and fields.has(PAIR):
         return _preference
-    if not there and fields.has(QUESTION):
+    if not forms and fields.has(QUESTION):
         return _completion
-    if not there:
+    if not forms:
         refuse_unknown(list(fields.values))
-    if len(there) > 1:
-        named = [n for names in there for n in names if n in fields.values]
-        names = [n for n in named if fields.values[n] is not None] or named
-        found = f"fields of several forms ({', '.join(names)})"
-        expected = f'those of one; to leave one out: [data.fields] {names[-1]} = ""'
-        raise RowError(RowFault("several forms", (), found, expected))
-    return _READERS[next(iter(there))]
+    named = [name for names in forms for name in names if name in fields.values]
+    names = [name for name in named if fields.values[name] is not None] or named
+    expected = f'those of one; to leave one out: [data.fields] {names[-1]} = ""'
+    raise faulty("several forms", (), f"fields of several forms ({', '.join(names)})", expected)
 
 
-def _forms(has: Callable[[tuple[str, ...]], bool]) -> list[tuple[str, ...]]:
-    return [names for names in _READERS if has(names)]
+def _tools(fields: Fields, read: Callable[[Fields], Record]) -> Tools:
+    if read is _text:
+        _refuse_unsupported(fields.values, TOOLS)
+    return tuple(tool for name in TOOLS for tool in tool_schemas(fields.take(name), name))
 
 
-def _chat(fields: Fields) -> _Said:
-    name = fields.first(CHATS)
+def _unused(fields: Fields) -> tuple[str, ...]:
+    unused = fields.unused()
+    refuse_misspelt(unused)
+    return unused
+
+
+def _refuse_unsupported(values: Mapping[str, object], names: Sequence[str]) -> None:
+    if found := [name for name in names if values.get(name) is not None]:
+        raise faulty("unsupported", (), f"{', '.join(found)}, which vox does not support", "none")
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+def _chat(fields: Fields) -> Record:
+    name = fields.first((*CHATS, *SHAREGPT))
     assert name is not None
-    value = fields.values[name]
-    length = len(value) if isinstance(value, list) else 0
-    return _Said("chat", "messages", renamed(value, [(name, length, False)]))
+    turns = turns_of(fields.values[name], name)
+    form = "ShareGPT" if any(turn.sharegpt for turn in turns) else "messages"
+    if name in SHAREGPT and fields.has(("system",)):
+        said = text_of(fields.take("system"), ("system",))
+        same = ({"role": "system", "content": said}, {"from": "system", "value": said})
+        if not turns or turns[0].value not in same:
+            turns.insert(0, Turn(("system",), same[0]))
+    return Record("chat", messages=conversation(turns), form=form)
 
 
-def _sharegpt(fields: Fields) -> _Said:
-    form = "ShareGPT" if is_sharegpt(fields.values["conversations"]) else "messages"
-    return _Said("chat", form, read_sharegpt(fields))
+def _completion(fields: Fields) -> Record:
+    (asked, prompt), (answered, answer) = all_of(partial(_prompt, fields), partial(_answer, fields))
+    messages = (Message("user", prompt), Message("assistant", answer))
+    return Record("completion", messages=messages, form=form_of_completion(asked, answered))
 
 
-def _completion(fields: Fields) -> _Said:
-    faults = list[RowFault]()
-    asked = _try(lambda: prompt_of(fields), faults)
-    answered = _try(lambda: _answer(fields), faults)
-    if asked is None or answered is None:
-        raise RowError(*faults)
-    messages = (Message("user", asked[1]), Message("assistant", answered[1]))
-    return _Said("completion", form_of_completion(asked[0], answered[0]), messages)
+def _prompt(fields: Fields) -> tuple[str, str]:
+    """The name of the prompt, and the prompt with the input that an instruction may have."""
+    name = fields.one((*PROMPTS, QUESTION[0]))
+    prompt = text_of(fields.values[name], (name,))
+    if name == "instruction" and (extra := fields.take("input")) not in (None, ""):
+        prompt = f"{prompt}\n\n{text_of(extra, ('input',))}"
+    return name, prompt
 
 
 def _answer(fields: Fields) -> tuple[str, str]:
     name = fields.one((*ANSWERS, QUESTION[1]))
-    return name, text_of(name, fields.values[name])
+    return name, text_of(fields.values[name], (name,))
 
 
 def form_of_completion(prompt: str, answer: str) -> str:
@@ -235,24 +221,68 @@ def form_of_completion(prompt: str, answer: str) -> str:
     return "Alpaca" if (prompt, answer) == ("instruction", "output") else "pairs"
 
 
-def _text(fields: Fields) -> _Said:
-    return _Said("text", "text", text=text_of("text", fields.take("text")))
+def _text(fields: Fields) -> Record:
+    return Record("text", text=text_of(fields.take("text"), ("text",)), form="text")
 
 
-def _preference(fields: Fields) -> _Said:
-    chosen, rejected = read_preference(fields)
-    return _Said("preference", "preference", chosen, rejected=rejected)
+def _preference(fields: Fields) -> Record:
+    chosen, rejected = both = [fields.take(name) for name in PAIR]
+    if chosen is None or rejected is None:
+        there, missing = PAIR if rejected is None else PAIR[::-1]
+        raise faulty("preference pair", (), f'"{there}" without "{missing}"', "both")
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        before = [Turn((), {"role": "user", "content": _prompt(fields)[1]})]
+        texts = [text_of(fields.values[name], (name,)) for name in PAIR]
+        answers = [[{"role": "assistant", "content": text}] for text in texts]
+    elif isinstance(chosen, list) and isinstance(rejected, list):
+        before, answers = _before(fields, [*chosen, *rejected]), [chosen, rejected]
+    else:
+        found = " and ".join(
+            f'{json_type(value)} as "{name}"' for name, value in zip(PAIR, both, strict=True)
+        )
+        raise faulty("wrong type", (), found, "two strings or two lists of messages")
+    chosen, rejected = all_of(
+        *(partial(_answered, before, each, name) for name, each in zip(PAIR, answers, strict=True))
+    )
+    if chosen[0] != rejected[0]:
+        found = '"chosen" and "rejected" that begin differently'
+        raise faulty("preference pair", (), found, "one prompt")
+    if chosen == rejected:
+        found = 'the same as "chosen" and as "rejected"'
+        raise faulty("preference pair", (), found, "two answers")
+    return Record("preference", messages=chosen, rejected=rejected, form="preference")
 
 
-_READERS: dict[tuple[str, ...], Callable[[Fields], _Said]] = {
+def _answered(before: list[Turn], answer: object, name: str) -> Messages:
+    messages = conversation([*before, *turns_of(answer, name)])
+    if (last := messages[-1].role) != "assistant":
+        raise faulty("roles", (), f'a "{name}" that ends with the {last}', "the assistant")
+    return messages
+
+
+def _before(fields: Fields, turns: list[object]) -> list[Turn]:
+    """The messages of a prompt in a field of its own; a text that the lists repeat counts once."""
+    prompts = (*PROMPTS, QUESTION[0])
+    name = next((each for each in prompts if fields.values.get(each) is not None), "")
+    prompt = fields.values.get(name)
+    if isinstance(prompt, list):
+        fields.first(prompts)
+        return turns_of(prompt, name)
+    objects = [turn for turn in turns if isinstance(turn, dict)]
+    asks = any(
+        turn.get("role") in ("user", "system") or turn.get("from") in ("human", "user", "system")
+        for turn in objects
+    )
+    if not name or asks:
+        if any(turn.get("content", turn.get("value")) == prompt for turn in objects):
+            fields.used.add(name)
+        return []
+    return [Turn((name,), {"role": "user", "content": _prompt(fields)[1]})]
+
+
+_READERS: dict[tuple[str, ...], Callable[[Fields], Record]] = {
     CHATS: _chat,
-    SHAREGPT: _sharegpt,
+    SHAREGPT: _chat,
     (*PROMPTS, *ANSWERS): _completion,
     TEXTS: _text,
 }
-
-
-def _tools(fields: Fields, said: _Said | None) -> Tools:
-    if said is not None and said.kind == "text":
-        refuse_unsupported(dict(fields.values), TOOLS)
-    return tuple(tool for name in TOOLS for tool in tool_schemas(fields.take(name), name))

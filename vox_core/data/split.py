@@ -99,15 +99,17 @@ def require_files(paths: Sequence[Path]) -> None:
     DataError: D001, one of them is not there.
     """
     if missing := [path for path in paths if not path.is_file()]:
+        what, remedy = "a data file is missing", "correct the path given with --data or --valid"
         if missing[0].parent == cache_root() / STDIN:
-            raise _stdin_gone(missing[0])
+            what = "the copy of rows that came from stdin is gone"
+            remedy = "pipe the same rows in again: ... | vox train --resume RUN -"
         raise DataError(
             "D001",
-            "a data file is missing",
+            what,
             where=", ".join(map(str, missing)),
             found="a folder" if missing[0].is_dir() else "nothing there",
             expected=f"a data file, or a folder with {TRAIN_NAME} and, if wanted, {VALID_NAME}",
-            remedy="correct the path given with --data or --valid",
+            remedy=remedy,
         )
 
 
@@ -142,14 +144,3 @@ def keep_stdin(stream: IO[bytes]) -> Path:
         return kept
     finally:
         files.remove(temporary)
-
-
-def _stdin_gone(path: Path) -> DataError:
-    return DataError(
-        "D001",
-        "the copy of rows that came from stdin is gone",
-        where=path,
-        found="nothing there",
-        expected="the file that was kept when the run began",
-        remedy="pipe the same rows in again: ... | vox train --resume RUN -",
-    )

@@ -4,18 +4,20 @@
     {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}
 
 `arguments` is an object or an object written as JSON text, and is an object from here on: that is
-what transformers hands to a chat template (the few that want the text get it, `takes.py`). A
-function or a call without the outer object is given one. What else a call says of itself is kept.
+what transformers hands to a chat template (the few that want the text get it,
+`template_features.py`). A function or a call without the outer object is given one. Other fields of
+a call are kept.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
-from vox_core.data.faults import Location, RowError, RowFault
-from vox_core.data.jsonl import json_type, parse_object
+from vox_core.data.faults import Location, RowError, all_of, faulty, json_type, typed
+from vox_core.data.jsonl import parse_value
 
 Call: TypeAlias = dict[str, Any]
 
@@ -32,85 +34,63 @@ def tool_schemas(value: object, name: str = "tools") -> tuple[Mapping[str, Any],
         RowError: with everything that is wrong with them.
     """
     if isinstance(value, str):
-        value = _parsed_list(value, name)
+        try:
+            value = parse_value(value)
+        except RowError:
+            raise faulty("invalid JSON", (name,), "no JSON", "a list") from None
     return tuple(_each(value, (name,), _schema))
 
 
-def tool_calls(value: object, place: Location) -> tuple[Call, ...]:
+def tool_calls(value: object, place: Location) -> list[Call]:
     """The calls that an assistant makes in one message.
 
     Raises:
         RowError: with everything that is wrong with them.
     """
-    return tuple(_each(value, place, _call))
+    return _each(value, place, tool_call)
 
 
-def call_of_old(value: object, place: Location) -> Call:
-    """A `function_call`, the form before `tool_calls`, as one of those.
+def _each(value: object, place: Location, read: Callable[[object, Location], Call]) -> list[Call]:
+    items = [] if value is None else typed(value, list, place)
+    return all_of(*(partial(read, item, (*place, index)) for index, item in enumerate(items)))
+
+
+def _schema(item: object, place: Location) -> dict[str, Any]:
+    fields = typed(item, dict, place)
+    schema = fields if "function" in fields else {"type": "function", "function": fields}
+    _check(schema, place)
+    return _writable(schema, place)
+
+
+def tool_call(item: object, place: Location) -> Call:
+    """One call; also a `function_call`, the form before `tool_calls`.
 
     Raises:
         RowError: it is none.
     """
-    return _call(value, place)
-
-
-def _each(
-    value: object, place: Location, read: Callable[[object, Location], dict[str, Any]]
-) -> Sequence[dict[str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise RowError(RowFault("wrong type", place, json_type(value), "a list"))
-    found: list[dict[str, Any]] = []
-    faults: list[RowFault] = []
-    for index, item in enumerate(value):
-        try:
-            found.append(read(item, (*place, index)))
-        except RowError as fault:
-            faults += fault.faults
-    if faults:
-        raise RowError(*faults)
-    return found
-
-
-def _schema(item: object, place: Location) -> dict[str, Any]:
-    fields = _object(item, place)
-    schema = fields if "function" in fields else {"type": "function", "function": fields}
-    _require_function(schema, place)
-    _name(_object(schema["function"], (*place, "function")), place)
-    _refuse_unwritable(place, schema)
-    return schema
-
-
-def _call(item: object, place: Location) -> Call:
-    fields = _object(item, place)
+    fields = typed(item, dict, place)
     if "function" not in fields:
         rest = {key: value for key, value in fields.items() if key not in _CALL_KEYS}
         function = {key: fields[key] for key in _CALL_KEYS if key in fields}
         fields = {"type": "function", **rest, "function": function}
-    _require_function(fields, place)
-    if not isinstance(id := fields.get("id"), str | None):
-        raise RowError(RowFault("wrong type", (*place, "id"), json_type(id), "a string"))
-    function = _object(fields["function"], (*place, "function"))
-    _name(function, place)
+    if (id := fields.get("id")) is not None:
+        typed(id, str, (*place, "id"))
+    _check(fields, place)
+    function = fields["function"]
     arguments = _arguments(function.get("arguments"), (*place, "function", "arguments"))
     call = {**fields, "type": "function", "function": {**function, "arguments": arguments}}
-    _refuse_unwritable(place, call)
-    return call
+    return _writable(call, place)
 
 
-def _require_function(fields: dict[str, Any], place: Location) -> None:
-    if fields.get("type") not in (None, "function"):
-        found = f'"{kind}"' if isinstance(kind := fields["type"], str) else json_type(kind)
-        raise RowError(RowFault("wrong value", (*place, "type"), found, '"function"'))
-
-
-def _name(function: dict[str, Any], place: Location) -> str:
-    name = function.get("name")
+def _check(fields: dict[str, Any], place: Location) -> None:
+    """Check what a schema and a call have in common."""
+    if (kind := fields.get("type")) not in (None, "function"):
+        found = f'"{kind}"' if isinstance(kind, str) else json_type(kind)
+        raise faulty("wrong value", (*place, "type"), found, '"function"')
+    name = typed(fields["function"], dict, (*place, "function")).get("name")
     if not isinstance(name, str) or not name.strip():
         found = "an empty string" if isinstance(name, str) else json_type(name)
-        raise RowError(RowFault("wrong value", (*place, "name"), found, "that of a function"))
-    return name
+        raise faulty("wrong value", (*place, "name"), found, "that of a function")
 
 
 def _arguments(value: object, place: Location) -> dict[str, Any]:
@@ -118,34 +98,21 @@ def _arguments(value: object, place: Location) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     if not isinstance(value, str):
-        return _object(value, place, "an object or JSON text of one")
+        return typed(value, dict, place, "an object or JSON text of one")
     try:
-        return parse_object(value.encode("utf-8", "surrogatepass"))
+        parsed = parse_value(value)
     except RowError as fault:
         inner = fault.faults[0]
-        raise RowError(RowFault(inner.code, place, inner.found, "a JSON object")) from None
+        raise faulty(inner.code, place, inner.found, "a JSON object") from None
+    return typed(parsed, dict, place, "a JSON object")
 
 
-def _parsed_list(value: str, name: str) -> object:
-    try:
-        return parse_object(b'{"list":' + value.encode("utf-8", "surrogatepass") + b"}")["list"]
-    except RowError:
-        raise RowError(RowFault("invalid JSON", (name,), "no JSON", "a list")) from None
-
-
-def _object(value: object, place: Location, expected: str = "an object") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RowError(RowFault("wrong type", place, json_type(value), expected))
-    return value
-
-
-def _refuse_unwritable(place: Location, value: object) -> None:
-    """What no file of UTF-8 can hold, a template cannot be given either."""
+def _writable(value: dict[str, Any], place: Location) -> dict[str, Any]:
+    """`value`, which JSON in UTF-8 can hold; a template could not be given it otherwise."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        found = "half a surrogate pair"
-        raise RowError(RowFault("half a character", place, found, "both or none")) from None
+        raise faulty("half a character", place, "half a surrogate pair", "both or none") from None
     except RecursionError:
-        found = "an object nested too deeply"
-        raise RowError(RowFault("wrong value", place, found, "less")) from None
+        raise faulty("wrong value", place, "an object nested too deeply", "less") from None
+    return value

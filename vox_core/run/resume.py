@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vox_core.bounded_json import differences
 from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.contract import ExecutionPlan
-from vox_core.data.readers import is_remote
+from vox_core.data.formats import is_remote
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX

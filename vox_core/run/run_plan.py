@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core import files, models
 from vox_core.contract import Advice, Notice
 from vox_core.data.checked import unused_fields
-from vox_core.data.readers import is_remote
+from vox_core.data.formats import is_remote
 from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, command
 from vox_core.host.provide import no_provider, providers
 from vox_core.run import folder, plan, resume

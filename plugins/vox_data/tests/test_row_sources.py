@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet as pq
+from tests.core.data_samples import load_records
 
+from vox_core.data import source
 from vox_core.data.checked import check_files
 from vox_core.data.faults import RowError
-from vox_core.data.readers import open_source, opened
-from vox_core.data.records import load_records
+from vox_core.data.source import open_source
 from vox_core.data.split import find_split
 from vox_core.errors import DataError
 from vox_data.row_sources import open_rows
@@ -105,8 +106,8 @@ def test_what_json_does_not_have(tmp_path: Path) -> None:
 def test_parquet_that_expands_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "FREE_BYTES", 100_000)
-    monkeypatch.setattr(opened, "MAX_RATIO", 10)
+    monkeypatch.setattr(source, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(source, "MAX_RATIO", 10)
     with pytest.raises(DataError) as caught:
         check_files([write(tmp_path / "bomb.parquet", [PAIR] * 50_000)])
     assert "found data that expand to more than" in caught.value.faults[-1]

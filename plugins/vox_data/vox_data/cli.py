@@ -1,8 +1,9 @@
-"""`vox data stats`, `vox data preview`, `vox data mix`."""
+"""`vox data check`, `vox data stats`, `vox data preview`, `vox data mix`."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -32,13 +33,110 @@ from vox_core.api.progress import display
 from vox_core.api.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from vox_data.check import CheckReport, FileReport
     from vox_data.mix import MixReport, SourceReport
     from vox_data.preview import PreviewReport
     from vox_data.stats import Lengths, Stats, StatsReport, TokenStats
     from vox_data.token_view import TokenView
 
+FAULTY = 2
 MOST_SHOWN = 8
+_NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+# --- vox data check -------------------------------------------------------------------------------
+
+
+@click.command(
+    "check",
+    cls=Command,
+    params=[files_argument(), *data_options(), json_option()],
+    epilog="Example: vox data check train.jsonl",
+)
+@click.pass_context
+def check(
+    ctx: click.Context,
+    /,
+    files: tuple[Path, ...],
+    config_file: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Everything that is wrong with data files, and what is in them.
+
+    FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
+    chosen among them. Needs no model; with --model or --template the chat template is tried on
+    every row, as train would, and the masks of the rows that are chosen are audited. Exit code 2 if
+    anything is wrong.
+    """
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    with_model = not {"model", "template"}.isdisjoint(given(flags))
+    from vox_data.check import check as check_data
+
+    with display() as shown:
+        report = check_data(settings, with_model=with_model, progress=shown.transfer)
+    if as_json:
+        print_json({**report.to_json(), "error": describe(report.error) if report.error else None})
+    else:
+        _show_check(report)
+    if report.error:
+        end_with(report.error)
+    if not report.sound:
+        ctx.exit(FAULTY)
+    if not as_json:
+        click.echo("no problems found")
+        if report.trains:
+            click.echo(printable(f"next: {_train_command(ctx)}"))
+
+
+def _train_command(ctx: click.Context) -> str:
+    """`vox train` with the files and flags of this command."""
+    words = ["vox", "train"]
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        values = value if isinstance(value, tuple) else () if value in (None, False) else (value,)
+        for each in values:
+            words += [param.opts[0]] if isinstance(param, click.Option) else []
+            words += [str(each)] if each is not True else []
+    return shlex.join(words)
+
+
+def _show_check(report: CheckReport) -> None:
+    for file in report.files:
+        click.echo(printable(_file(file)))
+        if file.unused:
+            names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
+            click.echo(printable(f"  not used: {names}"))
+    if report.template:
+        click.echo(printable(f"chat template of {report.template}: tried on every row"))
+    for note in report.notes:
+        click.echo(printable(f"- {note}"))
+    for side, audit in report.audits.items():
+        click.echo(f"masks of the {side} rows: {audit}")
+        for finding in (*audit.of_level("error"), *audit.of_level("warning")):
+            click.echo(printable(f"- {finding.level}: {finding}", lines=True))
+    if not (faults := report.faults).total:
+        return
+    click.echo(f"\n{faults.total:,} fault{_s(faults.total)}, by kind:")
+    for kind, count in faults.kinds.most_common():
+        click.echo(printable(f"{count:>9,}  {kind}"))
+    click.echo(f"\nthe first {len(faults.first)}:" if len(faults.first) > 1 else "\nthe first:")
+    for fault in faults.first:
+        click.echo(printable(f"- {fault}"))
+    click.echo(f"next: {report.next}")
+
+
+def _file(file: FileReport) -> str:
+    named = ((_NOT_TRAINED.get(form, form), rows) for form, rows in file.forms.most_common())
+    forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
+    wrong = f"; {file.faulty:,} row{_s(file.faulty)} with faults" if file.faulty else ""
+    side = "" if file.side == "train" else f" ({file.side})"
+    return f"{file.path}{side}: {forms}{wrong}"
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"
 
 
 # --- vox data stats -------------------------------------------------------------------------------

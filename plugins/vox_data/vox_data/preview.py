@@ -27,7 +27,7 @@ from vox_core.api.rows import (
     build_dataset,
     changed,
     chosen_rows,
-    numbered_lines,
+    raw_lines,
     read_row,
     readable,
     require_sound,
@@ -217,7 +217,7 @@ def _rows(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
 
 def _lines(file: CheckedFile) -> Iterator[tuple[int, bytes | None]]:
     with readable(file.path):
-        yield from numbered_lines(file.lines)
+        yield from ((number, line) for number, _, line in raw_lines(file.lines))
 
 
 def _uses(file: CheckedFile, number: int) -> bool:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 from plugins.vox_extract.tests.samples import GOOGLE, NUMPY, SPHINX, made
+from tests.core.data_samples import load_records
 
 from vox_core.cli import errors, root
-from vox_core.data.records import load_records
 
 STYLES = {"maths.py": NUMPY, "boxes.py": GOOGLE, "web.py": SPHINX}
 

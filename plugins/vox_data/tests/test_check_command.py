@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.data.faults import FaultCounts, RowFault
+from vox_core.api.rows import RowFault
+from vox_data.check import FaultCounts
 
 GOOD = '{"prompt": "a", "completion": "b", "id": 1}\n'
 

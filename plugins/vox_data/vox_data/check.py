@@ -1,0 +1,230 @@
+"""`vox data check`: faults of all rows, and what the files hold.
+
+Each row of each file is read, whatever is wrong with those before. With a model its chat template
+is applied to each well-formed row, and, if no row is faulty, the rows that `vox train` would use
+are tokenised and their masks audited; their tokens stay in the cache. Of the faults, counts and the
+first ones are kept, so that a file may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vox_core.api.rows import (
+    Audit,
+    Opener,
+    Progress,
+    Record,
+    Renderer,
+    RenderError,
+    RowError,
+    RowFault,
+    audits_of,
+    chosen_rows,
+    find_split,
+    next_step,
+    open_source,
+    place_of,
+    read_lines,
+)
+from vox_core.api.settings import TrainSettings
+from vox_core.errors import ConfigError, InputError
+
+SHOWN = 20
+
+
+@dataclass
+class FaultCounts:
+    """Faults of many rows: counted by kind, the first of them in full.
+
+    Args:
+        total: of all kinds.
+        kinds: code and location, such as `roles in messages[…].role` -> how many.
+        codes: those of the faults.
+        first: the first `SHOWN`, with their places.
+    """
+
+    total: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    codes: set[str] = field(default_factory=set)
+    first: list[str] = field(default_factory=list)
+
+    def add(self, place: str, fault: RowFault) -> None:
+        self.codes.add(fault.code)
+        self.count(fault.kind, f"{place}: {fault}")
+
+    def count(self, kind: str, text: str) -> None:
+        """Count a fault without a code, such as a chat template's refusal."""
+        self.total += 1
+        self.kinds[kind] += 1
+        if len(self.first) < SHOWN:
+            self.first.append(text)
+
+
+@dataclass
+class FileReport:
+    """Rows of one file.
+
+    Args:
+        rows: well-formed ones that the chat template, if there is a model, takes.
+        forms: name of a form -> rows.
+        unused: field that vox does not use -> rows that have it.
+        faulty: malformed rows, and those that the chat template refuses.
+    """
+
+    path: str
+    side: str
+    rows: int = 0
+    forms: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
+    faulty: int = 0
+
+
+@dataclass
+class CheckReport:
+    """Result of a check.
+
+    Args:
+        template: the model whose chat template was applied, if any.
+        audits: "training" and "validation" -> audit of the masks, where no row is faulty.
+        error: what else `vox train` would refuse.
+    """
+
+    template: str | None
+    files: list[FileReport] = field(default_factory=list)
+    faults: FaultCounts = field(default_factory=FaultCounts)
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+    error: InputError | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """Files without any row."""
+        counts: Counter[str] = Counter()
+        for file in self.files:
+            counts[file.path] += file.rows + file.faulty
+        return [f"{path} has no rows" for path, rows in counts.items() if not rows]
+
+    @property
+    def sound(self) -> bool:
+        """Whether all rows and their masks are free of faults."""
+        wrong = any(each.of_level("error") for each in self.audits.values())
+        return not (self.faults.total or self.notes or wrong)
+
+    @property
+    def trains(self) -> bool:
+        """Whether `vox train` trains any of the rows."""
+        return any(form != "preference" for file in self.files for form in file.forms)
+
+    @property
+    def next(self) -> str:
+        """Remedy for the faults; empty if there are none."""
+        paths = [Path(file.path) for file in self.files if file.faulty]
+        return next_step(self.faults.codes, paths) if self.faults.total else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the error."""
+        files = [{**vars(each), "forms": dict(each.forms.most_common())} for each in self.files]
+        return {
+            "files": files,
+            "rows": sum(file.rows for file in self.files),
+            "faults": self.faults.total,
+            "kinds": dict(self.faults.kinds.most_common()),
+            "first": self.faults.first,
+            "template": self.template,
+            "notes": self.notes,
+            "audit": {side: audit.to_json() for side, audit in self.audits.items()},
+        }
+
+
+def check(
+    settings: TrainSettings, *, with_model: bool = False, progress: Progress | None = None
+) -> CheckReport:
+    """Check the data of `settings`.
+
+    Args:
+        with_model: apply the chat template of `settings.model`, and audit the masks.
+        progress: called with what is done, bytes read and all bytes.
+
+    Raises:
+        ConfigError: C004, no data is named.
+        DataError: a file is missing or unreadable. Faults of rows are in the result.
+        InputError: the model cannot be used.
+    """
+    if not settings.data:
+        raise ConfigError(
+            "C004",
+            "there is no data to check",
+            where="--data",
+            expected="a data file, a folder with train.jsonl, or hf:owner/name",
+            remedy="vox data check train.jsonl",
+        )
+    train, valid = find_split(settings.data, settings.valid)
+    report = CheckReport(settings.model if with_model else None)
+    opener = Opener.of(settings, progress) if with_model else None
+    renderer = Renderer(opener.load()) if opener else None
+    for path, side in (*((path, "train") for path in train), *((path, "valid") for path in valid)):
+        report.files.append(FileReport(str(path), side))
+        _check_file(path, report, settings, renderer, progress)
+    if opener and report.sound:
+        try:
+            report.audits = _audits(settings, opener, progress)
+        except InputError as error:  # the report is shown all the same
+            report.error = error
+    return report
+
+
+def _check_file(
+    path: Path,
+    report: CheckReport,
+    settings: TrainSettings,
+    renderer: Renderer | None,
+    progress: Progress | None,
+) -> None:
+    def tell(done: int, size: int) -> None:
+        if progress:
+            progress(f"checking {path.name}", done, size)
+
+    file, faults = report.files[-1], report.faults
+    source = open_source(path, settings.fields)
+    for number, found in read_lines(path, source.lines, tell):
+        if isinstance(found, RowError):
+            file.faulty += 1
+            for fault in found.faults:
+                faults.add(place_of(path, number), fault)
+            continue
+        file.forms[found.form] += 1
+        file.unused.update(found.unused)
+        if renderer and (refusal := _refusal(renderer, found)):
+            file.faulty += 1
+            faults.count("chat template", f"{found.place}: {refusal}")
+        else:
+            file.rows += 1
+
+
+def _refusal(renderer: Renderer, record: Record) -> str:
+    """Why the chat template refuses a row; empty if it does not."""
+    try:
+        renderer.render(record)
+    except RenderError as fault:
+        return str(fault)
+    return ""
+
+
+def _audits(
+    settings: TrainSettings, opener: Opener, progress: Progress | None
+) -> Mapping[str, Audit]:
+    """Audits of the masks of the rows that `vox train` would use."""
+    rows = chosen_rows(settings)
+    size = sum(file.lines.stat().st_size for file in rows.train)
+
+    def tell(done: int, all: int) -> None:
+        if progress:
+            progress("tokens", size * done // max(1, all), size)
+
+    train = opener.open(rows.train, tell)
+    valid = opener.open(rows.valid) if rows.valid else None
+    return audits_of(opener.config, (train, rows.train), (valid, rows.valid))
