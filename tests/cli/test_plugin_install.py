@@ -12,7 +12,7 @@ from vox_core.install.environment import Environment
 from vox_core.install.plan import Change, InstallPlan
 
 HERE = Environment(
-    Path("python"), "3.11.7", Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), ()
+    Path("python"), Path("/venv"), Path("/usr"), (Path("/venv/site"),), Path("/usr"), ()
 )
 OBSERVER = """
 id = "{id}"
@@ -91,7 +91,6 @@ def test_why_the_same_version_comes_again(change: Change, said: str) -> None:
     [
         ("https://x/x-1.0.tar.gz#sha256=0", False, True),
         ("https://x/x-1.0-py3-none-any.whl", False, False),
-        ("file:///bundles/vox-all.tar.gz", False, False),
         ("", False, False),
         ("git+https://x/x@0", True, True),
     ],

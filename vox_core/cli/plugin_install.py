@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vox_core.install.plan import Change, InstallPlan
 
 
-def _plan_options() -> list[click.Parameter]:
+def plan_options() -> list[click.Parameter]:
+    """Return the options that `carry_out` takes."""
     return [
         click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
         click.Option(["--dry-run"], is_flag=True, help="Show the plan and change nothing."),
@@ -62,7 +63,7 @@ def _path_option(flag: str, help: str) -> click.Option:
         ),
         _allow_source(),
         config_option(exposed=False),
-        *_plan_options(),
+        *plan_options(),
     ],
 )
 def install(
@@ -97,7 +98,7 @@ def install(
         allow_source=allow_source,
         report=_tell,
     )
-    _carry_out(plan, **how)
+    carry_out(plan, **how)
     _say_what_is_disabled(plan)
 
 
@@ -108,17 +109,17 @@ def install(
         _ids(required=False),
         _allow_source(),
         config_option(exposed=False),
-        *_plan_options(),
+        *plan_options(),
     ],
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""
     from vox_core.install.plan import plan_upgrade
 
-    _carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
+    carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
 
 
-@click.command("remove", cls=Command, params=[_ids(required=True), *_plan_options()])
+@click.command("remove", cls=Command, params=[_ids(required=True), *plan_options()])
 def remove(ids: tuple[str, ...], **how: bool) -> None:
     """Remove plugins, broken ones too; their dependencies stay.
 
@@ -131,7 +132,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 
     plan = plan_remove(ids)
     forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
-    if _carry_out(plan, **how) and forgotten:
+    if carry_out(plan, **how) and forgotten:
         set_disabled({*disabled()} - forgotten)
         was = f"{', '.join(sorted(forgotten))}: no longer marked as disabled"
         click.echo(was, err=how["as_json"])
@@ -173,7 +174,7 @@ def _tell(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
+def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Show the plan, ask for confirmation and apply it; return whether anything changed."""
     from vox_core.install.apply import apply
 
