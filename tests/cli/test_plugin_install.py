@@ -69,7 +69,7 @@ def test_what_to_do_next(site) -> None:
         changes = tuple(Change(name, None, "1.0", "", direct=True) for name in names)
         return _next(InstallPlan(action, HERE, changes))  # type: ignore[arg-type]
 
-    assert after("install", "vox-x-watcher") == "vox train, which watcher will watch"
+    assert after("install", "vox-x-watcher") == "vox plugin list"
     assert after("install", "vox-x-watcher", "vox-x-mine") == "vox backend list"
     assert after("install", "vox-x-mine", "numpy") == "vox backend list"
     assert after("remove", "vox-x-watcher") == "vox plugin list"

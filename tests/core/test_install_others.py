@@ -139,7 +139,7 @@ import subprocess, sys
 from pathlib import Path
 from vox_core.install.apply import apply
 from vox_core.install.plan import plan_install
-plan = plan_install(wheel=Path(sys.argv[1]))
+plan = plan_install(source=Path(sys.argv[1]))
 install = ["-m", "vox_core.cli", "plugin", "install", "--from-wheel", sys.argv[2], "--yes"]
 subprocess.run([sys.executable, *install], check=True)
 apply(plan)

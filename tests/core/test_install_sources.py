@@ -69,7 +69,7 @@ import sys
 from pathlib import Path
 from vox_core.install.apply import apply
 from vox_core.install.plan import plan_install
-plan = plan_install(wheel=Path(sys.argv[1]))
+plan = plan_install(source=Path(sys.argv[1]))
 Path(sys.argv[2]).replace(sys.argv[1])
 apply(plan)
 """

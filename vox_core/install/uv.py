@@ -171,14 +171,43 @@ class Uv:
         return done.stdout or done.stderr
 
     def run(self, verb: str, arguments: Sequence[str], report: Report, doing: str) -> None:
-        """Run a command that changes files to its end; on an interrupt it is killed first.
+        """Run a command that changes files, in a session that is killed whole on an interrupt.
 
         Raises:
             WorkError: I008, it fails.
         """
+        said: list[str] = []
         environ = {key: text for key, text in self.environ.items() if key not in _NOT_WITH_A_LOCK}
-        with undo.working(self.environment.site_packages.resolve()) as held:
-            run(self.command(verb, arguments), environ, report, doing, self.environment, held)
+        with (
+            undo.working(self.environment.site_packages.resolve()) as held,
+            subprocess.Popen(
+                self.command(verb, arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environ,
+                start_new_session=True,
+                pass_fds=(held,),
+            ) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    said.append(line)
+                    report(line.rstrip())
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
+                raise
+        if process.returncode:
+            raise WorkError(
+                "I008",
+                f"could not {doing}; the environment is as it was",
+                where=self.environment,
+                found=f"uv ended with {process.returncode}",
+                faults=last_lines("".join(said)),
+                remedy="mend what is named, and run again",
+            )
 
     def _refusal(self, said: str) -> InputError:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
@@ -193,52 +222,6 @@ class Uv:
             remedy += "--allow-source"
         where, lines = self.environment, last_lines(said)
         return InputError("I004", what, where=where, found=found, faults=lines, remedy=remedy)
-
-
-def run(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    report: Report,
-    doing: str,
-    where: object,
-    held: int | None = None,
-) -> None:
-    """Run a program in a session of its own, which is killed whole on an interrupt.
-
-    Args:
-        held: descriptor of a lock that lasts as long as the program.
-
-    Raises:
-        WorkError: I008, it fails.
-    """
-    said: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=dict(environ),
-        start_new_session=True,
-        pass_fds=() if held is None else (held,),
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                said.append(line)
-                report(line.rstrip())
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
-            raise
-    if process.returncode:
-        raise WorkError(
-            "I008",
-            f"could not {doing}; the environment is as it was",
-            where=where,
-            found=f"uv ended with {process.returncode}",
-            faults=last_lines("".join(said)),
-            remedy="mend what is named, and run again",
-        )
 
 
 def find_uv() -> str:

@@ -71,7 +71,7 @@ def _unpack(entry: ModelEntry, folder: Path, scratch: Path, report: Progress) ->
     environ = {**uv.environ, "UV_FIND_LINKS": ",".join(links), "TMPDIR": str(scratch)}
     environ.pop("UV_CONSTRAINT", None)
     how = ["--target", str(folder), "--no-deps", "--no-cache", *ONLY_WHEELS, "--require-hashes"]
-    if all(_is_there(*part.distribution, by_hand) for part in entry.parts):
+    if not uv.options and all(_is_there(*part.distribution, by_hand) for part in entry.parts):
         how.append("--no-index")
     by_hand.mkdir(parents=True, exist_ok=True)  # uv refuses a folder of links that is not there
     with tempfile.TemporaryFile() as output:

@@ -76,7 +76,7 @@ def test_the_plan_is_shown_and_its_wheels_installed_and_nothing_else(
     assert lines[-3:] == [
         "note: bundle small: a small bundle; plugins: good",
         "note: vox-t-good needs not-there>=3, which is not here; the bundle does not bring it",
-        "installed; next: vox train, which good will watch",
+        "installed; next: vox plugin list",
     ]
     assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "1.0"}
     assert not list(tmp_path.iterdir())

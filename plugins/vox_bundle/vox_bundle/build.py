@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import ssl
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -27,11 +28,11 @@ from vox_core.api.installing import (
     Environment,
     Uv,
     file_name,
+    last_lines,
     local_path,
     objections,
-    run_uv,
 )
-from vox_core.errors import BackendError, InputError, PluginError, WorkError
+from vox_core.errors import BackendError, InputError, PluginError
 
 if TYPE_CHECKING:
     from packaging.pylock import PackageArchive, PackageWheel
@@ -137,11 +138,21 @@ class _Maker:
         return next((folder / "made").glob("*.whl"))
 
     def _run(self, command: Sequence[str], part: Part) -> None:
+        environ = {**self.uv.environ, **_REPRODUCIBLE}
         try:
-            environ = {**self.uv.environ, **_REPRODUCIBLE}
-            run_uv(command, environ, lambda line: None, "build a wheel", part.distribution)
-        except (WorkError, OSError) as error:
-            raise _failed(part.distribution, getattr(error, "faults", [str(error)])) from error
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=True,
+                env=environ,
+            )
+        except subprocess.CalledProcessError as error:
+            raise _failed(part.distribution, last_lines(error.stderr)) from error
+        except OSError as error:  # no git
+            raise _failed(part.distribution, [str(error)]) from error
 
     def _fetch(
         self, pins: Sequence[str], how: Sequence[str], folder: Path, but: Sequence[str] = ()
