@@ -122,6 +122,17 @@ def test_what_did_not_hold_before_stops_nothing(world: World) -> None:
     assert world.versions()["vox_t_lib"] == "1.0"
 
 
+def test_a_version_that_only_a_build_tells_breaks_nothing(world: World, tmp_path: Path) -> None:
+    present(world, plugin("good", "1.0"))
+    present(world, requiring("vox-t-stranger", "vox-t-good<2"))
+    folder = checkout(tmp_path / "good", plugin("good", "2.0"))
+    project = folder / "pyproject.toml"
+    text = project.read_text().replace('version = "2.0"\n', "")
+    project.write_text(text.replace("dynamic = [", 'dynamic = ["version", '))
+    said = world.refused("I005", "install", "--from-path", folder, "--yes")
+    assert "vox-t-stranger needs vox-t-good<2, which would be 2.0" in said
+
+
 def test_a_plugin_that_another_needs_is_not_removed_without_it(world: World) -> None:
     world.wheel(plugin("a", "1.0"))
     world.wheel(plugin("b", "1.0", ["vox-t-a"]))

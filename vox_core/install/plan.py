@@ -260,12 +260,13 @@ def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Row
     try:
         return uv.plan(arguments, [f"{name}=={version}" for name, version in held.items()])
     except InputError as refusal:
-        with suppress(InputError):
+        try:
             rows = uv.plan(arguments, [])
-            _require_unchanged(
-                [Change(row.name, held[row.name], row.version) for row in rows if row.name in held],
-                uv.environment,
-            )
+        except InputError:
+            raise refusal from None
+        held_ones = [row for row in rows if row.name in held]
+        moved = [Change(row.name, held[row.name], row.version) for row in held_ones]
+        _require_unchanged(moved, uv.environment)
         raise refusal from None
 
 

@@ -131,7 +131,7 @@ def from_source(
         "I003",
         "this is no source of a plugin",
         where=source,
-        found="nothing there" if missing else "",
+        found="nothing there" if missing else None,
         expected="a folder with a pyproject.toml that has a name, a wheel with the name it was "
         "built under, or NAME==VERSION with one version",
         remedy="correct the path, or the name and the version",

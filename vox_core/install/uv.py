@@ -211,7 +211,7 @@ class Uv:
 
     def _refusal(self, said: str) -> InputError:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
-        what, found = "uv finds no way to install this", ""
+        what, found = "uv finds no way to install this", None
         remedy = "mend what uv names: the connection, the index that it is set up with, or what "
         remedy += "the package requires; a plugin for another vox-ml needs that one first"
         if sources := {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}:
