@@ -90,7 +90,8 @@ def install(
             expected="ids of the catalog, or one --from option with at most one id",
             remedy="see `vox plugin install --help`",
         )
-    plan = plan_install(ids, *sources, allow_source=allow_source, report=_tell)
+    source = sources[0] if sources else None
+    plan = plan_install(ids, source=source, allow_source=allow_source, report=_tell)
     carry_out(plan, **how)
     _say_what_is_disabled(plan)
 
