@@ -54,7 +54,7 @@ PATHS = [
     "bundle list",
     "bundle build",
     "bundle verify",
-    "bundle apply",
+    "bundle install",
     "config schema",
     "config show",
 ]

@@ -7,10 +7,12 @@ import hashlib
 import inspect
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -19,8 +21,14 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from vox_core.install.environment import Environment
 from vox_core.install.uv import find_uv
 
+_HERE = """
+import pickle, sys
+from vox_core.install.environment import Environment
+sys.stdout.buffer.write(pickle.dumps(Environment.here()))
+"""
 ROOT = Path(__file__).resolve().parents[2]
 BORROWED = Path(sysconfig.get_path("purelib"))
 MANIFEST = """
@@ -143,9 +151,13 @@ def sdist(folder: Path, arguments: Mapping[str, Any], mark: Path) -> Path:
 
 
 class World:
-    """A virtual environment with vox and without pip, a folder of wheels, a catalog."""
+    """A virtual environment with vox and without pip, a folder of wheels, a catalog.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        plugins: names of folders in `plugins/` that are installed there, too.
+    """
+
+    def __init__(self, folder: Path, *plugins: str) -> None:
         self.folder = folder
         self.wheels, self.venv = folder / "wheels", folder / "venv"
         self.python = self.venv / "bin/python"
@@ -155,7 +167,8 @@ class World:
         make = [find_uv(), "venv", "--quiet", "--python", sys.executable, str(self.venv)]
         subprocess.run(make, check=True)
         (self.venv / "bin/uv").symlink_to(find_uv())
-        (self.site / "borrowed.pth").write_text(f"{ROOT}\n{_borrow(folder)}\n")
+        borrowed = [ROOT, _borrow(folder, plugins), *(ROOT / "plugins" / name for name in plugins)]
+        (self.site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
         core = self.site / f"vox_ml-{version('vox-ml')}.dist-info"
         core.mkdir()
         head = f"Metadata-Version: 2.1\nName: vox-ml\nVersion: {version('vox-ml')}\n"
@@ -167,6 +180,13 @@ class World:
     @property
     def site(self) -> Path:
         return next(self.venv.glob("lib/python*/site-packages"))
+
+    def environment(self) -> Environment:
+        """What `Environment.here` is for its interpreter."""
+        command = [str(self.python), "-P", "-c", _HERE]
+        answer = subprocess.run(command, capture_output=True, check=True, env=self.environ()).stdout
+        made: Environment = pickle.loads(answer)
+        return made
 
     def environ(self, **more: str) -> dict[str, str]:
         """No network, and no settings from outside."""
@@ -245,12 +265,20 @@ class World:
         self.catalog.write_text("")
 
 
-def _borrow(folder: Path) -> Path:
+def present(world: World, part: Mapping[str, Any]) -> None:
+    """A distribution that is in the environment already."""
+    name = wheel(str(world.folder), **part)
+    with zipfile.ZipFile(world.folder / name) as archive:
+        archive.extractall(world.site)
+
+
+def _borrow(folder: Path, plugins: Sequence[str]) -> Path:
     """Links to what vox needs from the environment that the tests run in, and to nothing else: each
     process of vox's looks at every distribution that it sees."""
     borrowed = folder / "borrowed"
     borrowed.mkdir()
-    for name in _needed(["vox-ml", "uv"]):
+    ours = [name.replace("vox_", "vox-ml-") for name in plugins]
+    for name in _needed(["vox-ml", "uv", *ours]):
         for top in {file.parts[0] for file in distribution(name).files or ()} - {
             "..",
             "__pycache__",

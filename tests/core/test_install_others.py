@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.bundle.target import bundled, catalog_of, present
-from tests.core.install_samples import World, checkout, plugin
-from vox_core.errors import InputError, VoxError
-from vox_core.install.apply import apply
-from vox_core.install.bundle.apply import plan_apply
-from vox_core.install.environment import Environment
+from tests.core.install_samples import World, checkout, plugin, present
 
 TORCH = {"name": "torch", "version": "2.13.0", "files": {"torch/__init__.py": "GOOD = 1\n"}}
 EVIL = {"torch/__init__.py": "EVIL = 1\n"}
@@ -96,18 +91,6 @@ def test_no_interpreter_is_replaced(world: World, tmp_path: Path) -> None:
     assert "reserved name `python3`" in said
 
 
-def test_a_bundle_is_no_way_around(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in world.environ().items():
-        monkeypatch.setenv(name, value)
-    present(world, TORCH)
-    file = bundled(world, plugin("good", "1.0", files=EVIL))
-    plan, before = plan_apply(file, catalog_of(world), str(world.python)), world.state()
-    with pytest.raises(VoxError) as raised:
-        apply(plan)
-    assert raised.value.code == "VOX-I003" and "belongs to torch" in raised.value.faults[0]
-    assert world.state() == before
-
-
 # --- what they need -------------------------------------------------------------------------------
 
 
@@ -139,19 +122,15 @@ def test_what_did_not_hold_before_stops_nothing(world: World) -> None:
     assert world.versions()["vox_t_lib"] == "1.0"
 
 
-def test_a_bundle_brings_no_other_version_either(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in world.environ().items():
-        monkeypatch.setenv(name, value)
-    old_library(world)
-    present(world, requiring("vox-ml-torch", "vox-t-lib>=2"))
-    library = requiring("vox-t-lib", files={"vox_t_lib/__init__.py": ""})
-    file = bundled(world, plugin("good", "1.0"), library)
-    with pytest.raises(InputError) as raised:
-        plan_apply(file, catalog_of(world), str(world.python))
-    assert raised.value.code == "VOX-I005"
-    assert raised.value.faults == ("vox-ml-torch needs vox-t-lib>=2, which would be 1.0",)
+def test_a_version_that_only_a_build_tells_breaks_nothing(world: World, tmp_path: Path) -> None:
+    present(world, plugin("good", "1.0"))
+    present(world, requiring("vox-t-stranger", "vox-t-good<2"))
+    folder = checkout(tmp_path / "good", plugin("good", "2.0"))
+    project = folder / "pyproject.toml"
+    text = project.read_text().replace('version = "2.0"\n', "")
+    project.write_text(text.replace("dynamic = [", 'dynamic = ["version", '))
+    said = world.refused("I005", "install", "--from-path", folder, "--yes")
+    assert "vox-t-stranger needs vox-t-good<2, which would be 2.0" in said
 
 
 def test_a_plugin_that_another_needs_is_not_removed_without_it(world: World) -> None:
@@ -171,7 +150,7 @@ import subprocess, sys
 from pathlib import Path
 from vox_core.install.apply import apply
 from vox_core.install.plan import plan_install
-plan = plan_install(wheel=Path(sys.argv[1]))
+plan = plan_install(source=Path(sys.argv[1]))
 install = ["-m", "vox_core.cli", "plugin", "install", "--from-wheel", sys.argv[2], "--yes"]
 subprocess.run([sys.executable, *install], check=True)
 apply(plan)
@@ -262,7 +241,7 @@ def test_one_lock_for_all_users_and_names_of_an_environment(world: World, tmp_pa
     link = tmp_path / "link"
     link.symlink_to(world.venv)
     install: Sequence[object] = ("install", "--from-wheel", file, "--yes")
-    with Environment.of(str(world.python)).locked():
+    with world.environment().locked():
         other_user = world.vox(*install, VOX_CACHE=str(tmp_path / "cache"))
         through = subprocess.run(
             [str(link / "bin/python"), *world.command(*install)[1:]],

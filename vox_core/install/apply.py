@@ -6,7 +6,7 @@
    are checked there: no file of another distribution or of vox, the plugin that was wanted.
 2. What the change replaces is kept (undo.py).
 3. uv removes the old versions and installs the new ones, from its cache.
-4. A fresh interpreter finds the plugins, and `uv pip check` has no new line.
+4. A fresh interpreter finds the plugins.
 
 A failure or signal after 2 puts the files back; before it, the environment is untouched.
 """
@@ -18,33 +18,33 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from packaging.utils import canonicalize_name
 
 from vox_core.errors import InputError, WorkError
 from vox_core.files import storage_errors
-from vox_core.host.discover import Found, discover
+from vox_core.host.discover import discover
 from vox_core.host.judge import on_one_line
-from vox_core.host.machine import Machine, requirements, this_machine, unmet
+from vox_core.host.machine import requirements, this_machine, unmet
+from vox_core.host.process import Failed, output_of
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path
-from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended
+from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended, require_kept
 from vox_core.install.targets import Target, misfit
 from vox_core.install.uv import Report, Uv
 
 LOCK = "pylock.toml"
 _FROM_LOCK = ("--preview-features", "pylock", "--no-deps", "--requirements")
-_CHILD = "from vox_core.install.apply import answer; print('\\n' + {token!r} + answer())"
 _TOKEN = "vox answers: "
 """Begins the line with the answer; a .pth file may print before it, and after it at exit."""
+_CHILD = f"from vox_core.install.apply import answer; print('\\n{_TOKEN}' + answer())"
 _LIMIT_S = 60.0
 
 
@@ -52,8 +52,9 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     """Carry out a plan; if anything fails or is interrupted, the environment is as before.
 
     Raises:
-        InputError: I003, a package is not the plugin, or brings files of others; I011, another
-            process is changing this environment, or has since the plan.
+        InputError: I003, a package is not the plugin, or brings files of others; I005, it would
+            break what is installed; I011, another process is changing this environment, or has
+            since the plan.
         WorkError: I008, it failed; I009, and not everything could be put back.
         StorageError: the disk is full, or an I/O error.
     """
@@ -62,7 +63,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
     environment = plan.environment
     site = environment.site_packages.resolve()
     scratch = undo.folder(site)
-    with storage_errors(environment.prefix), environment.locked(), _signals_raise():
+    with storage_errors(environment.prefix), environment.locked(), _signals(_interrupt):
         require_ended(environment)  # else its copies of files would go with the scratch folder
         there = environment.installed()
         _require_as_planned(plan, there.versions)
@@ -71,7 +72,7 @@ def apply(plan: InstallPlan, report: Report = lambda line: None) -> None:
             scratch.mkdir()
             _carry_out(plan, there, site, scratch, report)
         finally:
-            with _signals_wait():
+            with _signals(signal.SIG_IGN):
                 if undo.unfinished(site) is None:
                     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -95,7 +96,7 @@ def answer() -> str:
 def _carry_out(
     plan: InstallPlan, there: Installed, site: Path, scratch: Path, report: Report
 ) -> None:
-    environment, removes = plan.environment, plan.action == "remove"
+    environment, removes, doing = plan.environment, plan.action == "remove", _named(plan)
     source = scratch / "source"
     source.mkdir()
     if plan.unpack is not None:
@@ -103,52 +104,66 @@ def _carry_out(
     else:
         (source / LOCK).write_text(plan.lock, encoding="utf-8")
     uv = Uv(environment, only=source if plan.unpack is not None else None)
-    added = [] if removes else _fetched(plan, there, uv, scratch, report)
+    how = [*_FROM_LOCK, str(source / LOCK), *plan.options]
+    added = [] if removes else _fetched(plan, there, uv, how, scratch / "stage")
+    if added:
+        report(f"fetched {', '.join(change.name for change in plan.changes)}")
     going = [
         each.name
         for each in plan.changes
         if each.before is not None and environment.owns(there.distributions[each.name])
     ]
-    replaced = [path for name in going for path in _files(there.distributions[name])]
-    owned = _owned({*replaced}, there, but=going) if replaced else {}
-    change = undo.begin(site, _named(plan), added, replaced)
+    replaced = [path for name in going for path, _, _ in _files(there.distributions[name])]
+    owned = _owned({*replaced}, there, but=going)
+    change = undo.begin(site, doing, added, replaced)
     try:
-        faults = uv.faults()
         if going:
-            uv.run("uninstall", going, report, _named(plan))
+            uv.run("uninstall", going, report, doing)
         if not removes:
-            how = [*_FROM_LOCK, str(source / LOCK), *plan.options]
-            uv.run("install", how, report, _named(plan))
+            uv.run("install", how, report, doing)
         for path in owned:  # which two distributions shared
             if not os.path.lexists(path):
                 change.put_back(str(path))
-        _require_working(plan, uv, faults)
-        with _signals_wait():
+        _require_working(plan)
+        with _signals(signal.SIG_IGN):
             change.forget()
     except BaseException as error:
-        with _signals_wait():
+        with _signals(signal.SIG_IGN):
             lost = change.back()
         if lost:
-            raise _not_whole(environment, lost) from error
+            raise WorkError(
+                "I009",
+                "the environment could not be restored entirely",
+                where=environment,
+                faults=lost,
+                remedy=f"mend what is named, then {undo.remedy(environment.python)}",
+            ) from error
         raise
 
 
 def _fetched(
-    plan: InstallPlan, there: Installed, uv: Uv, scratch: Path, report: Report
+    plan: InstallPlan, there: Installed, uv: Uv, how: Sequence[str], stage: Path
 ) -> list[Path]:
     """Have uv install into a scratch folder, check what it holds, and give where it would go."""
-    stage = scratch / "stage"
-    afresh = [
-        part for each in plan.changes if each.direct for part in ("--refresh-package", each.name)
-    ]
-    how = ["--prefix", str(stage), *_FROM_LOCK, str(scratch / "source" / LOCK), *plan.options]
-    uv.run("install", [*how, *afresh], lambda line: None, _named(plan))
+    direct = [change.name for change in plan.changes if change.direct]
+    afresh = [part for name in direct for part in ("--refresh-package", name)]
+    prefix = ["--prefix", str(stage)]
+    uv.run("install", [*prefix, *how, *afresh], lambda line: None, _named(plan))
     sites = sorted({info.parent for info in stage.glob("**/*.dist-info")})
+    staged = [
+        (canonicalize_name(each.metadata["Name"]), each, site)
+        for site in sites
+        for each in metadata.distributions(path=[str(site)])
+    ]
     names = {change.name for change in plan.changes}
-    rows = [row for site in sites for row in _staged(site, stage, plan.environment)]
-    rows = [row for row in rows if row.name in names]
+    files = [
+        _File(name, path, recorded, digest)
+        for name, distribution, site in staged
+        if name in names
+        for path, recorded, digest in _files(distribution, plan.environment.place_of(site, stage))
+    ]
     touched = [change.name for change in plan.changes if change.before is not None]
-    if faults := [*_taken(rows, plan.environment, there, touched)]:
+    if faults := [*_taken(files, plan.environment, there, touched)]:
         raise InputError(
             "I003",
             "a wheel would overwrite files that are not its own",
@@ -158,9 +173,11 @@ def _fetched(
         )
     if faults := [*_misfits(plan, sites)]:
         raise misfit(faults, plan.environment)
+    versions = {str(name): distribution.version for name, distribution, _ in staged}
+    built = [replace(each, after=versions.get(each.name, each.after)) for each in plan.changes]
+    require_kept(built, plan.environment, there)
     shutil.rmtree(stage)
-    report(f"fetched {', '.join(sorted(names))}")
-    return [row.path for row in rows]
+    return [each.path for each in files]
 
 
 class _File(NamedTuple):
@@ -172,17 +189,6 @@ class _File(NamedTuple):
     digest: str
 
 
-def _staged(site: Path, stage: Path, environment: Environment) -> Iterator[_File]:
-    """Files of the distributions below a staged site-packages."""
-    there = environment.prefix / site.relative_to(stage)
-    target = there if there in environment.folders else environment.site_packages
-    for distribution in metadata.distributions(path=[str(site)]):
-        name = canonicalize_name(distribution.metadata["Name"])
-        for recorded, digest in _record(distribution):
-            path = os.path.normpath(target.resolve() / recorded)
-            yield _File(name, Path(path), recorded, digest)
-
-
 def _taken(
     files: Sequence[_File], environment: Environment, there: Installed, touched: Collection[str]
 ) -> Iterator[str]:
@@ -191,24 +197,25 @@ def _taken(
     owned = _owned({each.path for each in files if os.path.lexists(each.path)}, there)
     seen: dict[Path, _File] = {}
     for each in files:
-        brings = f"{each.name} brings {each.path}, which belongs to"
         had = owned.get(each.path, {})
         losers = [
             name
             for name, digest in had.items()
             if name not in {*touched, each.name} and (not digest or digest != each.digest)
         ]
-        other = seen.setdefault(each.path, each)
+        other, loser = seen.setdefault(each.path, each), ""
         if each.path.is_dir():
-            yield f"{brings} a folder"
+            loser = "a folder"
         elif each.name != CORE and belongs_to_core(each.recorded):
-            yield f"{brings} {CORE}"
+            loser = CORE
         elif losers:
-            yield f"{brings} {' and '.join(losers)}"
+            loser = " and ".join(losers)
         elif not had and each.path.parent == commands and os.path.lexists(each.path):
-            yield f"{brings} no package"
+            loser = "no package"
         elif other.digest != each.digest:
-            yield f"{brings} {other.name}"
+            loser = other.name
+        if loser:
+            yield f"{each.name} brings {each.path}, which belongs to {loser}"
 
 
 def _owned(
@@ -216,15 +223,25 @@ def _owned(
 ) -> dict[Path, dict[str, str]]:
     """Path -> distributions that list it, with its digest in their RECORDs."""
     found: dict[Path, dict[str, str]] = {}
-    if not paths:
-        return found
-    for name, distribution in there.distributions.items():
-        base = str(Path(str(distribution.locate_file(""))).resolve())
-        for recorded, digest in () if name in but else _record(distribution):
-            path = Path(os.path.normpath(os.path.join(base, recorded)))  # noqa: PTH118 - thousands
+    for name, distribution in there.distributions.items() if paths else ():
+        for path, _, digest in () if name in but else _files(distribution):
             if path in paths:
                 found.setdefault(path, {})[name] = digest
     return found
+
+
+def _files(
+    distribution: metadata.Distribution, base: Path | None = None
+) -> Iterator[tuple[Path, str, str]]:
+    """Each row of RECORD: where it lies below `base`, its path, its digest; none if damaged."""
+    base = (base or Path(str(distribution.locate_file("")))).resolve()
+    try:
+        rows = [*csv.reader((distribution.read_text("RECORD") or "").splitlines())]
+    except (OSError, ValueError, csv.Error):
+        return
+    for row in filter(None, rows):
+        path = Path(os.path.normpath(os.path.join(base, row[0])))  # noqa: PTH118 - thousands
+        yield path, row[0], row[1] if len(row) > 1 else ""
 
 
 def _misfits(plan: InstallPlan, sites: Sequence[Path]) -> Iterator[str]:
@@ -240,22 +257,18 @@ def _misfits(plan: InstallPlan, sites: Sequence[Path]) -> Iterator[str]:
             for version in {each.version for each in mine}:
                 yield from target.mismatched(version)
         for plugin in mine:
-            yield from (f"{plugin.id}: {fault}" for fault in _own_faults(plugin, machine))
-
-
-def _own_faults(plugin: Found, machine: Machine) -> Iterator[str]:
-    if plugin.fault:
-        yield on_one_line(plugin.fault)
-    if plugin.manifest:
-        for kind, reason in requirements(plugin.manifest, machine).items():
-            if reason and kind != "distribution":
-                yield f"{kind}: {reason}"
+            if plugin.fault:
+                yield f"{plugin.id}: {on_one_line(plugin.fault)}"
+            reasons = requirements(plugin.manifest, machine) if plugin.manifest else {}
+            for kind, reason in reasons.items():
+                if reason and kind != "distribution":
+                    yield f"{plugin.id}: {kind}: {reason}"
 
 
 def _distribution(target: Target, plan: InstallPlan) -> str | None:
     """Canonical name; of a folder whose metadata tells none, the one that was built from it."""
-    sources = {local_path(change.source): change.name for change in plan.changes}
-    return target.distribution or sources.get(target.source)
+    sources = {str(local_path(change.source)): change.name for change in plan.changes}
+    return target.distribution or sources.get(target.requirement)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -263,76 +276,38 @@ def _distribution(target: Target, plan: InstallPlan) -> str | None:
 
 def _require_as_planned(plan: InstallPlan, now: Mapping[str, str]) -> None:
     """Raises InputError I011 if other versions are installed than when the plan was made."""
-    if faults := [
-        f"{name}: {plan.installed.get(name, 'not there')} in the plan, "
-        f"{now.get(name, 'not there')} now"
-        for name in sorted({*now, *plan.installed})
-        if now.get(name) != plan.installed.get(name)
-    ]:
+    if now != plan.installed:
+        moved = {name for name, _ in {*now.items()} ^ {*plan.installed.items()}}
         raise InputError(
             "I011",
             "the environment has changed since the plan was made",
             where=plan.environment,
-            faults=faults,
+            found=f"another version, or none, of {', '.join(sorted(moved))}",
             remedy="run again, for a plan of what is there now",
         )
 
 
-def _require_working(plan: InstallPlan, uv: Uv, before: Collection[str]) -> None:
-    """Raises WorkError I008 if the plugins are not there, or a requirement is not met any more."""
-    changed = {change.name for change in plan.changes}  # uv or the plan has seen to what these need
-    new = [line for need, line in uv.faults().items() if need not in before]
-    faults = [line for line in new if line.split("`")[1] not in changed]
-    rows = _asked(plan)
-    if plan.action == "remove":
-        faults += [f"{name} is still there" for name, *_ in rows if name in changed]
+def _require_working(plan: InstallPlan) -> None:
+    """Raises WorkError I008 unless a fresh interpreter, which sees .pth files anew, finds the
+    plugins."""
+    changed = {change.name for change in plan.changes}
+    try:
+        # -P: a folder `vox_core` that happens to be the current one is not what is installed.
+        output = output_of([str(plan.environment.python), "-P", "-c", _CHILD], _LIMIT_S)
+        rows = json.loads(output.decode().rpartition(_TOKEN)[2].partition("\n")[0])
+    except Failed as error:
+        raise _failed(plan, f"the environment's Python fails: {error}") from error
+    except ValueError as error:
+        said = "the environment's Python fails: it ended without an answer"
+        raise _failed(plan, said) from error
+    staying = {row[0] for row in rows} & changed if plan.action == "remove" else ()
+    faults = [f"{name} is still there" for name in staying]
     for target in plan.targets:
         mine = [row for row in rows if row[0] == _distribution(target, plan)]
         faults += target.misnamed([id for _, id, _ in mine])
         faults += [f"{id}: {fault}" for _, id, fault in mine if fault]
     if faults:
         raise _failed(plan, "; ".join(faults))
-
-
-def _asked(plan: InstallPlan) -> list[list[str]]:
-    """What `answer` gives in a fresh interpreter, which sees metadata and .pth files anew."""
-    # -P: a folder `vox_core` that happens to be the current one is not what is installed.
-    command = [str(plan.environment.python), "-P", "-c", _CHILD.format(token=_TOKEN)]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(plan, f"the environment's Python fails: {error}") from error
-    _, token, rest = done.stdout.rpartition(_TOKEN)
-    try:
-        rows: list[list[str]] = json.loads(rest.partition("\n")[0])
-    except ValueError:
-        token = ""
-    if not token or done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2] or "it ended without an answer"
-        raise _failed(plan, f"the environment's Python fails: {last}")
-    return rows
-
-
-def _record(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """Path and digest of each row of RECORD; nothing where it is damaged."""
-    try:
-        rows = [*csv.reader((distribution.read_text("RECORD") or "").splitlines())]
-    except (OSError, ValueError, csv.Error):
-        return
-    yield from ((row[0], row[1] if len(row) > 1 else "") for row in rows if row)
-
-
-def _files(distribution: metadata.Distribution) -> list[Path]:
-    base = Path(str(distribution.locate_file(""))).resolve()
-    return [Path(os.path.normpath(base / recorded)) for recorded, _ in _record(distribution)]
 
 
 def _named(plan: InstallPlan) -> str:
@@ -349,42 +324,19 @@ def _failed(plan: InstallPlan, found: str) -> WorkError:
     )
 
 
-def _not_whole(environment: Environment, lost: Sequence[str]) -> WorkError:
-    return WorkError(
-        "I009",
-        "the environment could not be restored entirely",
-        where=environment,
-        faults=lost,
-        remedy=f"mend what is named, then {undo.remedy(environment.python)}",
-    )
-
-
 # --- signals --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt the block as Ctrl-C does, so that it is undone."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handling([signal.SIGTERM, signal.SIGHUP], stop):
-        yield
+def _interrupt(*_: object) -> NoReturn:
+    """SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the change is undone."""
+    raise KeyboardInterrupt
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """No signal interrupts the block."""
-    with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
-        yield
-
-
-@contextmanager
-def _handling(numbers: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # others get no signals
-        yield
-        return
+def _signals(handler: Any) -> Iterator[None]:
+    """Have a handler for the signals that would end the process; only the main thread gets any."""
+    mine = threading.current_thread() is threading.main_thread()
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if mine else []
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

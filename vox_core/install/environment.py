@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import sysconfig
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +32,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from vox_core.errors import BackendError, InputError
+from vox_core.errors import InputError
 from vox_core.install.undo import LOCK
 
 Kind: TypeAlias = Literal["venv", "uv-tool", "pipx", "conda", "externally-managed", "system"]
@@ -51,17 +48,6 @@ KINDS: dict[Kind, str] = {
 CORE = "vox-ml"
 KEPT = (CORE, "torch")
 """Distributions whose versions no plugin may change."""
-ABSENT = "not installed"
-_LIMIT_S = 60.0
-_QUESTION = """
-import sys
-sys.path[:] = [each for each in sys.path if each]
-import json, platform, sysconfig
-print(json.dumps({
-    "version": platform.python_version(), "python": sys.executable, "path": sys.path,
-    "prefix": sys.prefix, "base_prefix": sys.base_prefix, "paths": sysconfig.get_paths(),
-}))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +69,6 @@ class Environment:
 
     Args:
         python: the interpreter.
-        version: `3.12.4`.
         base_prefix: the prefix of the Python that a virtual environment was made from.
         folders: where packages and commands go; the first is `site_packages`, the last `scripts`.
         standard_library: the folder that PEP 668 marks.
@@ -91,7 +76,6 @@ class Environment:
     """
 
     python: Path
-    version: str
     prefix: Path
     base_prefix: Path
     folders: tuple[Path, ...]
@@ -101,55 +85,15 @@ class Environment:
     @classmethod
     def here(cls) -> Environment:
         """The environment of this process."""
-        return cls._of(
-            {
-                "version": platform.python_version(),
-                "python": sys.executable,
-                "path": sys.path,
-                "prefix": sys.prefix,
-                "base_prefix": sys.base_prefix,
-                "paths": sysconfig.get_paths(),
-            }
-        )
-
-    @classmethod
-    def of(cls, python: str) -> Environment:
-        """The environment of another interpreter.
-
-        Raises:
-            BackendError: B009, it does not run.
-        """
-        try:
-            done = subprocess.run(
-                [python, "-c", _QUESTION],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=_LIMIT_S,
-            )
-            return cls._of(json.loads(done.stdout.splitlines()[-1]))  # .pth files may print too
-        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
-            raise BackendError(
-                "B009",
-                "vox cannot install into this Python",
-                where=python,
-                found=_failure(error),
-                remedy="name the interpreter of the environment: --target-python PATH",
-            ) from error
-
-    @classmethod
-    def _of(cls, facts: Mapping[str, Any]) -> Environment:
-        paths = facts["paths"]
+        paths = sysconfig.get_paths()
         places = dict.fromkeys(paths[key] for key in ("purelib", "platlib", "scripts"))
         return cls(
-            Path(facts["python"]),
-            facts["version"],
-            Path(facts["prefix"]),
-            Path(facts["base_prefix"]),
+            Path(sys.executable),
+            Path(sys.prefix),
+            Path(sys.base_prefix),
             tuple(map(Path, places)),
             Path(paths["stdlib"]),
-            tuple(facts["path"]),
+            tuple(sys.path),
         )
 
     @property
@@ -181,7 +125,7 @@ class Environment:
                 if version and name not in found.versions:
                     texts = known.get_all("Requires-Dist") or ()
                     found.versions[name], found.distributions[name] = version, each
-                    found.needs[name] = [*requirements(texts, self.version)]
+                    found.needs[name] = [*requirements(texts)]
         return found
 
     def owns(self, distribution: metadata.Distribution) -> bool:
@@ -189,57 +133,47 @@ class Environment:
         place = Path(str(distribution.locate_file(""))).resolve()
         return place in {folder.resolve() for folder in self.folders}
 
+    def place_of(self, site: Path, prefix: Path) -> Path:
+        """Where a site-packages folder of `uv pip install --prefix` would lie here."""
+        place = self.prefix / site.relative_to(prefix)
+        return place if place in self.folders else self.site_packages
+
     def require_changeable(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> None:
         """Refuse an environment that is not vox's to change.
 
         Args:
             add: what would be installed: requirements, folders or wheels.
-            remove: names of distributions that would be removed.
+            remove: names of distributions that would be removed, if nothing is added.
 
         Raises:
-            InputError: I001, with the exact command to run instead.
+            InputError: I001, with the command to run instead.
         """
-        commands = {
-            "uv-tool": self._uv_tool_command,
-            "pipx": self._pipx_command,
-            "externally-managed": self._own_environment,
-        }
-        if command := commands.get(self.kind):
-            found, remedy = KINDS[self.kind], command(add, remove)
-        elif not all(os.access(_existing(each), os.W_OK | os.X_OK) for each in self.folders):
-            found, remedy = "no permission to write there", self._own_environment(add, remove)
-        else:
-            return
+        found = KINDS[self.kind]
+        if self.kind not in ("uv-tool", "pipx", "externally-managed"):
+            if all(os.access(_existing(each), os.W_OK | os.X_OK) for each in self.folders):
+                return
+            found = "no permission to write there"
         raise InputError(
             "I001",
             "vox does not install into this Python environment",
             where=self.prefix,
             found=found,
-            remedy=remedy,
+            remedy=self._instead(add, remove),
         )
 
-    def _uv_tool_command(self, add: Sequence[str], remove: Sequence[str]) -> str:
-        """Repeats all requirements of the tool, because uv makes its environment anew."""
-        receipt = tomllib.loads((self.prefix / "uv-receipt.toml").read_text(encoding="utf-8"))
-        rows = receipt.get("tool", {}).get("requirements", [])
-        others = {row["name"]: _argument(row) for row in rows}
-        tool = others.pop(self.prefix.name, self.prefix.name)
-        kept = [text for name, text in others.items() if name not in remove]
-        packages = [part for text in [*kept, *add] for part in ("--with", text)]
-        return f"run: {shlex.join(['uv', 'tool', 'install', tool, *packages])}"
-
-    def _pipx_command(self, add: Sequence[str], remove: Sequence[str]) -> str:
-        tool = self.prefix.name
-        steps = [["inject", tool, *add]] if add else []
-        steps += [["uninject", tool, *remove]] if remove else []
-        return "run: " + " && ".join(shlex.join(["pipx", *step]) for step in steps)
-
-    def _own_environment(self, add: Sequence[str], remove: Sequence[str]) -> str:
+    def _instead(self, add: Sequence[str], remove: Sequence[str]) -> str:
+        if self.kind == "pipx":
+            verb = "inject" if add else "uninject"
+            return f"run: {shlex.join(['pipx', verb, self.prefix.name, *add, *remove])}"
+        if self.kind == "uv-tool":  # which makes its environment anew
+            packages = [part for text in add for part in ("--with", text)]
+            run = shlex.join(["uv", "tool", "install", self.prefix.name, *packages])
+            return f"run: {run}, with --with for each other package that is to be there"
         if remove:
             return f"remove {', '.join(remove)} with the tool that installed it"
-        make = [str(self.python), "-m", "venv", ".venv"]
-        install = [".venv/bin/python", "-m", "pip", "install", CORE, *add]
-        return f"make an environment for vox: {shlex.join(make)} && {shlex.join(install)}"
+        make = shlex.join([str(self.python), "-m", "venv", ".venv"])
+        install = shlex.join([".venv/bin/python", "-m", "pip", "install", CORE, *add])
+        return f"make an environment for vox: {make} && {install}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -278,13 +212,12 @@ def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:
         return True
 
 
-def requirements(texts: Sequence[str], python: str) -> Iterator[Requirement]:
-    """Those of the texts that are valid and whose markers hold for a version of Python."""
-    markers = {"python_version": ".".join(python.split(".")[:2]), "python_full_version": python}
+def requirements(texts: Sequence[str]) -> Iterator[Requirement]:
+    """Those of the texts that are valid and whose markers hold here."""
     for text in texts:
         with suppress(InvalidRequirement):
             need = Requirement(text)
-            if need.marker is None or need.marker.evaluate({**markers, "extra": ""}):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
                 yield need
 
 
@@ -318,23 +251,5 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _failure(error: Exception) -> str:
-    """Without the question, which the errors of `subprocess` repeat."""
-    if isinstance(error, subprocess.CalledProcessError):
-        return f"exit {error.returncode}"
-    return error.strerror or "" if isinstance(error, OSError) else type(error).__name__
-
-
 def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
-
-
-def _argument(row: Mapping[str, Any]) -> str:
-    """One row of a uv receipt as an argument of `--with`."""
-    for key in ("directory", "editable", "path", "url"):
-        if key in row:
-            return str(row[key])
-    if "git" in row:
-        return f"{row['name']} @ git+{row['git']}"
-    extras = f"[{','.join(row['extras'])}]" if row.get("extras") else ""
-    return f"{row['name']}{extras}{row.get('specifier', '')}"

@@ -8,7 +8,7 @@ and sizes; where it finds none, off the network for example, the entry has name 
 from __future__ import annotations
 
 import json
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from vox_core.host.discover import discover
 from vox_core.install.environment import Environment, closure, local_path, origin
 from vox_core.install.uv import ONLY_WHEELS, Uv
 
-FILE_NAME = "pylock.toml"
 _HEAD = 'lock-version = "1.0"\ncreated-by = "vox-ml"\n'
 
 
@@ -30,51 +29,43 @@ def write_lock(path: Path, environment: Environment) -> list[str]:
     Raises:
         StorageError: it cannot be written.
     """
-    there = environment.installed()
-    plugins = [canonicalize_name(plugin.distribution) for plugin in discover()]
-    names = closure(plugins, there.needs)
-    direct = {name: source for name in names if (source := _direct(there.distributions[name]))}
-    pins = {name: f"{name}=={there.versions[name]}" for name in names if name not in direct}
-    text, unknown = _indexed(Uv(environment), pins)
-    for name, source in {**direct, **dict.fromkeys(unknown, "")}.items():
+    there, uv = environment.installed(), Uv(environment)
+    names = closure([canonicalize_name(each.distribution) for each in discover()], there.needs)
+    direct = {name: _direct(origin(there.distributions[name])) for name in names}
+    pins = {name: f"{name}=={there.versions[name]}" for name in names if not direct[name]}
+    text = _indexed(uv, [*pins.values()])
+    unknown = []
+    if text is None:  # one at a time, for those that are to be had
+        unknown = [name for name, pin in pins.items() if _indexed(uv, [pin]) is None]
+        text = _indexed(uv, [pin for name, pin in pins.items() if name not in unknown])
+    text = text or _HEAD
+    for name in [*filter(direct.get, names), *unknown]:
         version = json.dumps(there.versions[name])
-        text += f"\n[[packages]]\nname = {json.dumps(name)}\nversion = {version}\n{source}"
+        text += f"\n[[packages]]\nname = {json.dumps(name)}\nversion = {version}\n{direct[name]}"
     files.write_text(path, text)
     return unknown
 
 
-def _indexed(uv: Uv, pins: dict[str, str]) -> tuple[str, list[str]]:
-    """uv's lock of the pins that it finds files of, and the names of the others."""
-    if not pins:
-        return _HEAD, []
+def _indexed(uv: Uv, pins: list[str]) -> str | None:
+    """uv's lock of the pins; None if it finds no file of one."""
     try:
-        return uv.lock([*pins.values()], ONLY_WHEELS), []
+        return uv.lock(pins, ["--no-deps", *ONLY_WHEELS]) if pins else _HEAD
     except InputError:
-        unknown = [name for name, pin in pins.items() if not _is_found(uv, pin)]
-        found = [pin for name, pin in pins.items() if name not in unknown]
-        return (uv.lock(found, ONLY_WHEELS) if found else _HEAD), unknown
+        return None
 
 
-def _is_found(uv: Uv, pin: str) -> bool:
-    try:
-        return bool(uv.lock([pin], ONLY_WHEELS))
-    except InputError:
-        return False
-
-
-def _direct(distribution: metadata.Distribution) -> str:
+def _direct(source: Mapping[str, Any]) -> str:
     """The source of what did not come from an index, as TOML; empty for what did."""
-    source = origin(distribution)
-    url, table = source.get("url", ""), ""
+    url = source.get("url", "")
     if "dir_info" in source:
         editable = bool(source["dir_info"].get("editable"))
-        table = f"directory = {_inline(path=str(local_path(url)), editable=editable)}\n"
-    elif vcs := source.get("vcs_info"):
+        return f"directory = {_inline(path=str(local_path(url)), editable=editable)}\n"
+    if vcs := source.get("vcs_info"):
         commit = {"commit-id": vcs["commit_id"]}
-        table = f"vcs = {_inline(type=vcs['vcs'], url=url, **commit)}\n"
-    elif hashes := source.get("archive_info", {}).get("hashes"):
-        table = f"archive = {{ url = {json.dumps(url)}, hashes = {_inline(**hashes)} }}\n"
-    return table
+        return f"vcs = {_inline(type=vcs['vcs'], url=url, **commit)}\n"
+    if hashes := source.get("archive_info", {}).get("hashes"):
+        return f"archive = {{ url = {json.dumps(url)}, hashes = {_inline(**hashes)} }}\n"
+    return ""
 
 
 def _inline(**values: Any) -> str:

@@ -24,13 +24,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import (
-    InvalidSdistFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
@@ -43,6 +37,7 @@ from vox_core.install.environment import (
     KEPT,
     Environment,
     Installed,
+    closure,
     is_editable,
     is_met,
     local_path,
@@ -53,7 +48,6 @@ from vox_core.install.uv import ONLY_WHEELS, Report, Row, Uv
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
-_CORE_NEED = re.compile(rf"\b{CORE} ?((?:[=~!<>]=?=?[\w.*+!-]+,? ?)+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +76,7 @@ class Change:
     def built(self) -> bool:
         """Whether it is built from source, which runs its code."""
         file = file_name(self.source)
-        if self.direct:
-            return self.after is not None and not file.endswith(".whl")
-        with suppress(InvalidSdistFilename):
-            return parse_sdist_filename(file)[0] == self.name
-        return False
+        return bool(self.after and (file or self.direct)) and not file.endswith(".whl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +90,7 @@ class InstallPlan:
         lock: `pylock.toml` of the changes.
         options: of `uv pip install`: which sources may be built.
         installed: distribution -> version when the plan was made.
-        unpack: writes the lock and wheels of a bundle into a folder; uv then sees nothing else.
+        unpack: writes a lock and its wheels into a folder; uv then sees nothing else.
     """
 
     action: Action
@@ -116,10 +106,8 @@ class InstallPlan:
 
 def plan_install(
     ids: Sequence[str] = (),
+    source: Path | str | None = None,
     *,
-    path: Path | None = None,
-    wheel: Path | None = None,
-    pypi: str | None = None,
     allow_source: bool = False,
     report: Report = lambda line: None,
 ) -> InstallPlan:
@@ -127,25 +115,19 @@ def plan_install(
 
     Args:
         ids: of the catalog; with a source at most one, of the plugin that it holds.
-        path: a folder with the plugin's source.
-        wheel: a wheel of it.
-        pypi: `NAME==VERSION`.
+        source: a folder with the plugin's source, a wheel of it, or `NAME==VERSION`.
         allow_source: build what an index has no wheel of.
         report: called before something is built to make the plan.
 
     Raises:
         InputError: I001 to I007, I013: why it is refused.
     """
-    catalog, id = known_plugins(), ids[0] if ids else None
+    catalog = known_plugins()
     environment, there = _here()
-    if path is not None:
-        wanted = [targets.from_path(path, id, catalog, there)]
-    elif wheel is not None:
-        wanted = [targets.from_wheel(wheel, id, catalog, there)]
-    elif pypi is not None:
-        wanted = [targets.from_pypi(pypi, id, catalog, there)]
-    else:
+    if source is None:
         wanted = targets.from_catalog(ids, catalog, there)
+    else:
+        wanted = [targets.from_source(source, ids[0] if ids else None, catalog, there)]
     return _plan("install", environment, there, wanted, (), allow_source, report)
 
 
@@ -181,23 +163,51 @@ def plan_remove(ids: Sequence[str]) -> InstallPlan:
     """
     environment, there = _here()
     found = discover()
-    plugins = [_installed(id, found) for id in ids]
-    names = sorted({canonicalize_name(plugin.distribution) for plugin in plugins})
+    names = sorted({canonicalize_name(_installed(id, found).distribution) for id in ids})
     environment.require_changeable(remove=names)
     for name in names:
         _require_inside(name, environment, there)
     changes = tuple(Change(name, there.versions[name], None) for name in names)
     require_kept(changes, environment, there)
-    left = _orphans(names, there)
-    notes = [f"nothing else needs: {', '.join(left)}; they stay"] if left else []
-    return InstallPlan("remove", environment, changes, (), tuple(notes), installed=there.versions)
+    theirs = {*closure(names, there.needs)}
+    left = theirs - {*names, *closure([*KEPT, *(there.needs.keys() - theirs)], there.needs)}
+    notes = (f"nothing else needs: {', '.join(sorted(left))}; they stay",) if left else ()
+    return InstallPlan("remove", environment, changes, (), notes, installed=there.versions)
+
+
+def plan_wheels(
+    changes: Sequence[Change],
+    wanted: Sequence[Target],
+    notes: Sequence[str],
+    unpack: Callable[[Path], None],
+) -> InstallPlan:
+    """Plan to install exactly these wheels, without a network.
+
+    Args:
+        unpack: writes `pylock.toml` and the wheels into a folder.
+
+    Raises:
+        InputError: I001, I005, I006 or I013: why it is refused.
+    """
+    environment, there = _here()
+    environment.require_changeable(add=[file_name(change.source) for change in changes])
+    _require_no_intruder(environment, there)
+    require_kept(changes, environment, there)
+    return InstallPlan(
+        "install",
+        environment,
+        tuple(changes),
+        tuple(wanted),
+        tuple(notes),
+        installed=there.versions,
+        unpack=unpack,
+    )
 
 
 def cut_off() -> list[Check]:
     """For the doctor: a failed check if a change was killed, none while one is under way."""
-    environment = Environment.here()
     try:
-        require_whole(environment)
+        _here()
     except InputError as error:
         if error.code == "VOX-I013":
             return [Check("installation", False, f"cut off: {error.found}", error.remedy)]
@@ -221,7 +231,7 @@ def _plan(
     if not requirements:
         return InstallPlan(action, environment, (), (), tuple(notes))
     environment.require_changeable(add=requirements)
-    require_no_intruder(environment, there)
+    _require_no_intruder(environment, there)
     uv = Uv(environment)
     named = {text: name for text in requirements if (name := _built_name(text))}
     unclear = [text for text in named if not Path(text).is_dir() or needs_build(Path(text))]
@@ -231,7 +241,8 @@ def _plan(
     # uv compares a folder's pyproject.toml alone with what is installed.
     again = [f"--reinstall-package={named[text]}" for text in named if Path(text).is_dir()]
     rows = _rows(uv, [*options, *again, *requirements], _held(wanted, there.versions))
-    lock = uv.lock([_pin(row) for row in rows], options) if rows else ""
+    pins = [f"{row.name} @ {row.url}" if row.url else f"{row.name}=={row.version}" for row in rows]
+    lock = uv.lock(pins, ["--no-deps", *options]) if pins else ""
     changes = _changes(rows, lock, there.versions) if rows else ()
     require_kept(changes, environment, there)
     _require_pinned(changes, wanted)
@@ -252,11 +263,11 @@ def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Row
         try:
             rows = uv.plan(arguments, [])
         except InputError:
-            raise _another_core(refusal, held) or refusal from None
-        moved = [
-            f"{row.name} {held[row.name]} -> {row.version}" for row in rows if row.name in held
-        ]
-        raise (_changed(moved, uv.environment) if moved else refusal) from None
+            raise refusal from None
+        held_ones = [row for row in rows if row.name in held]
+        moved = [Change(row.name, held[row.name], row.version) for row in held_ones]
+        _require_unchanged(moved, uv.environment)
+        raise refusal from None
 
 
 def _held(wanted: Iterable[Target], installed: Mapping[str, str]) -> dict[str, str]:
@@ -277,10 +288,6 @@ def _built_name(requirement: str) -> str | None:
 
 def _build_only(names: Iterable[str]) -> tuple[str, ...]:
     return (*ONLY_WHEELS, *(f"--no-binary={name}" for name in names))
-
-
-def _pin(row: Row) -> str:
-    return f"{row.name} @ {row.url}" if row.url else f"{row.name}=={row.version}"
 
 
 def _changes(rows: Iterable[Row], lock: str, installed: Mapping[str, str]) -> tuple[Change, ...]:
@@ -316,24 +323,17 @@ def file_name(source: str) -> str:
 
 
 def _here() -> tuple[Environment, Installed]:
+    """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
     environment = Environment.here()
-    require_whole(environment)
+    if undo.unfinished(environment.site_packages.resolve()):
+        with suppress(OSError), environment.locked():
+            pass
+        require_ended(environment)
     return environment, environment.installed()
 
 
-def require_whole(environment: Environment) -> None:
-    """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
-    if undo.unfinished(environment.site_packages.resolve()) is None:
-        return
-    try:
-        with environment.locked():  # or else it is under way
-            require_ended(environment)
-    except OSError:
-        require_ended(environment)
-
-
 def require_ended(environment: Environment) -> None:
-    """Raises InputError I013 if an earlier change was cut off; the caller holds the lock."""
+    """Raises InputError I013 if an earlier change was cut off; nobody holds the lock."""
     if change := undo.unfinished(environment.site_packages.resolve()):
         raise InputError(
             "I013",
@@ -347,13 +347,7 @@ def require_ended(environment: Environment) -> None:
 def require_kept(changes: Sequence[Change], environment: Environment, there: Installed) -> None:
     """Raises InputError I005 if vox, torch or what an installed distribution needs would change."""
     before = there.versions
-    moved = [
-        f"{change.name} {change.before} -> {change.after or 'none'}"
-        for change in changes
-        if change.name in KEPT and change.before is not None
-    ]
-    if moved:
-        raise _changed(moved, environment)
+    _require_unchanged([each for each in changes if each.name in KEPT and each.before], environment)
     names = [change.name for change in changes]
     after = {name: version for name, version in before.items() if name not in names}
     after |= {change.name: change.after for change in changes if change.after}
@@ -363,22 +357,27 @@ def require_kept(changes: Sequence[Change], environment: Environment, there: Ins
         for need in needs
         if owner not in names and is_met(need, before) and not is_met(need, after)
     ]:
-        gone = [change.name for change in changes if change.after is None]
         raise InputError(
             "I005",
-            f"something that is installed needs {' and '.join(gone)}"
-            if gone
-            else "this would break what is installed",
+            "this would break what is installed",
             where=environment,
             faults=faults,
-            remedy="remove what needs it first, or together with it"
-            if gone
-            else "choose versions that fit together; what is named here may have an upgrade: "
-            "vox plugin upgrade",
+            remedy="remove or upgrade what is named together with it, or choose versions that fit",
         )
 
 
-def require_no_intruder(environment: Environment, there: Installed) -> None:
+def _require_unchanged(moved: Sequence[Change], environment: Environment) -> None:
+    if moved:
+        raise InputError(
+            "I005",
+            f"this would change {' and '.join(change.name for change in moved)}",
+            where=environment,
+            faults=[f"{each.name} {each.before} -> {each.after or 'none'}" for each in moved],
+            remedy="if you want that, install that version yourself first, and run again",
+        )
+
+
+def _require_no_intruder(environment: Environment, there: Installed) -> None:
     """Raises InputError I006 if another distribution brings a `vox` command or `vox_core`."""
     found = sorted(
         f"{name} {there.versions[name]} ({file})"
@@ -404,36 +403,6 @@ def belongs_to_core(recorded: str) -> bool:
     return parts[:1] == ("vox_core",) or (parts[:1] == ("..",) and parts[-1] in ("vox", "vox.exe"))
 
 
-def _changed(moved: Sequence[str], environment: Environment) -> InputError:
-    names = " and ".join(text.partition(" ")[0] for text in moved)
-    return InputError(
-        "I005",
-        f"this would change {names}",
-        where=environment,
-        faults=moved,
-        remedy="if you want that, install that version yourself first, and run again",
-    )
-
-
-def _another_core(refusal: InputError, held: Mapping[str, str]) -> InputError | None:
-    """The refusal of a plugin for another vox than this one."""
-    here = held.get(CORE, "")
-    for match in _CORE_NEED.finditer("\n".join(refusal.faults)):
-        with suppress(InvalidSpecifier):
-            wanted = SpecifierSet(match[1].strip(" ,"))
-            if here and not wanted.contains(here, prereleases=True):
-                return InputError(
-                    "I004",
-                    "it is made for another version of vox",
-                    where=refusal.where,
-                    found=f"{CORE} {here}",
-                    expected=f"{CORE}{wanted}, which it requires",
-                    faults=refusal.faults,
-                    remedy=f"install that {CORE} first, or name a version of it that takes {here}",
-                )
-    return None
-
-
 def _require_pinned(changes: Sequence[Change], wanted: Iterable[Target]) -> None:
     """Raises InputError I007 if a file is not one that the catalog pins.
 
@@ -449,9 +418,9 @@ def _require_pinned(changes: Sequence[Change], wanted: Iterable[Target]) -> None
             if pinned and change.sha256 != pinned:
                 faults.append(f"{change.source}: found {change.sha256}, expected {pinned}")
             elif not pinned and target.sha256 and has_file and change.name == target.distribution:
+                pins = ", ".join(target.sha256)
                 faults.append(
-                    f"{change.source}: not one of the files that the catalog pins: "
-                    f"{', '.join(target.sha256)}"
+                    f"{change.source}: not one of the files that the catalog pins: {pins}"
                 )
     if faults:
         raise InputError(
@@ -492,38 +461,29 @@ def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) 
     source = origin(distribution)
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
-        return targets.from_path(folder, plugin.id, catalog, there)
+        return targets.from_source(folder, plugin.id, catalog, there)
     return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
         "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
     )
 
 
-def _is_of(plugin: Found, distribution: str | None) -> bool:
+def _is_of(plugin: Found, distribution: str) -> bool:
     return canonicalize_name(plugin.distribution) == distribution
 
 
 def _installed(id: str, installed: Sequence[Found]) -> Found:
     """The one plugin of that id, or of the distribution of that name."""
-    matches = [plugin for plugin in installed if plugin.id == id] or [
-        plugin
-        for plugin in installed
-        if canonicalize_name(plugin.distribution) == canonicalize_name(id)
-    ]
+    of_name = [plugin for plugin in installed if _is_of(plugin, canonicalize_name(id))]
+    matches = [plugin for plugin in installed if plugin.id == id] or of_name
     names = list(dict.fromkeys(plugin.distribution for plugin in matches))
     if len(names) == 1:
         return matches[0]
-    if names:
-        raise InputError(
-            "I010",
-            f"more than one plugin has the id {id!r}",
-            found=f"distributions {', '.join(names)}",
-            remedy=f"name the distribution: {names[-1]}",
-        )
+    there = f"distributions {', '.join(names)}" if names else "installed: "
     raise InputError(
         "I010",
-        f"plugin {id!r} is not installed",
-        found=f"installed: {', '.join(plugin.id for plugin in installed) or 'none'}",
-        remedy="`vox plugin list` shows what there is",
+        f"more than one plugin has the id {id!r}" if names else f"plugin {id!r} is not installed",
+        found=there if names else there + (", ".join(each.id for each in installed) or "none"),
+        remedy=f"name the distribution: {names[-1]}" if names else "see `vox plugin list`",
     )
 
 
@@ -539,18 +499,3 @@ def _require_inside(name: str, environment: Environment, there: Installed) -> No
             found=f"it is in {place}, which this environment sees",
             remedy="remove it with the Python that it was installed with",
         )
-
-
-def _orphans(removed: Iterable[str], there: Installed) -> list[str]:
-    """What nothing but `removed` needs, directly or through one another."""
-    needs = {
-        name: {canonicalize_name(need.name) for need in its} & there.needs.keys()
-        for name, its in there.needs.items()
-    }
-    gone = {*removed}
-    while True:
-        needed = {name for owner, its in needs.items() if owner not in gone for name in its}
-        loose = {name for owner in gone for name in needs.get(owner, ())} - needed - gone - {*KEPT}
-        if not loose:
-            return sorted(gone - {*removed})
-        gone |= loose

@@ -22,6 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from vox_core.catalog import PluginEntry, Source, objections
 from vox_core.errors import InputError
+from vox_core.host.probe import device_tags
 from vox_core.install.environment import Installed, is_editable
 
 
@@ -44,12 +45,6 @@ class Target:
     libraries: tuple[str, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
     specifier: str = ""
-
-    @property
-    def source(self) -> Path | None:
-        """The folder or file that it comes from."""
-        path = Path(self.requirement)
-        return path if path.is_absolute() and path.exists() else None
 
     def misnamed(self, ids: Collection[str]) -> Iterator[str]:
         """The fault of a package that brings plugins of these ids, if none is the one wanted."""
@@ -91,76 +86,56 @@ def from_catalog(
             for this machine, or whose sources are not there.
     """
     if unknown := [id for id in ids if id not in catalog]:
-        raise _unknown(unknown, catalog)
+        raise InputError(
+            "I002",
+            "the catalog has no such plugin",
+            faults=[f"{id!r}{_hint(id, catalog)}" for id in unknown],
+            expected=f"some of: {', '.join(catalog)}",
+            remedy="`vox plugin list` shows them; a package that is in no catalog is named "
+            "whole: --from-pypi NAME==VERSION",
+        )
     entries = [catalog[id] for id in dict.fromkeys(ids)]
     _require_no_objection(entries)
     return [
-        Target(
-            entry.id,
-            canonicalize_name(entry.distribution),
-            _requirement(entry, entry.source, entry.distribution),
-            _libraries(entry, there, upgrade),
-            entry.sha256,
-            entry.specifier,
-        )
+        _target(entry, _requirement(entry, entry.source, entry.distribution), there, upgrade)
         for entry in entries
     ]
 
 
-def from_path(
-    folder: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
+def from_source(
+    source: Path | str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
 ) -> Target:
-    """The plugin whose source is in `folder`.
-
-    Raises:
-        InputError: I003, there is none, or the catalog has something against it.
-    """
-    if not folder.exists():
-        raise _not_found("folder", folder)
-    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
-        raise _no_source(folder, "a folder with a pyproject.toml", "the path")
-    name = project_table(folder).get("name")
-    if not isinstance(name, str | None):
-        expected = "a pyproject.toml with a name that is a string"
-        raise _no_source(folder / "pyproject.toml", expected, f"[project] name, found {name!r}")
-    return _named(str(folder.resolve()), name, id, catalog, there)
-
-
-def from_wheel(
-    file: Path, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
-) -> Target:
-    """The plugin in a wheel.
+    """The plugin in a folder or wheel, or the release `NAME==VERSION`, that the user names.
 
     Raises:
         InputError: I003, it is none, or the catalog has something against it.
     """
-    if not file.exists():
-        raise _not_found("file", file)
-    try:
-        name = parse_wheel_filename(file.name)[0]
-    except InvalidWheelFilename:
-        name = None
-    if name is None or not file.is_file():
-        raise _no_source(file, "a wheel, with the name it was built under", "the file's name")
-    return _named(str(file.resolve()), name, id, catalog, there)
-
-
-def from_pypi(
-    text: str, id: str | None, catalog: Mapping[str, PluginEntry], there: Installed
-) -> Target:
-    """A release on the package index, `NAME==VERSION`.
-
-    Raises:
-        InputError: I003, it names no single version, or the catalog has something against it.
-    """
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise _no_source(text, "NAME==VERSION", "the name and the version") from error
-    exact = [each.operator == "==" and "*" not in each.version for each in requirement.specifier]
-    if exact != [True] or requirement.url or requirement.marker:
-        raise _no_source(text, "NAME==VERSION, one version", "the version")
-    return _named(text, requirement.name, id, catalog, there)
+    named, name, requirement = False, None, str(source)
+    if isinstance(source, str):
+        with suppress(InvalidRequirement):
+            need = Requirement(source)
+            exact = [each.operator == "==" and "*" not in each.version for each in need.specifier]
+            named, name = exact == [True] and not need.url and not need.marker, need.name
+    else:
+        requirement = str(source.resolve())
+        if any((source / each).is_file() for each in ("pyproject.toml", "setup.py")):
+            name = project_table(source).get("name")  # which only a build may tell
+            named = isinstance(name, str | None)
+        elif source.is_file():
+            with suppress(InvalidWheelFilename):
+                named, name = True, parse_wheel_filename(source.name)[0]
+    if named:
+        return _named(requirement, name, id, catalog, there)
+    missing = isinstance(source, Path) and not source.exists()
+    raise InputError(
+        "I003",
+        "this is no source of a plugin",
+        where=source,
+        found="nothing there" if missing else None,
+        expected="a folder with a pyproject.toml that has a name, a wheel with the name it was "
+        "built under, or NAME==VERSION with one version",
+        remedy="correct the path, or the name and the version",
+    )
 
 
 def project_table(folder: Path) -> Mapping[str, Any]:
@@ -192,8 +167,7 @@ def _named(
     entry = catalog.get(id) if id else _entry_of(distribution, catalog)
     if entry is None:
         return Target(id, distribution, requirement)
-    expected = canonicalize_name(entry.distribution)
-    if distribution not in (None, expected):
+    if distribution not in (None, canonicalize_name(entry.distribution)):
         raise InputError(
             "I003",
             f"{id!r} is another plugin's id",
@@ -203,14 +177,30 @@ def _named(
             remedy="leave the id out, if you mean to install this package",
         )
     _require_no_objection([entry])
-    libraries = _libraries(entry, there, upgrade=False)
-    return Target(entry.id, expected, requirement, libraries, entry.sha256, entry.specifier)
+    return _target(entry, requirement, there)
+
+
+def _target(
+    entry: PluginEntry, requirement: str, there: Installed, upgrade: bool = False
+) -> Target:
+    """With the libraries that are missing; in an upgrade also those that are not editable."""
+    libraries = []
+    for name, text in entry.libraries.items():
+        found = there.distributions.get(canonicalize_name(name))
+        if found is None or (upgrade and not is_editable(found)):
+            libraries.append(_requirement(entry, Source.parse(text, entry.catalog.parent), name))
+    return Target(
+        entry.id,
+        canonicalize_name(entry.distribution),
+        requirement,
+        tuple(libraries),
+        entry.sha256,
+        entry.specifier,
+    )
 
 
 def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
-    from vox_core.host.probe import accelerators
-
-    tags = {"cpu", *(accelerator.tag for accelerator in accelerators())}
+    tags = device_tags()
     if faults := [fault for entry in entries for fault in objections(entry, tags)]:
         raise InputError(
             "I003",
@@ -221,21 +211,8 @@ def _require_no_objection(entries: Sequence[PluginEntry]) -> None:
 
 
 def _entry_of(distribution: str | None, catalog: Mapping[str, PluginEntry]) -> PluginEntry | None:
-    known = {canonicalize_name(entry.distribution): entry for entry in catalog.values()}
-    return known.get(distribution) if distribution else None  # type: ignore[call-overload]
-
-
-def _libraries(entry: PluginEntry, there: Installed, upgrade: bool) -> tuple[str, ...]:
-    """Those that are missing; in an upgrade those as well that are no link to a checkout."""
-    sources = {
-        name: Source.parse(text, entry.catalog.parent) for name, text in entry.libraries.items()
-    }
-    return tuple(
-        _requirement(entry, source, name)
-        for name, source in sources.items()
-        if (found := there.distributions.get(canonicalize_name(name))) is None
-        or (upgrade and not is_editable(found))
-    )
+    known = {str(canonicalize_name(entry.distribution)): entry for entry in catalog.values()}
+    return known.get(distribution or "")
 
 
 def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
@@ -253,41 +230,8 @@ def _requirement(entry: PluginEntry, source: Source, distribution: str) -> str:
     return source.requirement(distribution)
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
-def _unknown(ids: Sequence[str], catalog: Mapping[str, PluginEntry]) -> InputError:
-    return InputError(
-        "I002",
-        "the catalog has no such plugin",
-        faults=[f"{id!r}{_hint(id, catalog)}" for id in ids],
-        expected=f"some of: {', '.join(catalog)}",
-        remedy="`vox plugin list` shows them; a package that is in no catalog is named "
-        "whole: --from-pypi NAME==VERSION",
-    )
-
-
 def _hint(id: str, catalog: Mapping[str, PluginEntry]) -> str:
     if entry := _entry_of(canonicalize_name(id), catalog):
         return f" is the package of plugin {entry.id!r}"
     near = difflib.get_close_matches(id, catalog, n=1)
     return f": did you mean {near[0]!r}?" if near else ""
-
-
-def _not_found(kind: str, path: Path) -> InputError:
-    return InputError(
-        "I003",
-        f"{kind} not found: {path}",
-        found=f"nothing at {path.absolute()}",
-        remedy="correct the path",
-    )
-
-
-def _no_source(where: object, expected: str, correct: str) -> InputError:
-    return InputError(
-        "I003",
-        "this is no source of a plugin",
-        where=where,
-        expected=expected,
-        remedy=f"correct {correct}",
-    )

@@ -2,7 +2,7 @@
 
     uv = Uv(environment)
     uv.plan(["vox-ml-cpu==0.1.0"], constraints)      # what an install would change
-    uv.lock(pins)                                    # pylock.toml: files, hashes, sizes
+    uv.lock(pins, ["--no-deps"])                     # pylock.toml: files, hashes, sizes
     uv.run("install", ["--no-deps", "-r", lock])     # changes the environment
 
 pip's files and `PIP_*` variables become the `UV_*` variables of the same meaning; a `UV_*` variable
@@ -120,7 +120,7 @@ class Uv:
 
     def command(self, verb: str, arguments: Sequence[str] = ()) -> list[str]:
         """`uv pip VERB` on the environment."""
-        options = [] if verb in ("uninstall", "check") else self.options
+        options = [] if verb == "uninstall" else self.options
         python = ["--python", str(self.environment.python), "--color", "never", "--no-progress"]
         return [self.program, "pip", verb, *self.config, *python, *options, *arguments]
 
@@ -139,32 +139,24 @@ class Uv:
             # The flag replaces the variable, so the files of both are named.
             files = [str(file), *self.environ.get("UV_CONSTRAINT", "").split()]
             held = [text for each in files for text in ("--constraints", each)]
-            said = self.ask("install", ["--dry-run", *held, *wanted])
+            said = self._ask("install", ["--dry-run", *held, *wanted])
         matches = filter(None, map(_ROW.match, said.splitlines()))
         return [
             Row(canonicalize_name(match["name"]), match["version"], match["url"])
             for match in matches
         ]
 
-    def lock(self, pins: Sequence[str], options: Sequence[str] = ()) -> str:
-        """`pylock.toml` of exactly these distributions.
+    def lock(self, pins: Sequence[str], options: Sequence[str]) -> str:
+        """`pylock.toml` of these requirements and, without `--no-deps`, of what they need.
 
         Raises:
-            InputError: I004, uv does not find one of them.
+            InputError: I004, uv finds no solution.
         """
-        how = ["--no-deps", "--no-header", "--quiet", "--format", "pylock.toml"]
-        return self.compile([*how, *options], pins)
+        how = ["--no-header", "--quiet", "--format", "pylock.toml", *options, "-"]
+        return self._ask("compile", how, given="".join(f"{pin}\n" for pin in pins))
 
-    def compile(self, options: Sequence[str], pins: Sequence[str]) -> str:
-        """What `uv pip compile` makes of requirements."""
-        return self.ask("compile", [*options, "-"], given="".join(f"{pin}\n" for pin in pins))
-
-    def ask(self, verb: str, arguments: Sequence[str], given: str = "") -> str:
-        """Output of a command that changes nothing: stdout, or stderr where that is empty.
-
-        Raises:
-            InputError: I004, it fails.
-        """
+    def _ask(self, verb: str, arguments: Sequence[str], given: str = "") -> str:
+        """Output of a command that changes nothing: stdout, or stderr where that is empty."""
         done = subprocess.run(
             self.command(verb, arguments),
             input=given,
@@ -178,92 +170,58 @@ class Uv:
             raise self._refusal(done.stderr or done.stdout)
         return done.stdout or done.stderr
 
-    def faults(self) -> dict[str, str]:
-        """Unmet requirement -> the line of `uv pip check`, which adds the version found."""
-        done = subprocess.run(
-            self.command("check"), capture_output=True, text=True, check=False, env=self.environ
-        )
-        lines = [line for line in done.stderr.splitlines() if line.startswith("The package ")]
-        return {line.partition(", but")[0]: line for line in lines}
-
     def run(self, verb: str, arguments: Sequence[str], report: Report, doing: str) -> None:
-        """Run a command that changes files to its end; on an interrupt it is killed first.
+        """Run a command that changes files, in a session that is killed whole on an interrupt.
 
         Raises:
             WorkError: I008, it fails.
         """
+        said: list[str] = []
         environ = {key: text for key, text in self.environ.items() if key not in _NOT_WITH_A_LOCK}
-        with undo.working(self.environment.site_packages.resolve()) as held:
-            run(self.command(verb, arguments), environ, report, doing, self.environment, held)
+        with (
+            undo.working(self.environment.site_packages.resolve()) as held,
+            subprocess.Popen(
+                self.command(verb, arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environ,
+                start_new_session=True,
+                pass_fds=(held,),
+            ) as process,
+        ):
+            try:
+                for line in process.stdout or ():
+                    said.append(line)
+                    report(line.rstrip())
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
+                raise
+        if process.returncode:
+            raise WorkError(
+                "I008",
+                f"could not {doing}; the environment is as it was",
+                where=self.environment,
+                found=f"uv ended with {process.returncode}",
+                faults=last_lines("".join(said)),
+                remedy="mend what is named, and run again",
+            )
 
     def _refusal(self, said: str) -> InputError:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
-        sources = {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}
-        if not sources:
-            return InputError(
-                "I004",
-                "uv finds no way to install this",
-                where=self.environment,
-                faults=_last_lines(said),
-                remedy="mend what uv names: the connection, the index that it is set up with, or "
-                "what the package requires",
-            )
-        names = ", ".join(sorted(map(canonicalize_name, sources)))
-        return InputError(
-            "I004",
-            f"there is no wheel for this machine of {names}",
-            where=self.environment,
-            found="the source alone, and building it runs its code",
-            faults=_last_lines(said),
-            remedy="name a version that has a wheel, or, if you trust the source, run again with "
-            "--allow-source",
-        )
-
-
-def run(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    report: Report,
-    doing: str,
-    where: object,
-    held: int | None = None,
-) -> None:
-    """Run a program in a session of its own, which is killed whole on an interrupt.
-
-    Args:
-        held: descriptor of a lock that lasts as long as the program.
-
-    Raises:
-        WorkError: I008, it fails.
-    """
-    said: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=dict(environ),
-        start_new_session=True,
-        pass_fds=() if held is None else (held,),
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                said.append(line)
-                report(line.rstrip())
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # with the builds that it has started
-            raise
-    if process.returncode:
-        raise WorkError(
-            "I008",
-            f"could not {doing}; the environment is as it was",
-            where=where,
-            found=f"uv ended with {process.returncode}",
-            faults=_last_lines("".join(said)),
-            remedy="mend what is named, and run again",
-        )
+        what, found = "uv finds no way to install this", None
+        remedy = "mend what uv names: the connection, the index that it is set up with, or what "
+        remedy += "the package requires; a plugin for another vox-ml needs that one first"
+        if sources := {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}:
+            names = ", ".join(sorted(map(canonicalize_name, sources)))
+            what = f"there is no wheel for this machine of {names}"
+            found = "the source alone, and building it runs its code"
+            remedy = "name a version that has a wheel, or, if you trust the source, run again with "
+            remedy += "--allow-source"
+        where, lines = self.environment, last_lines(said)
+        return InputError("I004", what, where=where, found=found, faults=lines, remedy=remedy)
 
 
 def find_uv() -> str:
@@ -355,5 +313,6 @@ def _key(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
 
 
-def _last_lines(output: str) -> list[str]:
+def last_lines(output: str) -> list[str]:
+    """The end of what a program has printed, for a message."""
     return [line.rstrip() for line in output.splitlines() if line.strip()][-_LINES_SHOWN:]

@@ -1,4 +1,4 @@
-"""The bundle of samples.py, built once from real packages."""
+"""The bundle of samples.py, built once from real packages; fixtures for tests of commands."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from plugins.vox_bundle.tests.samples import sources
+from tests.cli.fixtures import _clean_place, vox
 
-from tests.core.bundle.samples import sources
+from vox_bundle.archive import Bundle
+from vox_bundle.build import build
 from vox_core.catalog import Catalog
-from vox_core.install.bundle.archive import Bundle
-from vox_core.install.bundle.build import build
+
+__all__ = ["_clean_place", "bundle", "catalog", "nvidia", "vox", "wheels"]
 
 
 @pytest.fixture(scope="session")

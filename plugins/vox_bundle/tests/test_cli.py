@@ -1,4 +1,4 @@
-"""`vox bundle`: what each command prints. What they do is tested in tests/core/bundle."""
+"""`vox bundle`: what each command prints; the other tests have what they do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ libraries = { vox-test-lone = "local:lone" }
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Path:
+def further(tmp_path: Path) -> Path:
     """A further catalog, named in vox.toml."""
     module = tmp_path / "lone" / "vox_test_lone"
     module.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_list(vox) -> None:
     assert rows[:2] == [["vox-base", "no"], ["vox-cpu", "cpu"]]
 
 
-def test_list_as_json(vox, catalog: Path) -> None:
+def test_list_as_json(vox, further: Path) -> None:
     bundles = {each["id"]: each for each in json.loads(vox("bundle", "list", "--json").out)}
     assert bundles["vox-dev"]["extends"] == ["vox-default", "vox-apple"]
     assert {"cpu", "mlx", "runs"} <= {*bundles["vox-dev"]["plugins"]}
@@ -59,24 +59,23 @@ def test_list_as_json(vox, catalog: Path) -> None:
     }
 
 
-def test_a_catalog_with_faults(vox, catalog: Path, monkeypatch) -> None:
-    catalog.write_text("[[bundle]]\n")
+def test_a_catalog_with_faults(vox, further: Path, monkeypatch) -> None:
+    further.write_text("[[bundle]]\n")
     done = vox("bundle", "list")
     assert done.code == 2
     assert "error[VOX-C005]" in done.err
     assert "- bundle number 1: id: missing" in done.err
 
 
-def test_build_and_verify(vox, catalog: Path) -> None:
+def test_build_and_verify(vox, further: Path) -> None:
     done = vox("bundle", "build", "lone", "--out", "b/lone.zip", "--no-build-isolation")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "built    b/lone.zip",
         "bundle   lone: one library",
         "plugins  none",
-        "wheels   vox-test-lone 1.0",
-        "for      Python any, platform any",
-        "next: vox bundle apply b/lone.zip",
+        "wheels   vox_test_lone-1.0-py3-none-any.whl",
+        "next: vox bundle install b/lone.zip",
     ]
     done = vox("bundle", "verify", "b/lone.zip", "--json")
     assert done.code == 0
@@ -84,22 +83,15 @@ def test_build_and_verify(vox, catalog: Path) -> None:
 
     with zipfile.ZipFile("b/lone.zip", "a") as archive:
         archive.writestr("more", "")
-    for command in ("verify", "apply"):
+    for command in ("verify", "install"):
         done = vox("bundle", command, "b/lone.zip")
         assert (done.code, done.out) == (2, "")
         assert "error[VOX-B008]" in done.err
         assert "- more: does not belong in a bundle" in done.err
 
 
-@pytest.mark.parametrize("command", ["verify", "apply"])
+@pytest.mark.parametrize("command", ["verify", "install"])
 def test_a_bundle_file_that_is_not_there(vox, command: str) -> None:
     done = vox("bundle", command, "nowhere.zip")
     assert (done.code, done.out) == (2, "")
     assert "error[VOX-B012]" in done.err and "nowhere.zip" in done.err
-
-
-def test_apply_to_what_is_no_python(vox, catalog: Path) -> None:
-    vox("bundle", "build", "lone", "--out", "lone.zip", "--no-build-isolation")
-    done = vox("bundle", "apply", "lone.zip", "--target-python", "nowhere/python")
-    assert done.code == 2
-    assert "error[VOX-B009]" in done.err

@@ -6,14 +6,15 @@ The bundle holds plugin `good` and what a test gives it as libraries.
 from __future__ import annotations
 
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.core.install_samples import World, wheel
+
+from vox_bundle.build import build
 from vox_core.catalog import Catalog, read_catalogs
-from vox_core.install.bundle.build import build
+from vox_core.install.environment import Environment
 
 if TYPE_CHECKING:
     import pytest
@@ -34,6 +35,8 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The environment, and its settings for this process too; empty again afterwards."""
     for name, value in world.environ().items():
         monkeypatch.setenv(name, value)
+    here = world.environment()
+    monkeypatch.setattr(Environment, "here", lambda: here)
     yield world
     world.clear()
 
@@ -52,10 +55,3 @@ def bundled(world: World, *parts: Mapping[str, Any]) -> Path:
 
 def catalog_of(world: World) -> Catalog:
     return read_catalogs([world.catalog])
-
-
-def present(world: World, part: Mapping[str, Any]) -> None:
-    """A distribution that is in the environment already."""
-    name = wheel(str(world.folder), **part)
-    with zipfile.ZipFile(world.folder / name) as archive:
-        archive.extractall(world.site)

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import pytest
 
+from vox_bundle.archive import Bundle
 from vox_core.catalog import Catalog, read_catalogs
 from vox_core.errors import VoxError
-from vox_core.install.bundle.archive import Bundle
 
 TINY, LIB = "vox_test_tiny-1.0-py3-none-any.whl", "vox_test_lib-1.0-py3-none-any.whl"
 PROJECT = """

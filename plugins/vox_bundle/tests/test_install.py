@@ -13,27 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.core.bundle.samples import faults
-from tests.core.bundle.target import (
+from plugins.vox_bundle.tests.samples import faults
+from plugins.vox_bundle.tests.target import (
     LIBRARY,
     LIBRARY_2,
     TORCH,
     bundled,
     catalog_of,
     prepared,
-    present,
 )
-from tests.core.install_samples import World, plugin
-from vox_core.errors import VoxError
+from tests.core.install_samples import World, plugin, present
+
+from vox_bundle.install import plan_bundle
+from vox_core.errors import InputError, VoxError
 from vox_core.install.apply import apply
-from vox_core.install.bundle.apply import plan_apply
 from vox_core.install.uv import find_uv
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("world"))
+    return World(tmp_path_factory.mktemp("world"), "vox_bundle")
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ def world(environment: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World
 
 
 def command(world: World, *arguments: object) -> list[str]:
-    """`vox bundle apply`, in the environment itself."""
-    return [str(world.python), "-m", "vox_core.cli", "bundle", "apply", *map(str, arguments)]
+    """`vox bundle install`, in the environment itself."""
+    return [str(world.python), "-m", "vox_core.cli", "bundle", "install", *map(str, arguments)]
 
 
 def vox(world: World, *arguments: object, stdin: int = subprocess.DEVNULL, **environ: str) -> Any:
@@ -77,7 +76,7 @@ def test_the_plan_is_shown_and_its_wheels_installed_and_nothing_else(
     assert lines[-3:] == [
         "note: bundle small: a small bundle; plugins: good",
         "note: vox-t-good needs not-there>=3, which is not here; the bundle does not bring it",
-        "installed; next: vox train, which good will watch",
+        "installed; next: vox plugin list",
     ]
     assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "1.0"}
     assert not list(tmp_path.iterdir())
@@ -86,10 +85,10 @@ def test_the_plan_is_shown_and_its_wheels_installed_and_nothing_else(
     assert world.state() == state
 
 
-def test_it_is_applied_to_another_environment(world: World) -> None:
+def test_it_upgrades_what_is_there(world: World) -> None:
     present(world, {**LIBRARY, "version": "1.0"})
     file = bundled(world, plugin("good", "1.0"), LIBRARY_2)
-    plan = plan_apply(file, catalog_of(world), str(world.python))
+    plan = plan_bundle(file, catalog_of(world))
     assert [(each.name, each.before, each.after) for each in plan.changes] == [
         ("vox-t-good", None, "1.0"),
         ("vox-t-lib", "1.0", "2.0"),
@@ -97,7 +96,7 @@ def test_it_is_applied_to_another_environment(world: World) -> None:
     assert world.versions() == {"vox_t_lib": "1.0"}
     apply(plan)
     assert world.versions() == {"vox_t_good": "1.0", "vox_t_lib": "2.0"}
-    assert not plan_apply(file, catalog_of(world), str(world.python)).changes
+    assert not plan_bundle(file, catalog_of(world)).changes
 
 
 def test_a_dry_run_and_nobody_who_agrees(world: World) -> None:
@@ -167,7 +166,7 @@ def test_what_fails_is_undone(world: World, case: str) -> None:
     present(world, plugin("good", "1.0", ["vox-t-lib"]))
     part, code, said = FAILING[case]
     file, before = bundled(world, part, LIBRARY_2), world.state()
-    plan = plan_apply(file, catalog_of(world), str(world.python))
+    plan = plan_bundle(file, catalog_of(world))
     with pytest.raises(VoxError) as caught:
         apply(plan)
     assert caught.value.code == f"VOX-{code}" and said in str(caught.value)
@@ -177,7 +176,7 @@ def test_what_fails_is_undone(world: World, case: str) -> None:
 
 def test_a_bundle_that_changes_while_the_plan_is_looked_at(world: World) -> None:
     file = bundled(world, plugin("good", "1.0"))
-    plan, before = plan_apply(file, catalog_of(world), str(world.python)), world.state()
+    plan, before = plan_bundle(file, catalog_of(world)), world.state()
     file.write_bytes(b"")
     faults(lambda: apply(plan), "B008")
     bundled(world, plugin("good", "1.0", ["another"]))  # sound, but not what was agreed to
@@ -187,7 +186,7 @@ def test_a_bundle_that_changes_while_the_plan_is_looked_at(world: World) -> None
 
 def test_one_at_a_time(world: World) -> None:
     file = bundled(world, plugin("good", "1.0"))
-    plan, before = plan_apply(file, catalog_of(world), str(world.python)), world.state()
+    plan, before = plan_bundle(file, catalog_of(world)), world.state()
     with plan.environment.locked():
         done = vox(world, file, "--yes")
         assert (done.returncode, "error[VOX-I011]" in done.stderr) == (2, True), done.stderr
@@ -200,22 +199,43 @@ def test_one_at_a_time(world: World) -> None:
     else True,
     reason="no namespaces here",
 )
-def test_into_a_fresh_environment_without_a_network(world: World, tmp_path: Path) -> None:
-    """vox itself is in the bundle; the environment has neither vox nor pip."""
+def test_into_a_fresh_environment_with_uv_alone(world: World, tmp_path: Path) -> None:
+    """As the guide says: no vox there, and no network."""
     subprocess.run([find_uv(), "venv", "--quiet", str(tmp_path / "fresh")], check=True)
-    python = tmp_path / "fresh/bin/python"
-    (site,) = (tmp_path / "fresh/lib").glob("python*/site-packages")
-    borrowed = (world.site / "borrowed.pth").read_text()
-    (site / "borrowed.pth").write_text(borrowed)  # what vox needs, which no test bundle holds
     core = {"name": "vox-ml", "version": version("vox-ml"), "files": {"vox_ml_mark.py": ""}}
     file = bundled(world, plugin("good", "1.0", ["vox-ml"]), core)
-    command = ["unshare", "-rn", sys.executable, "-m", "vox_core.cli", "bundle", "apply", file]
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", file, tmp_path / "bundle"], check=True)
+    lock, python = tmp_path / "bundle/pylock.toml", tmp_path / "fresh/bin/python"
+    how = ["--offline", "--no-index", "--no-deps", "--require-hashes"]
+    command = ["unshare", "-rn", find_uv(), "pip", "install", "--python", python, *how, "-r", lock]
+    environ = {**os.environ, "UV_NO_CONFIG": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
-        [*map(str, command), "--target-python", str(python), "--yes"],
-        env=world.environ(),
-        capture_output=True,
-        text=True,
-        check=False,
+        [*map(str, command)], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    (site,) = (tmp_path / "fresh/lib").glob("python*/site-packages")
     assert (site / "vox_t_good").is_dir() and (site / "vox_ml_mark.py").is_file()
+
+
+# --- the guards of every installation -------------------------------------------------------------
+
+
+def test_it_overwrites_no_files_of_others(world: World) -> None:
+    present(world, {**TORCH, "version": "2.0", "files": {"torch/__init__.py": "GOOD = 1\n"}})
+    file = bundled(world, plugin("good", "1.0", files={"torch/__init__.py": "EVIL = 1\n"}))
+    plan, before = plan_bundle(file, catalog_of(world)), world.state()
+    with pytest.raises(VoxError) as raised:
+        apply(plan)
+    assert raised.value.code == "VOX-I003" and "belongs to torch" in raised.value.faults[0]
+    assert world.state() == before
+
+
+def test_it_brings_no_version_that_breaks_others(world: World) -> None:
+    present(world, {**LIBRARY, "version": "4.0"})
+    stranger = {"name": "vox-ml-torch", "version": "1.0", "files": {}, "requires": ["vox-t-lib>=2"]}
+    present(world, stranger)
+    file = bundled(world, plugin("good", "1.0"), {**LIBRARY, "version": "1.0"})
+    with pytest.raises(InputError) as raised:
+        plan_bundle(file, catalog_of(world))
+    assert raised.value.code == "VOX-I005"
+    assert raised.value.faults == ("vox-ml-torch needs vox-t-lib>=2, which would be 1.0",)

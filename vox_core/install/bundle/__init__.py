@@ -1,5 +1,0 @@
-"""Bundles: the plugins of a catalog's bundle as one file, and that file installed elsewhere.
-
-archive.py has the file format and what the catalog puts into a bundle; build.py makes the file with
-uv; verify.py reads it without trust; apply.py plans its installation with no network.
-"""
