@@ -17,11 +17,12 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from vox_core.errors import DataError
 from vox_extract import provenance
@@ -30,6 +31,9 @@ from vox_extract.provenance import Project, project_of
 STANDARD = "stdlib"
 STANDARD_PACKAGE = "python"
 UNKNOWN = provenance.UNKNOWN
+MAX_BYTES = 10_000_000
+
+T = TypeVar("T")
 
 _SUFFIXES = (".py", ".pyi")
 _TESTS = {"test", "tests", "conftest.py"}
@@ -52,10 +56,6 @@ class SourceFile:
     relative: str
     module: str
 
-    @property
-    def is_package(self) -> bool:
-        return self.path.stem == "__init__"
-
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -70,9 +70,57 @@ class Library:
     licence: str
     files: tuple[SourceFile, ...]
 
+    def provenance(self, file: SourceFile, line: int, thing: str) -> dict[str, str | int]:
+        """Where a row is from."""
+        return {
+            "package": self.package,
+            "version": self.version,
+            "file": file.relative,
+            "line": line,
+            "object": thing,
+            "licence": self.licence,
+        }
+
+
+class Reader:
+    """Read source files; count them, and keep the reason for each that cannot be read.
+
+    Args:
+        total: bytes of all files that will be read.
+        progress: called with a label, the bytes done, and `total`.
+    """
+
+    def __init__(
+        self, total: int = 0, progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self.files, self.unread = 0, list[str]()
+        self._total, self._progress, self._done = total, progress, 0
+
+    def read(self, file: SourceFile, parse: Callable[[bytes], T]) -> T | None:
+        """What `parse` makes of a regular file; None if it is unreadable."""
+        try:
+            if not file.path.is_file():  # a pipe would block
+                raise ValueError("it is no regular file")
+            source = file.path.read_bytes()
+            if len(source) > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            found = parse(source)
+        except SyntaxError as error:
+            self.unread.append(f"{file.relative}: line {error.lineno or 1}: {error.msg}")
+        except OSError as error:
+            self.unread.append(f"{file.relative}: {error.strerror}")
+        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; too deep nesting
+            self.unread.append(f"{file.relative}: {str(error) or 'it is nested too deeply'}")
+        else:
+            self.files, self._done = self.files + 1, self._done + len(source)
+            if self._progress:
+                self._progress("reading", min(self._done, self._total), self._total)
+            return found
+        return None
+
 
 def locate(name: str) -> Library:
-    """What `name` means.
+    """Find the files that a word on the command line names.
 
     Raises:
         DataError: D060, nothing of that name is here.
