@@ -1,4 +1,4 @@
-"""A docstring as its parts: words, parameters, what is returned and raised, examples, deprecation.
+"""Split a docstring into words, parameters, returns, raises, examples and deprecation.
 
 The sections of numpy's, Google's and Sphinx's styles are found by griffe; which style it is, is
 decided here, for one docstring at a time: underlined headings are numpy's, fields such as

@@ -1,4 +1,4 @@
-"""`vox data extract`: rows made of Python sources or Markdown, written as one JSONL file.
+"""Write the rows of Python sources or Markdown files as one JSONL file.
 
 The same sources give the same bytes: files are read in the order of their names, and what chooses
 among rows or wordings is a hash. The file is whole or not there.

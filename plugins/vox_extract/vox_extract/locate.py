@@ -15,9 +15,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -36,6 +37,7 @@ MAX_BYTES = 10_000_000
 T = TypeVar("T")
 
 _SUFFIXES = (".py", ".pyi")
+_LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
 _TESTS = {"test", "tests", "conftest.py"}
 _NOT_SOURCE = {"__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist"}
 _NOT_SOURCE_MARK = "pyvenv.cfg"
@@ -59,7 +61,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is read together, for its names refer to one another.
+    """Files whose names refer to one another, and their provenance.
 
     Args:
         package: as its provenance names it.
@@ -126,20 +128,20 @@ def locate(name: str) -> Library:
         DataError: D060, nothing of that name is here.
     """
     if _is_path(name):
-        return _of_path(Path(name))
+        return of_path(Path(name))
     if name == STANDARD:
         return _standard(sorted(sys.stdlib_module_names))
-    found = _of_standard(name) or _of_installed(name)
+    found = _standard([name]) if name in sys.stdlib_module_names else _of_installed(name)
     if found is None and Path(name).exists():
-        return _of_path(Path(name))
+        return of_path(Path(name))
     if found is None:
-        raise not_found(name, "no module of the standard library, no installed package, no file")
+        raise _not_found(name, "no module of the standard library, no installed package, no file")
     if not found.files:
-        raise not_found(name, "no Python source: it is built into Python, or written in C")
+        raise _not_found(name, "no Python source: it is built into Python, or written in C")
     return found
 
 
-def not_found(name: str, found: str) -> DataError:
+def _not_found(name: str, found: str) -> DataError:
     return DataError(
         "D060",
         "there is nothing of that name to extract from",
@@ -157,10 +159,6 @@ def _is_path(name: str) -> bool:
 # --- by name --------------------------------------------------------------------------------------
 
 
-def _of_standard(name: str) -> Library | None:
-    return _standard([name]) if name in sys.stdlib_module_names else None
-
-
 def _standard(names: Iterable[str]) -> Library:
     """Modules of the standard library; those of C have no file here."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -175,19 +173,15 @@ def _standard(names: Iterable[str]) -> Library:
 
 
 def _of_installed(name: str) -> Library | None:
-    """What is both, such as attrs, is the distribution, with all that it brings."""
-    if name in _owners(name):
+    """A name of both kinds, such as attrs, means the distribution with all its packages."""
+    if name in _packages().get(name, ()):
         return _of_distribution(name)
     return _of_import(name) or _of_distribution(name)
 
 
-def _owners(name: str) -> Sequence[str]:
-    """The distributions that bring an import package."""
-    return _packages().get(name, ())
-
-
 @cache
 def _packages() -> Mapping[str, list[str]]:
+    """Import package -> the distributions that bring it."""
     return metadata.packages_distributions()  # reads what every distribution has installed
 
 
@@ -205,7 +199,7 @@ def _of_import(name: str) -> Library | None:
     origin = [spec.origin] if spec.origin and not places else []
     roots = [Path(each).parent for each in [*places, *origin] if Path(each).exists()]
     files = [file for root in roots for file in _top_level(root, name)]
-    owner = min(_owners(name), default=None)
+    owner = min(_packages().get(name, ()), default=None)
     described = _described(owner) if owner else None
     if described is None:
         described = _of_folder(roots[0] / name, name) if roots else Project(name, None, None)
@@ -239,20 +233,24 @@ def _described(distribution: str) -> Project | None:
 # --- by path --------------------------------------------------------------------------------------
 
 
-def _of_path(path: Path) -> Library:
+def of_path(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> Library:
+    """The files below a folder that have one of the suffixes, or one file.
+
+    Raises:
+        DataError: D060, there is none.
+    """
     if not path.exists():
-        raise not_found(str(path), "nothing there")
+        raise _not_found(str(path), "nothing there")
     path = path.resolve()
+    folder, name = (path.parent, path.stem) if path.is_file() else (path, path.name)
     if path.is_file():
-        files = [SourceFile(path, path.name, path.stem)]
-        return described_folder(path.parent, path.stem, files)
-    if not (path / "__init__.py").is_file():
-        files = list(_below(path, path))
+        files = [SourceFile(path, path.name, name)]
     else:
-        files = list(_below(path, path.parent))
+        root = path.parent if (path / "__init__.py").is_file() else path
+        files = list(_below(path, root, suffixes))
     if not files:
-        raise not_found(str(path), "a folder without Python sources")
-    return described_folder(path, path.name, files)
+        raise _not_found(str(path), f"a folder without {' or '.join(suffixes)}")
+    return _library(_of_folder(folder, name), files)
 
 
 def _of_folder(folder: Path, name: str) -> Project:
@@ -260,11 +258,6 @@ def _of_folder(folder: Path, name: str) -> Project:
     found = project_of(folder)
     declared = found.licence or provenance.nearby(folder)
     return Project(found.name or name, found.version, declared)
-
-
-def described_folder(folder: Path, name: str, files: Iterable[SourceFile]) -> Library:
-    """Files of a folder, with what can be known of it."""
-    return _library(_of_folder(folder, name), files)
 
 
 def _library(described: Project, files: Iterable[SourceFile]) -> Library:
@@ -288,7 +281,9 @@ def _top_level(root: Path, name: str) -> Iterator[SourceFile]:
             return
 
 
-def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[SourceFile]:
+def _below(
+    folder: Path, root: Path, suffixes: tuple[str, ...] = _SUFFIXES, *, installed: bool = False
+) -> Iterator[SourceFile]:
     """The sources below a folder, which is in `root`.
 
     Args:
@@ -297,27 +292,25 @@ def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[Sou
     """
     for where, folders, names in os.walk(folder):
         here = Path(where)
-        folders[:] = sorted(each for each in folders if is_read(here / each))
-        for name in sorted(names):
-            path = here / name
-            if path.suffix in _SUFFIXES and not _is_test(name) and not _has_source(path, names):
+        folders[:] = sorted(each for each in folders if _is_read(here / each))
+        for path in (here / name for name in sorted(names)):
+            stub = path.suffix == ".pyi" and f"{path.stem}.py" in names
+            if path.suffix.lower() in suffixes and not _is_left_out(path) and not stub:
                 module = _dotted(path.relative_to(root)) if installed else _module(path, root)
                 yield SourceFile(path, path.relative_to(root).as_posix(), module)
 
 
-def _has_source(path: Path, names: list[str]) -> bool:
-    return path.suffix == ".pyi" and f"{path.stem}.py" in names
-
-
-def is_read(folder: Path) -> bool:
+def _is_read(folder: Path) -> bool:
     name = folder.name
     left_out = name in _NOT_SOURCE | _TESTS or name.startswith(".")
     return not left_out and not (folder / _NOT_SOURCE_MARK).exists()
 
 
-def _is_test(name: str) -> bool:
-    stem = name.partition(".")[0]
-    return name in _TESTS or stem.startswith("test_") or stem.endswith("_test")
+def _is_left_out(path: Path) -> bool:
+    """Whether it is a test, or a legal text in Markdown."""
+    if path.suffix not in _SUFFIXES:
+        return bool(_LEGAL.match(path.stem))
+    return path.name in _TESTS or path.stem.startswith("test_") or path.stem.endswith("_test")
 
 
 def _module(path: Path, root: Path) -> str:

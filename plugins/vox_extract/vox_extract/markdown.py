@@ -8,7 +8,6 @@ skipped, and so is what stands before the first heading where that is badges alo
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +16,11 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from vox_extract.locate import (
-    Library,
-    Reader,
-    SourceFile,
-    described_folder,
-    is_read,
-    not_found,
-)
+from vox_extract.locate import Library, Reader, SourceFile, of_path
 from vox_extract.rows import Extracted, Sieve, choose, fitting
 
 FAMILY = "markdown-docs"
 
-_SUFFIXES = (".md", ".markdown")
-_LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
 _FRONT = re.compile(r"\A(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.S | re.M)
 _ANNOUNCES = re.compile(r"[:.…]+$")
 
@@ -73,29 +63,12 @@ class _Part:
 
 
 def locate(folder: str) -> Library:
-    """The Markdown files below a folder, or one file.
+    """Find the Markdown files below a folder, or one file.
 
     Raises:
         DataError: D060, there is none.
     """
-    path = Path(folder)
-    if not path.exists():
-        raise not_found(folder, "nothing there")
-    path = path.resolve()
-    files = [SourceFile(path, path.name, path.stem)] if path.is_file() else list(_below(path))
-    if not files:
-        raise not_found(folder, f"a folder without {' or '.join(_SUFFIXES)}")
-    root = path.parent if path.is_file() else path
-    return described_folder(root, path.stem if path.is_file() else path.name, files)
-
-
-def _below(root: Path) -> Iterator[SourceFile]:
-    for where, folders, names in os.walk(root):
-        folders[:] = sorted(each for each in folders if is_read(Path(where, each)))
-        for name in names:
-            path = Path(where, name)
-            if path.suffix.lower() in _SUFFIXES and not _LEGAL.match(path.stem):
-                yield SourceFile(path, path.relative_to(root).as_posix(), path.stem)
+    return of_path(Path(folder), (".md", ".markdown"))
 
 
 def markdown_rows(library: Library, sieve: Sieve, reader: Reader) -> Iterator[Extracted]:
@@ -103,7 +76,7 @@ def markdown_rows(library: Library, sieve: Sieve, reader: Reader) -> Iterator[Ex
     parser = MarkdownIt("commonmark").enable("table")
     for file in library.files:
         if (text := reader.read(file, _text)) is not None:
-            for section in _sections(parser, text, file.module):
+            for section in _sections(parser, text, file.path.stem):
                 yield from sieve.keep(_rows(section, library, file, sieve.max_characters))
 
 

@@ -247,19 +247,13 @@ _DESCRIBE = {
         "Describe the attribute `{name}`.",
     ),
     "object": ("What is `{name}`?", "What does `{name}` do?", "Describe `{name}`."),
-    "function": (
-        "What does `{name}` do?",
-        "What is the function `{name}` for?",
-        "Explain what `{name}` does.",
-        "Describe the function `{name}`.",
-    ),
-    "method": (
-        "What does `{name}` do?",
-        "What is the method `{name}` for?",
-        "Explain what `{name}` does.",
-        "Describe the method `{name}`.",
-    ),
 }
+_DESCRIBE["function"] = _DESCRIBE["method"] = (
+    "What does `{name}` do?",
+    "What is the {what} `{name}` for?",
+    "Explain what `{name}` does.",
+    "Describe the {what} `{name}`.",
+)
 _OTHERS = {
     "signature": (
         "What is the signature of `{name}`?",
@@ -312,4 +306,4 @@ def question(kind: str, what: str, name: str, part: str = "") -> str:
         part: of `name`, that the question is about.
     """
     templates = _DESCRIBE[what] if kind == "describe" else _OTHERS[kind]
-    return choose(templates, kind, name, part).format(name=name, part=part)
+    return choose(templates, kind, name, part).format(name=name, part=part, what=what)
