@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vox_extract.locate import locate
-from vox_extract.python_rows import Faults, python_rows
+from vox_extract.locate import Reader, locate
+from vox_extract.python_rows import python_rows
 from vox_extract.rows import Extracted, Sieve
 
 NUMPY = '''
@@ -125,12 +125,11 @@ def rows_in(path: Path, *, private: bool = False, **sieve: Any) -> list[Extracte
 
 def read(
     path: Path, *, private: bool = False, **sieve: Any
-) -> tuple[list[Extracted], Sieve, Faults]:
+) -> tuple[list[Extracted], Sieve, Reader]:
     """The rows of a folder or a file, what was left out, and what could not be read."""
-    sieving, faults = Sieve(**sieve), Faults()
-    library = locate(str(path))
-    rows = python_rows(library, sieving, faults, private=private, read=lambda _file, _size: None)
-    return list(rows), sieving, faults
+    sieving, reader = Sieve(**sieve), Reader()
+    rows = python_rows(locate(str(path)), sieving, reader, private=private)
+    return list(rows), sieving, reader
 
 
 def said(rows: list[Extracted]) -> list[tuple[str, str, str]]:

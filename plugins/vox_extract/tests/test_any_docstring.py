@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
 from vox_extract.definitions import Definition
-from vox_extract.docstring import Docstrings
-from vox_extract.python_rows import Source, rows_of
+from vox_extract.locate import Library, SourceFile
+from vox_extract.python_rows import rows_of
 from vox_extract.rows import Sieve
 
 LINES = st.sampled_from(
@@ -25,19 +26,14 @@ LINES = st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def docstrings() -> Docstrings:
-    return Docstrings()
-
-
 @given(st.lists(LINES, max_size=25).map("\n".join))
 @example("Yields:\nRaises:\n    a (int): What it is.")  # an IndexError in griffe 2.4
 @example(":param int b:\nWords of it.\n\ud800")
-def test_every_row_is_one_that_vox_takes(docstrings: Docstrings, doc: str) -> None:
-    definition = Definition("m", "f", "function", 1, doc, ("(a, b)",), init_doc=doc[::2])
-    sieve, source = Sieve(), Source("m", "1", "m.py", "unknown")
-    made = rows_of(definition, "m.f", source, docstrings, max_characters=sieve.max_characters)
-    rows = list(sieve.keep(made))
+def test_every_row_is_one_that_vox_takes(doc: str) -> None:
+    definition = Definition("m.f", "function", 1, doc, ("(a, b)",), init_doc=doc[::2])
+    sieve, file = Sieve(), SourceFile(Path("m.py"), "m.py", "m")
+    library = Library("m", "1", "unknown", (file,))
+    rows = list(sieve.keep(rows_of(definition, library, file, sieve.max_characters)))
     for row in rows:
         read = parse_row(parse_object(row.line()))
         assert [message.role for message in read.messages] == ["user", "assistant"]

@@ -9,8 +9,8 @@ import pytest
 from vox_core.data.jsonl import parse_object
 from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
+from vox_extract.locate import Reader
 from vox_extract.markdown import locate, markdown_rows
-from vox_extract.python_rows import Faults
 from vox_extract.rows import Extracted, Sieve
 
 DOCUMENT = """---
@@ -49,17 +49,16 @@ alone = 1
 """
 
 
-def rows_of(path: Path, **sieve) -> tuple[list[Extracted], Faults]:
-    faults = Faults()
-    rows = markdown_rows(locate(str(path)), Sieve(**sieve), faults, lambda _file, _size: None)
-    return list(rows), faults
+def rows_of(path: Path, **sieve) -> tuple[list[Extracted], Reader]:
+    reader = Reader()
+    return list(markdown_rows(locate(str(path)), Sieve(**sieve), reader)), reader
 
 
 def test_rows_of_a_document(tmp_path: Path) -> None:
     (tmp_path / "guide").mkdir()
     (tmp_path / "guide" / "a.md").write_text(DOCUMENT)
-    rows, faults = rows_of(tmp_path)
-    assert faults.unread == []
+    rows, reader = rows_of(tmp_path)
+    assert reader.unread == []
     assert [(row.kind, row.provenance["line"], row.question, row.answer) for row in rows] == [
         (
             "section",
@@ -128,9 +127,9 @@ def test_files_that_are_left_out_or_passed_over(tmp_path: Path) -> None:
         locate(str(tmp_path))
     (tmp_path / "bad.md").write_bytes(b"# \xff")
     (tmp_path / "good.markdown").write_text("Some words before any heading.")
-    rows, faults = rows_of(tmp_path)
+    rows, reader = rows_of(tmp_path)
     assert [row.answer for row in rows] == ["Some words before any heading."]
-    assert faults.unread == ["bad.md: invalid UTF-8 at byte 2"]
+    assert reader.unread == ["bad.md: invalid UTF-8 at byte 2"]
 
 
 @pytest.mark.timeout(10)

@@ -20,7 +20,7 @@ SHOWN = 5
 
 @click.group("extract", cls=Group)
 def extract() -> None:
-    """Make question-answer rows of what is written already."""
+    """Make question-answer rows from Python docstrings or Markdown files."""
 
 
 def _options() -> list[click.Parameter]:

@@ -1,4 +1,4 @@
-"""A docstring as its parts: words, parameters, what is returned and raised, examples, deprecation.
+"""Split a docstring into words, parameters, returns, raises, examples and deprecation.
 
 The sections of numpy's, Google's and Sphinx's styles are found by griffe; which style it is, is
 decided here, for one docstring at a time: underlined headings are numpy's, fields such as
@@ -15,8 +15,6 @@ from textwrap import indent
 from typing import Any, Literal, TypeAlias
 
 import griffe
-
-from vox_extract.definitions import split_signature
 
 Style: TypeAlias = Literal["numpy", "sphinx", "google", "words"]
 
@@ -67,65 +65,52 @@ class Documented:
     deprecated: str = ""
 
 
-class Docstrings:
-    """Reads docstrings."""
-
-    def read(self, name: str, doc: str) -> Documented:
-        """A docstring without its indentation; `name` is the last part of its owner's."""
-        signature, rest = split_signature(name, doc)
-        found = Documented(signature)
-        style = style_of(rest)
-        words: list[str] = []
-        try:
-            sections = self._sections(style, rest)
-        except _FAULTS_OF_GRIFFE:
-            sections = self._sections("words", rest)
-        for section in sections:
-            if taken := self._take(section, found):
-                words.append(taken)
-        found.text = "\n\n".join(words)
-        if style == "words":
-            found.text = _before_headings(found.text)
-        return found
-
-    def _sections(self, style: Style, doc: str) -> Iterable[Any]:
-        if style == "numpy":
-            return griffe.parse_numpy(griffe.Docstring(doc), warnings=False) or ()
-        if style == "google":
-            options = {"returns_multiple_items": False, "returns_named_value": False}
-            return griffe.parse_google(griffe.Docstring(doc), warnings=False, **options) or ()
-        if style == "sphinx":
-            words, fields = _fields_apart(doc)
-            sections = griffe.parse_sphinx(griffe.Docstring(fields), warnings=False)
-            return [griffe.DocstringSectionText(words), *sections]
-        return [griffe.DocstringSectionText(doc)]
-
-    def _take(self, section: Any, found: Documented) -> str | None:
-        """Put a section where it belongs; words are given back."""
-        kind = section.kind.value
-        if kind == "text":
-            return str(section.value)
-        if kind == "examples":
-            found.examples = _and(found.examples, "\n\n".join(text for _, text in section.value))
-        elif kind == "deprecated":
-            value = section.value
-            since = f"Deprecated since version {value.version}: " if value.version else ""
-            found.deprecated = f"{since}{value.description}"
-        elif kind == "admonition":
-            return _admonition(section, found)
-        elif take := _LISTS.get(kind):
-            take(found).extend(_item(each) for each in section.value)
-        return None
+def read_docstring(name: str, doc: str) -> Documented:
+    """Split a docstring into its parts; `name` is the last part of its owner's."""
+    signature, rest = split_signature(name, doc)
+    found, style = Documented(signature), style_of(rest)
+    try:
+        sections = _sections(style, rest)
+    except _FAULTS_OF_GRIFFE:
+        sections = _sections("words", rest)
+    found.text = "\n\n".join(words for each in sections if (words := _take(each, found)))
+    if style == "words":
+        found.text = _before_headings(found.text)
+    return found
 
 
-_LISTS: dict[str, Callable[[Documented], list[Item]]] = {
-    "parameters": lambda found: found.parameters,
-    "other parameters": lambda found: found.parameters,
-    "attributes": lambda found: found.attributes,
-    "returns": lambda found: found.returns,
-    "yields": lambda found: found.yields,
-    "raises": lambda found: found.raises,
-}
+def _sections(style: Style, doc: str) -> Iterable[Any]:
+    if style == "numpy":
+        return griffe.parse_numpy(griffe.Docstring(doc), warnings=False) or ()
+    if style == "google":
+        options = {"returns_multiple_items": False, "returns_named_value": False}
+        return griffe.parse_google(griffe.Docstring(doc), warnings=False, **options) or ()
+    if style == "sphinx":
+        words, fields = _fields_apart(doc)
+        sections = griffe.parse_sphinx(griffe.Docstring(fields), warnings=False)
+        return [griffe.DocstringSectionText(words), *sections]
+    return [griffe.DocstringSectionText(doc)]
+
+
+def _take(section: Any, found: Documented) -> str | None:
+    """Put a section where it belongs; return its words if it is text."""
+    kind = section.kind.value
+    if kind == "text":
+        return str(section.value)
+    if kind == "examples":
+        found.examples = _and(found.examples, "\n\n".join(text for _, text in section.value))
+    elif kind == "deprecated":
+        value = section.value
+        since = f"Deprecated since version {value.version}: " if value.version else ""
+        found.deprecated = f"{since}{value.description}"
+    elif kind == "admonition":
+        return _admonition(section, found)
+    elif kind in _LISTS:
+        getattr(found, kind.removeprefix("other ")).extend(map(_item, section.value))
+    return None
+
+
+_LISTS = {"parameters", "other parameters", "attributes", "returns", "yields", "raises"}
 
 
 def style_of(doc: str) -> Style:
@@ -202,3 +187,46 @@ def _described(item: Item, render: Callable[[str], str]) -> str:
 
 def _nested(text: str) -> str:
     return text.replace("\n", "\n  ")
+
+
+def split_signature(name: str, doc: str) -> tuple[str, str]:
+    """Split the signature off with which a docstring begins.
+
+    The docs of things written in C begin with `name(…)`, which may go over several lines, and may
+    have the form of Argument Clinic before it, which ends in a line of two dashes. `name` is the
+    last part of the object's name; `a.name(…)` and `S.name(…)` are understood, and lose their
+    first part. The signature begins with its bracket; it is empty where there is none.
+    """
+    lines = doc.split("\n")
+    if "--" in lines[:_MAX_LINES] and lines[0].startswith(f"{name}("):
+        cut = lines.index("--")
+        _, rest = split_signature(name, "\n".join(lines[cut + 1 :]).lstrip("\n"))
+        return "\n".join(lines[:cut]).removeprefix(name), rest
+    before, found, _ = lines[0].partition(f"{name}(")
+    if not found or not _OWNER.fullmatch(before):
+        return "", doc
+    for count in range(1, min(len(lines), _MAX_LINES) + 1):
+        signature, line = "\n".join(lines[:count]), lines[count - 1]
+        if not line.strip():
+            break
+        if signature.count("(") == signature.count(")"):
+            return _whole(signature, "\n".join(lines[count:]), doc)
+    return "", doc
+
+
+_OWNER = re.compile(r"(\w{1,40}\.)*")
+_MAX_LINES = 30
+_ENDS = re.compile(r"\)(\s*(->|=>)\s*[^\n]{1,80})?$")
+_WITH_WORDS = re.compile(
+    r"(\([^\n]{0,200}\)(?:\s*->\s*[\w\[\], |.]{1,60}?)?)\s+(?:--|-)\s+(\S.*)", re.S
+)
+
+
+def _whole(signature: str, rest: str, doc: str) -> tuple[str, str]:
+    """The signature, if what stands in its lines is one; `f(x) -> int -- Words` is, with words."""
+    start = signature.index("(")
+    if _ENDS.search(signature) and " -- " not in signature:
+        return signature[start:], rest.lstrip("\n")
+    if found := _WITH_WORDS.match(f"{signature[start:]}\n{rest}"):
+        return found[1], found[2]
+    return "", doc

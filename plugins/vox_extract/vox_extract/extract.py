@@ -1,4 +1,4 @@
-"""`vox data extract`: rows made of Python sources or Markdown, written as one JSONL file.
+"""Write the rows of Python sources or Markdown files as one JSONL file.
 
 The same sources give the same bytes: files are read in the order of their names, and what chooses
 among rows or wordings is a hash. The file is whole or not there.
@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 from vox_core.api import files
 from vox_core.errors import DataError, OutputError
 from vox_extract import locate, markdown
-from vox_extract.locate import Library, SourceFile
-from vox_extract.python_rows import Faults, python_rows
+from vox_extract.locate import Library, Reader
+from vox_extract.python_rows import python_rows
 from vox_extract.rows import Extracted, Sieve, spread
 
 Form: TypeAlias = Literal["python", "markdown"]
@@ -72,30 +72,32 @@ def extract(
     if not overwrite:
         _require_absent(out)
     libraries = [_LOCATE[form](name) for name in sources]
-    read = [("the source", file.path) for library in libraries for file in library.files]
-    files.require_apart(out, read)
-    sieve, faults = Sieve(max_characters), Faults()
-    told = _Told(libraries, progress)
+    paths = [file.path for library in libraries for file in library.files]
+    files.require_apart(out, [("the source", path) for path in paths])
+    sieve, reader = Sieve(max_characters), Reader(sum(map(_size, paths)), progress)
     rows: list[Extracted] = []
     for library in libraries:
         if form == "python":
-            rows += python_rows(library, sieve, faults, private=private, read=told.read)
+            rows += python_rows(library, sieve, reader, private=private)
         else:
-            rows += markdown.markdown_rows(library, sieve, faults, told.read)
+            rows += markdown.markdown_rows(library, sieve, reader)
     if not rows:
-        raise _nothing(sources, told.files, sieve.left_out, faults.unread)
+        raise _nothing(sources, reader, sieve.left_out)
     if limit is not None and len(rows) > limit:
         sieve.left_out["over the limit"] += len(rows) - limit
         rows = spread(rows, limit)
-    _write(out, rows)
+    files.make_folder(out.parent)
+    with files.atomic_file(out) as file:
+        for row in rows:
+            file.write(row.line())
     return ExtractReport(
         out,
         len(rows),
-        told.files,
+        reader.files,
         dict(Counter(row.kind for row in rows).most_common()),
         dict((+sieve.left_out).most_common()),
         dict(Counter(str(row.provenance["licence"]) for row in rows).most_common()),
-        tuple(faults.unread),
+        tuple(reader.unread),
     )
 
 
@@ -105,34 +107,11 @@ _LOCATE: dict[Form, Callable[[str], Library]] = {
 }
 
 
-class _Told:
-    """Counts files, and passes on how far reading is."""
-
-    def __init__(self, libraries: Sequence[Library], progress: Progress | None) -> None:
-        self.files = 0
-        self._progress = progress
-        self._done = 0
-        self._total = sum(_size(file.path) for each in libraries for file in each.files)
-
-    def read(self, file: SourceFile, size: int) -> None:
-        self.files += 1
-        self._done += size
-        if self._progress:
-            self._progress("reading", min(self._done, self._total), self._total)
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:  # it is named when it is read
         return 0
-
-
-def _write(out: Path, rows: Sequence[Extracted]) -> None:
-    files.make_folder(out.parent)
-    with files.atomic_file(out) as file:
-        for row in rows:
-            file.write(row.line())
 
 
 def _require_absent(out: Path) -> None:
@@ -145,16 +124,14 @@ def _require_absent(out: Path) -> None:
         )
 
 
-def _nothing(
-    sources: Sequence[str], count: int, left_out: Counter[str], unread: Sequence[str]
-) -> DataError:
+def _nothing(sources: Sequence[str], reader: Reader, left_out: Counter[str]) -> DataError:
     reasons = ", ".join(f"{number} {reason}" for reason, number in (+left_out).most_common())
     return DataError(
         "D061",
         "nothing was extracted",
         where=", ".join(sources),
-        found=f"{count} files read" + (f"; left out: {reasons}" if reasons else ""),
+        found=f"{reader.files} files read" + (f"; left out: {reasons}" if reasons else ""),
         expected="docstrings, or headings with text",
-        faults=unread,
+        faults=reader.unread,
         remedy="--private takes private names too; or name other sources",
     )

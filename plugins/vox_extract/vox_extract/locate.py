@@ -15,13 +15,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from vox_core.errors import DataError
 from vox_extract import provenance
@@ -30,8 +32,12 @@ from vox_extract.provenance import Project, project_of
 STANDARD = "stdlib"
 STANDARD_PACKAGE = "python"
 UNKNOWN = provenance.UNKNOWN
+MAX_BYTES = 10_000_000
+
+T = TypeVar("T")
 
 _SUFFIXES = (".py", ".pyi")
+_LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
 _TESTS = {"test", "tests", "conftest.py"}
 _NOT_SOURCE = {"__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist"}
 _NOT_SOURCE_MARK = "pyvenv.cfg"
@@ -52,14 +58,10 @@ class SourceFile:
     relative: str
     module: str
 
-    @property
-    def is_package(self) -> bool:
-        return self.path.stem == "__init__"
-
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is read together, for its names refer to one another.
+    """Files whose names refer to one another, and their provenance.
 
     Args:
         package: as its provenance names it.
@@ -70,28 +72,76 @@ class Library:
     licence: str
     files: tuple[SourceFile, ...]
 
+    def provenance(self, file: SourceFile, line: int, thing: str) -> dict[str, str | int]:
+        """Where a row is from."""
+        return {
+            "package": self.package,
+            "version": self.version,
+            "file": file.relative,
+            "line": line,
+            "object": thing,
+            "licence": self.licence,
+        }
+
+
+class Reader:
+    """Read source files; count them, and keep the reason for each that cannot be read.
+
+    Args:
+        total: bytes of all files that will be read.
+        progress: called with a label, the bytes done, and `total`.
+    """
+
+    def __init__(
+        self, total: int = 0, progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self.files, self.unread = 0, list[str]()
+        self._total, self._progress, self._done = total, progress, 0
+
+    def read(self, file: SourceFile, parse: Callable[[bytes], T]) -> T | None:
+        """What `parse` makes of a regular file; None if it is unreadable."""
+        try:
+            if not file.path.is_file():  # a pipe would block
+                raise ValueError("it is no regular file")
+            source = file.path.read_bytes()
+            if len(source) > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            found = parse(source)
+        except SyntaxError as error:
+            self.unread.append(f"{file.relative}: line {error.lineno or 1}: {error.msg}")
+        except OSError as error:
+            self.unread.append(f"{file.relative}: {error.strerror}")
+        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; too deep nesting
+            self.unread.append(f"{file.relative}: {str(error) or 'it is nested too deeply'}")
+        else:
+            self.files, self._done = self.files + 1, self._done + len(source)
+            if self._progress:
+                self._progress("reading", min(self._done, self._total), self._total)
+            return found
+        return None
+
 
 def locate(name: str) -> Library:
-    """What `name` means.
+    """Find the files that a word on the command line names.
 
     Raises:
         DataError: D060, nothing of that name is here.
     """
     if _is_path(name):
-        return _of_path(Path(name))
+        return of_path(Path(name))
     if name == STANDARD:
         return _standard(sorted(sys.stdlib_module_names))
-    found = _of_standard(name) or _of_installed(name)
+    found = _standard([name]) if name in sys.stdlib_module_names else _of_installed(name)
     if found is None and Path(name).exists():
-        return _of_path(Path(name))
+        return of_path(Path(name))
     if found is None:
-        raise not_found(name, "no module of the standard library, no installed package, no file")
+        raise _not_found(name, "no module of the standard library, no installed package, no file")
     if not found.files:
-        raise not_found(name, "no Python source: it is built into Python, or written in C")
+        raise _not_found(name, "no Python source: it is built into Python, or written in C")
     return found
 
 
-def not_found(name: str, found: str) -> DataError:
+def _not_found(name: str, found: str) -> DataError:
     return DataError(
         "D060",
         "there is nothing of that name to extract from",
@@ -109,10 +159,6 @@ def _is_path(name: str) -> bool:
 # --- by name --------------------------------------------------------------------------------------
 
 
-def _of_standard(name: str) -> Library | None:
-    return _standard([name]) if name in sys.stdlib_module_names else None
-
-
 def _standard(names: Iterable[str]) -> Library:
     """Modules of the standard library; those of C have no file here."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -127,19 +173,15 @@ def _standard(names: Iterable[str]) -> Library:
 
 
 def _of_installed(name: str) -> Library | None:
-    """What is both, such as attrs, is the distribution, with all that it brings."""
-    if name in _owners(name):
+    """A name of both kinds, such as attrs, means the distribution with all its packages."""
+    if name in _packages().get(name, ()):
         return _of_distribution(name)
     return _of_import(name) or _of_distribution(name)
 
 
-def _owners(name: str) -> Sequence[str]:
-    """The distributions that bring an import package."""
-    return _packages().get(name, ())
-
-
 @cache
 def _packages() -> Mapping[str, list[str]]:
+    """Import package -> the distributions that bring it."""
     return metadata.packages_distributions()  # reads what every distribution has installed
 
 
@@ -157,7 +199,7 @@ def _of_import(name: str) -> Library | None:
     origin = [spec.origin] if spec.origin and not places else []
     roots = [Path(each).parent for each in [*places, *origin] if Path(each).exists()]
     files = [file for root in roots for file in _top_level(root, name)]
-    owner = min(_owners(name), default=None)
+    owner = min(_packages().get(name, ()), default=None)
     described = _described(owner) if owner else None
     if described is None:
         described = _of_folder(roots[0] / name, name) if roots else Project(name, None, None)
@@ -191,20 +233,24 @@ def _described(distribution: str) -> Project | None:
 # --- by path --------------------------------------------------------------------------------------
 
 
-def _of_path(path: Path) -> Library:
+def of_path(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> Library:
+    """The files below a folder that have one of the suffixes, or one file.
+
+    Raises:
+        DataError: D060, there is none.
+    """
     if not path.exists():
-        raise not_found(str(path), "nothing there")
+        raise _not_found(str(path), "nothing there")
     path = path.resolve()
+    folder, name = (path.parent, path.stem) if path.is_file() else (path, path.name)
     if path.is_file():
-        files = [SourceFile(path, path.name, path.stem)]
-        return described_folder(path.parent, path.stem, files)
-    if not (path / "__init__.py").is_file():
-        files = list(_below(path, path))
+        files = [SourceFile(path, path.name, name)]
     else:
-        files = list(_below(path, path.parent))
+        root = path.parent if (path / "__init__.py").is_file() else path
+        files = list(_below(path, root, suffixes))
     if not files:
-        raise not_found(str(path), "a folder without Python sources")
-    return described_folder(path, path.name, files)
+        raise _not_found(str(path), f"a folder without {' or '.join(suffixes)}")
+    return _library(_of_folder(folder, name), files)
 
 
 def _of_folder(folder: Path, name: str) -> Project:
@@ -212,11 +258,6 @@ def _of_folder(folder: Path, name: str) -> Project:
     found = project_of(folder)
     declared = found.licence or provenance.nearby(folder)
     return Project(found.name or name, found.version, declared)
-
-
-def described_folder(folder: Path, name: str, files: Iterable[SourceFile]) -> Library:
-    """Files of a folder, with what can be known of it."""
-    return _library(_of_folder(folder, name), files)
 
 
 def _library(described: Project, files: Iterable[SourceFile]) -> Library:
@@ -240,7 +281,9 @@ def _top_level(root: Path, name: str) -> Iterator[SourceFile]:
             return
 
 
-def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[SourceFile]:
+def _below(
+    folder: Path, root: Path, suffixes: tuple[str, ...] = _SUFFIXES, *, installed: bool = False
+) -> Iterator[SourceFile]:
     """The sources below a folder, which is in `root`.
 
     Args:
@@ -249,27 +292,25 @@ def _below(folder: Path, root: Path, *, installed: bool = False) -> Iterator[Sou
     """
     for where, folders, names in os.walk(folder):
         here = Path(where)
-        folders[:] = sorted(each for each in folders if is_read(here / each))
-        for name in sorted(names):
-            path = here / name
-            if path.suffix in _SUFFIXES and not _is_test(name) and not _has_source(path, names):
+        folders[:] = sorted(each for each in folders if _is_read(here / each))
+        for path in (here / name for name in sorted(names)):
+            stub = path.suffix == ".pyi" and f"{path.stem}.py" in names
+            if path.suffix.lower() in suffixes and not _is_left_out(path) and not stub:
                 module = _dotted(path.relative_to(root)) if installed else _module(path, root)
                 yield SourceFile(path, path.relative_to(root).as_posix(), module)
 
 
-def _has_source(path: Path, names: list[str]) -> bool:
-    return path.suffix == ".pyi" and f"{path.stem}.py" in names
-
-
-def is_read(folder: Path) -> bool:
+def _is_read(folder: Path) -> bool:
     name = folder.name
     left_out = name in _NOT_SOURCE | _TESTS or name.startswith(".")
     return not left_out and not (folder / _NOT_SOURCE_MARK).exists()
 
 
-def _is_test(name: str) -> bool:
-    stem = name.partition(".")[0]
-    return name in _TESTS or stem.startswith("test_") or stem.endswith("_test")
+def _is_left_out(path: Path) -> bool:
+    """Whether it is a test, or a legal text in Markdown."""
+    if path.suffix not in _SUFFIXES:
+        return bool(_LEGAL.match(path.stem))
+    return path.name in _TESTS or path.stem.startswith("test_") or path.stem.endswith("_test")
 
 
 def _module(path: Path, root: Path) -> str:

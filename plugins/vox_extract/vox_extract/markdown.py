@@ -8,7 +8,6 @@ skipped, and so is what stands before the first heading where that is badges alo
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +16,11 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from vox_extract.locate import Library, SourceFile, described_folder, is_read, not_found
-from vox_extract.python_rows import Faults, Read, content
-from vox_extract.rows import Extracted, Sieve, choose
+from vox_extract.locate import Library, Reader, SourceFile, of_path
+from vox_extract.rows import Extracted, Sieve, choose, fitting
 
 FAMILY = "markdown-docs"
-MAX_BYTES = 10_000_000
 
-_SUFFIXES = (".md", ".markdown")
-_LEGAL = re.compile(r"(?i)(licen[cs]e|copying|code.of.conduct|third.party.*)")
 _FRONT = re.compile(r"\A(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.S | re.M)
 _ANNOUNCES = re.compile(r"[:.…]+$")
 
@@ -68,53 +63,25 @@ class _Part:
 
 
 def locate(folder: str) -> Library:
-    """The Markdown files below a folder, or one file.
+    """Find the Markdown files below a folder, or one file.
 
     Raises:
         DataError: D060, there is none.
     """
-    path = Path(folder)
-    if not path.exists():
-        raise not_found(folder, "nothing there")
-    path = path.resolve()
-    files = [SourceFile(path, path.name, path.stem)] if path.is_file() else list(_below(path))
-    if not files:
-        raise not_found(folder, f"a folder without {' or '.join(_SUFFIXES)}")
-    root = path.parent if path.is_file() else path
-    return described_folder(root, path.stem if path.is_file() else path.name, files)
+    return of_path(Path(folder), (".md", ".markdown"))
 
 
-def _below(root: Path) -> Iterator[SourceFile]:
-    for where, folders, names in os.walk(root):
-        folders[:] = sorted(each for each in folders if is_read(Path(where, each)))
-        for name in names:
-            path = Path(where, name)
-            if path.suffix.lower() in _SUFFIXES and not _LEGAL.match(path.stem):
-                yield SourceFile(path, path.relative_to(root).as_posix(), path.stem)
-
-
-def markdown_rows(
-    library: Library, sieve: Sieve, faults: Faults, read: Read
-) -> Iterator[Extracted]:
+def markdown_rows(library: Library, sieve: Sieve, reader: Reader) -> Iterator[Extracted]:
     """The rows that are kept, in the order of files and lines."""
     parser = MarkdownIt("commonmark").enable("table")
     for file in library.files:
-        try:
-            text = _text(file.path)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            faults.unread.append(f"{file.relative}: {reason}")
-            continue
-        read(file, len(text))
-        for section in _sections(parser, text, file.module):
-            yield from sieve.keep(_rows(section, library, file, sieve.max_characters))
+        if (text := reader.read(file, _text)) is not None:
+            for section in _sections(parser, text, file.path.stem):
+                yield from sieve.keep(_rows(section, library, file, sieve.max_characters))
 
 
-def _text(path: Path) -> str:
+def _text(source: bytes) -> str:
     """Front matter becomes blank lines, so that all lines keep their numbers."""
-    source = content(path)
-    if len(source) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     try:
         text = source.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -207,12 +174,16 @@ def _cleaned(text: str) -> str:
 def _rows(
     section: _Section, library: Library, file: SourceFile, max_characters: int
 ) -> Iterator[Extracted]:
+    def row(kind: str, question: str, answer: str, line: int) -> Extracted:
+        where = library.provenance(file, line, " > ".join(section.path))
+        return Extracted(kind, FAMILY, question, answer, where, answer, short=kind == "code")
+
     title, *below = section.path
     topic = f"“{' > '.join(below)}”"
-    answer = _fitting(section.parts, max_characters)
-    if any(not each.code for each in section.parts) and answer:
-        question = _question(title, below, topic)
-        yield _row("section", question, answer, section, section.line, library, file)
+    texts = [part.text for part in section.parts]
+    if any(not each.code for each in section.parts):
+        answer = "\n\n".join(texts[: fitting(texts, max_characters)])
+        yield row("section", _question(title, below, topic), answer, section.line)
     for index, part in enumerate(section.parts):
         if not part.code:
             continue
@@ -225,7 +196,7 @@ def _rows(
             templates = _CODE_OF if below else _CODE_OF_TOP
             key = (*section.path, str(index))
             question = choose(templates, *key).format(title=title, topic=topic)
-        yield _row("code", question, part.text, section, part.line, library, file)
+        yield row("code", question, part.text, part.line)
 
 
 def _question(title: str, below: Sequence[str], topic: str) -> str:
@@ -234,34 +205,3 @@ def _question(title: str, below: Sequence[str], topic: str) -> str:
     if below[-1].endswith("?"):  # a heading that is a question already
         return f"{below[-1]} ({title})"
     return choose(_SECTION, title, *below).format(title=title, topic=topic)
-
-
-def _fitting(parts: Sequence[_Part], max_characters: int) -> str:
-    """As many whole parts as fit; the first one in any case, for the sieve to judge."""
-    fitting = ""
-    for part in parts:
-        longer = f"{fitting}\n\n{part.text}" if fitting else part.text
-        if fitting and len(longer) > max_characters:
-            break
-        fitting = longer
-    return fitting
-
-
-def _row(
-    kind: str,
-    question: str,
-    answer: str,
-    section: _Section,
-    line: int,
-    library: Library,
-    file: SourceFile,
-) -> Extracted:
-    provenance: dict[str, str | int] = {
-        "package": library.package,
-        "version": library.version,
-        "file": file.relative,
-        "line": line,
-        "object": " > ".join(section.path),
-        "licence": library.licence,
-    }
-    return Extracted(kind, FAMILY, question, answer, provenance, answer, short=kind == "code")

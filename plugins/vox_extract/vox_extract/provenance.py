@@ -135,7 +135,7 @@ _NAME = "pyproject.toml"
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """None for what is not known."""
+    """Declared facts of a project; None for those it lacks."""
 
     name: str | None
     version: str | None

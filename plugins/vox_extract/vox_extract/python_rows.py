@@ -12,17 +12,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from vox_extract.definitions import Definition, Kind, Module, Unparsable, parse
-from vox_extract.docstring import Docstrings, Documented, Item, items_text
-from vox_extract.locate import Library, SourceFile
+from vox_extract.definitions import Definition, Kind, definitions, is_private
+from vox_extract.docstring import Documented, Item, items_text, read_docstring
+from vox_extract.locate import Library, Reader, SourceFile
 from vox_extract.markup import Block, blocks, deprecations, join, one_line, plain
-from vox_extract.public_names import PublicNames, is_private
-from vox_extract.rows import Extracted, Sieve, choose
+from vox_extract.rows import Extracted, Sieve, choose, fitting
 
 FAMILY = "python-docs"
 
@@ -34,35 +31,20 @@ _CALLED: dict[Kind, Kind] = {"object": "function", "attribute": "method"}
 _DECLARED = re.compile(r"(?i)\bdeprecat")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where definitions are from: the part of the provenance that they share."""
-
-    package: str
-    version: str
-    file: str
-    licence: str
-
-
 def rows_of(
-    definition: Definition,
-    name: str,
-    source: Source,
-    docstrings: Docstrings,
-    *,
-    max_characters: int,
+    definition: Definition, library: Library, file: SourceFile, max_characters: int
 ) -> Iterator[Extracted]:
-    """Every row of one definition, whose public name is `name`.
+    """Every row of one definition.
 
     Raises:
         RecursionError: the docstring is nested too deeply.
     """
-    found = docstrings.read(name.rpartition(".")[2], definition.doc)
+    found = read_docstring(definition.name.rpartition(".")[2], definition.doc)
     if found.signature and definition.kind in _CALLED:
         definition = replace(definition, kind=_CALLED[definition.kind])
-    made = _Maker(definition, name, source, max_characters)
+    made = _Maker(definition, library, file, max_characters)
     if definition.init_doc:
-        _add(found, docstrings.read("__init__", definition.init_doc))
+        _add(found, read_docstring("__init__", definition.init_doc))
     yield from made.describe(found)
     yield from made.signature(found)
     yield from made.parts("parameter", found.parameters)
@@ -87,8 +69,8 @@ class _Maker:
     """Makes the rows of one definition."""
 
     definition: Definition
-    name: str
-    source: Source
+    library: Library
+    file: SourceFile
     max_characters: int
 
     def describe(self, found: Documented) -> Iterator[Extracted]:
@@ -101,8 +83,10 @@ class _Maker:
         documented = self.definition.doc or self.definition.init_doc or self.definition.stub
         if not documented or not given or not any(_has_parameters(each) for each in given):
             return
-        text = "\n".join(f"{self.name}{each}" for each in given)
-        yield self._row("signature", f"```python\n{text}\n```", same=self.name + text, short=True)
+        text = "\n".join(f"{self.definition.name}{each}" for each in given)
+        yield self._row(
+            "signature", f"```python\n{text}\n```", same=self.definition.name + text, short=True
+        )
 
     def parts(self, kind: str, items: Sequence[Item]) -> Iterator[Extracted]:
         """A question for each parameter, or each attribute."""
@@ -138,41 +122,28 @@ class _Maker:
         answer = plain(said) if said else deprecations(found.text)
         if answer:
             lead = "" if _DECLARED.search(answer) else "Deprecated: "
-            yield self._row("deprecated", f"{lead}{answer}", same=self.name + answer)
+            yield self._row("deprecated", f"{lead}{answer}", same=self.definition.name + answer)
 
     def _row(
         self, kind: str, answer: str, *, same: str, part: str = "", short: bool = False
     ) -> Extracted:
+        name, line = self.definition.name, self.definition.line
         return Extracted(
             kind,
             FAMILY,
-            question(kind, self.definition.kind, self.name, part),
+            question(kind, self.definition.kind, name, part),
             answer,
-            {
-                "package": self.source.package,
-                "version": self.source.version,
-                "file": self.source.file,
-                "line": self.definition.line,
-                "object": self.name,
-                "licence": self.source.licence,
-            },
+            self.library.provenance(self.file, line, name),
             same,
             short,
         )
 
     def _fitting(self, several: Sequence[Block], with_code: bool = False) -> str:
-        """As many whole blocks as fit; the first one in any case, for the sieve to judge."""
-        fitting: list[Block] = []
-        for block in several:
-            longer = join([*fitting, block])
-            if fitting and len(longer) > self.max_characters:
-                break
-            fitting.append(block)
-        while fitting and not fitting[-1].is_code and _leads(fitting[-1]) and len(fitting) > 1:
-            fitting.pop()
-        if with_code and not any(each.is_code for each in fitting):
-            return ""
-        return join(fitting)
+        """As many whole blocks as fit, without words at the end that announce code."""
+        kept = list(several[: fitting([each.markdown() for each in several], self.max_characters)])
+        while len(kept) > 1 and _leads(kept[-1]):
+            kept.pop()
+        return "" if with_code and not any(each.is_code for each in kept) else join(kept)
 
 
 _WORTH_SAYING = 15
@@ -237,80 +208,25 @@ def _examples_among(several: Sequence[Block]) -> list[Block]:
     return shown
 
 
-Read: TypeAlias = Callable[[SourceFile, int], None]
-"""Is told of each file that was read, with its bytes."""
-
-
-@dataclass
-class Faults:
-    """Files that were passed over, each with the reason."""
-
-    unread: list[str] = field(default_factory=list)
-
-
 def python_rows(
-    library: Library, sieve: Sieve, faults: Faults, *, private: bool, read: Read
+    library: Library, sieve: Sieve, reader: Reader, *, private: bool
 ) -> Iterator[Extracted]:
     """The rows that are kept, in the order of files and lines."""
-    docstrings = Docstrings()
-    modules = _modules(library, faults, read)
-    names = PublicNames({each.name: each for each, _ in modules})
-    for module, file in modules:
-        for definition in sorted(module.definitions, key=lambda each: (each.line, each.name)):
-            name = names.of(definition.module, definition.name)
-            if is_private(name) and not private:
-                sieve.left_out["private"] += bool(definition.doc) and not _is_of_class(name)
-                continue
-            yield from _rows(library, file, definition, name, docstrings, sieve, faults)
-
-
-def _is_of_class(name: str) -> bool:
-    """What these say is said of their class."""
-    return name.endswith((".__init__", ".__new__"))
-
-
-def _rows(
-    library: Library,
-    file: SourceFile,
-    definition: Definition,
-    name: str,
-    docstrings: Docstrings,
-    sieve: Sieve,
-    faults: Faults,
-) -> Iterator[Extracted]:
-    source = Source(library.package, library.version, file.relative, library.licence)
-    try:
-        made = list(
-            rows_of(definition, name, source, docstrings, max_characters=sieve.max_characters)
-        )
-    except RecursionError as error:  # directives within directives
-        faults.unread.append(f"{file.relative}, line {definition.line}: {error}")
-        return
-    yield from sieve.keep(iter(made))
-
-
-def _modules(library: Library, faults: Faults, read: Read) -> list[tuple[Module, SourceFile]]:
-    modules: list[tuple[Module, SourceFile]] = []
-    for file in library.files:
-        try:
-            source = content(file.path)
-            module = parse(
-                source, file.module, is_package=file.is_package, stub=file.path.suffix == ".pyi"
-            )
-        except (OSError, Unparsable) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            faults.unread.append(f"{file.relative}: {reason}")
+    for file, definition in definitions(library, reader):
+        if is_private(definition.name) and not private:
+            sieve.left_out["private"] += bool(definition.doc) and not _is_of_class(definition)
             continue
-        read(file, len(source))
-        modules.append((module, file))
-    return modules
+        try:
+            made = list(rows_of(definition, library, file, sieve.max_characters))
+        except RecursionError as error:  # directives within directives
+            reader.unread.append(f"{file.relative}, line {definition.line}: {error}")
+            continue
+        yield from sieve.keep(made)
 
 
-def content(path: Path) -> bytes:
-    """The bytes of a regular file; a pipe or a device is none."""
-    if not path.is_file():
-        raise OSError(0, "it is no regular file")
-    return path.read_bytes()
+def _is_of_class(definition: Definition) -> bool:
+    """Whether its docstring goes into the rows of its class."""
+    return definition.name.endswith((".__init__", ".__new__"))
 
 
 _DESCRIBE = {
@@ -331,19 +247,13 @@ _DESCRIBE = {
         "Describe the attribute `{name}`.",
     ),
     "object": ("What is `{name}`?", "What does `{name}` do?", "Describe `{name}`."),
-    "function": (
-        "What does `{name}` do?",
-        "What is the function `{name}` for?",
-        "Explain what `{name}` does.",
-        "Describe the function `{name}`.",
-    ),
-    "method": (
-        "What does `{name}` do?",
-        "What is the method `{name}` for?",
-        "Explain what `{name}` does.",
-        "Describe the method `{name}`.",
-    ),
 }
+_DESCRIBE["function"] = _DESCRIBE["method"] = (
+    "What does `{name}` do?",
+    "What is the {what} `{name}` for?",
+    "Explain what `{name}` does.",
+    "Describe the {what} `{name}`.",
+)
 _OTHERS = {
     "signature": (
         "What is the signature of `{name}`?",
@@ -396,4 +306,4 @@ def question(kind: str, what: str, name: str, part: str = "") -> str:
         part: of `name`, that the question is about.
     """
     templates = _DESCRIBE[what] if kind == "describe" else _OTHERS[kind]
-    return choose(templates, kind, name, part).format(name=name, part=part)
+    return choose(templates, kind, name, part).format(name=name, part=part, what=what)

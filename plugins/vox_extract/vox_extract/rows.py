@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LANE = "extracted"
@@ -76,7 +76,7 @@ class Sieve:
     left_out: Counter[str] = field(default_factory=Counter)
     _said: set[bytes] = field(default_factory=set)
 
-    def keep(self, rows: Iterator[Extracted]) -> Iterator[Extracted]:
+    def keep(self, rows: Iterable[Extracted]) -> Iterator[Extracted]:
         """Those that are kept, in order."""
         for row in rows:
             if reason := self._against(row):
@@ -113,6 +113,16 @@ def spread(rows: Sequence[Extracted], limit: int) -> list[Extracted]:
     """`limit` rows from all over, in order: those whose questions have the smallest hashes."""
     chosen = sorted(range(len(rows)), key=lambda index: _digest(rows[index].question))[:limit]
     return [rows[index] for index in sorted(chosen)]
+
+
+def fitting(parts: Sequence[str], max_characters: int) -> int:
+    """How many whole parts fit, with a blank line between them; the first one in any case."""
+    length = 0
+    for count, part in enumerate(parts):
+        length += len(part) + 2 * bool(count)
+        if count and length > max_characters:
+            return count
+    return len(parts)
 
 
 def choose(templates: Sequence[str], *key: str) -> str:

@@ -172,11 +172,11 @@ def test_whatever_was_found_of_the_rows_is_shown(vox, service) -> None:
     lines = vox("plan").out.splitlines()
     assert [" ".join(line.split()) for line in lines[8:15]] == [
         "dropped 1 nothing to train",
-        "per file a.jsonl: rows in 9",
+        "per file a.jsonl: 9 rows in",
         "a.jsonl: why: 2 no rating",
         "my_b.jsonl: 1 rows in",
         "side by content",
-        "mask audit code W3; rows 1, 2; what two BOS",
+        "mask audit code W3, what two BOS; rows: 1, 2",
         "and more",
     ]
 

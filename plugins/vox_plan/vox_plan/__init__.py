@@ -1,4 +1,4 @@
-"""vox-ml-plan: predict memory and time of a run, and measure what is fastest on this machine.
+"""vox-ml-plan: predict memory and time of a run, and measure the fastest settings of this machine.
 
 cli.py              vox plan
 planner.py          settings -> PlanReport (report.py); speed.py: how long a run takes

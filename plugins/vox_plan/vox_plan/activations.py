@@ -96,9 +96,8 @@ def working_of_layer(model: Architecture, layer: Layer) -> Elements:
 
 
 def kept_beside(layer: Layer, adapted: Collection[str], dora: bool, dropout: bool) -> float:
-    """Numbers a token, in the compute dtype, that adapters keep which are not plain LoRA: dropout
-    its mask and what is left of the input, DoRA the outputs of base and adapter, which its
-    magnitude's gradient needs."""
+    """Numbers a token, in the compute dtype, that dropout and DoRA keep besides LoRA's: the mask
+    and the dropped input, and the outputs of base and adapter for the magnitude's gradient."""
     modules = [module for path, module in layer.linear.items() if path in adapted]
     dropped = 2 * sum(module.in_features for module in modules) if dropout else 0
     return dropped + (2 * sum(module.out_features for module in modules) if dora else 0)
@@ -131,7 +130,7 @@ def _kept_by_block(
 
 
 def _kept_inside(model: Architecture, block: _Block, written: int, fused: bool) -> float:
-    """What is neither read nor written by a linear module."""
+    """Numbers a token between the linear modules of a block: in attention and non-linearities."""
     through = sum(module.in_features for module in block.writers.values())
     if _ATTENTION.search(block.path):
         return through

@@ -64,33 +64,25 @@ def _size(text: str) -> int:
     return round(float(found[1]) * unit)
 
 
-def _memory_option() -> click.Option:
-    return click.Option(
-        ["--memory"],
-        metavar="SIZE",
-        multiple=True,
-        callback=_sizes,
-        help="Suggest settings for a device with this much memory, such as 24GB, instead of this "
-        f"machine's; `{PRESETS}`: 8, 16, 24, 48 and 80 GB. Repeatable.",
-    )
-
-
-def _measure_option() -> click.Option:
-    return click.Option(
-        ["--measure"],
-        is_flag=True,
-        help="Run a few steps, without keeping them, to estimate the time of all.",
-    )
-
-
 @click.command(
     "plan",
     cls=Command,
     params=[
         files_argument(),
         *options_of(TrainSettings),
-        _memory_option(),
-        _measure_option(),
+        click.Option(
+            ["--memory"],
+            metavar="SIZE",
+            multiple=True,
+            callback=_sizes,
+            help="Suggest settings for a device with this much memory, such as 24GB, instead of "
+            f"this machine's; `{PRESETS}`: 8, 16, 24, 48 and 80 GB. Repeatable.",
+        ),
+        click.Option(
+            ["--measure"],
+            is_flag=True,
+            help="Run a few steps, without keeping them, to estimate the time of all.",
+        ),
         json_option(),
     ],
     sections=SECTIONS,
@@ -188,20 +180,13 @@ def _data(report: PlanReport) -> Iterator[tuple[str, str]]:
             f"{data['rows']} rows, {data['documents']} documents, {data['tokens']:,} tokens, "
             f"{data['trained_tokens']:,} trained; longest {data['longest']}",
         )
-        yield from _beside(data)
+        for key in [each for each in data if each not in _HEADLINE]:
+            yield from ((f"  {_words(key)}", line) for line in account_lines(data[key]))
         if audit := report.audit.get(what):
             yield "  masks", _masks(audit)
     yield from (("rows", line) for line in report.chosen)
-    for what, found in report.found.items():
-        if what != "rows":
-            yield from ((_label(what), line) for line in account_lines(found))
-
-
-def _beside(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Everything else in the account of some rows."""
-    for what, found in data.items():
-        if what not in _HEADLINE:
-            yield from ((f"  {_label(what)}", line) for line in account_lines(found))
+    for key in [each for each in report.found if each != "rows"]:
+        yield from ((_words(key), line) for line in account_lines(report.found[key]))
 
 
 def _masks(audit: Mapping[str, Any]) -> str:
@@ -211,10 +196,6 @@ def _masks(audit: Mapping[str, Any]) -> str:
         f"{audit['trained_share']:.1%} of the tokens are trained; {ended:,} of {ended + others:,} "
         "rows end with a trained end-of-turn token"
     )
-
-
-def _label(key: str) -> str:
-    return key.replace("_", " ")
 
 
 def _steps(report: PlanReport) -> str:
@@ -323,43 +304,26 @@ def _grid(options: tuple[Option, ...], limit: int) -> Iterator[list[str]]:
 
 
 def account_lines(found: Any) -> Iterator[str]:
-    """Facts about rows as lines, whatever they are: counts, texts, lists of either."""
+    """Facts about rows as lines: counts, texts, and lists and mappings of either."""
     if isinstance(found, Mapping):
-        yield from _mapping(found)
-    elif isinstance(found, list | tuple):
-        for each in found:
-            yield _inline(each)
-    elif found not in (None, ""):
-        yield _number(found)
-
-
-def _mapping(found: Mapping[str, Any]) -> Iterator[str]:
-    if not found:
-        return
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
-        yield ", ".join(f"{count:,} {_words(reason)}" for reason, count in found.items())
-        return
-    flat = {k: v for k, v in found.items() if not isinstance(v, Mapping | list | tuple)}
-    if flat:
-        yield _inline(flat)
-    for key, value in found.items():
-        if key not in flat:
+        nested = {k: v for k, v in found.items() if isinstance(v, Mapping | list | tuple)}
+        if flat := ", ".join(_fact(k, v) for k, v in found.items() if k not in nested):
+            yield flat
+        for key, value in nested.items():
             yield from (f"{_words(key)}: {line}" for line in account_lines(value))
+    elif found and isinstance(found, list | tuple) and all(type(each) is int for each in found):
+        yield ", ".join(map(str, found))
+    elif isinstance(found, list | tuple):
+        yield from ("; ".join(account_lines(each)) for each in found)
+    elif found not in (None, ""):
+        yield f"{found:,}" if type(found) is int else str(found)
 
 
-def _inline(each: Any) -> str:
-    """One thing on one line."""
-    if not isinstance(each, Mapping):
-        return _number(each)
-    return "; ".join(
-        f"{_words(key)} {', '.join(account_lines(value))}" for key, value in each.items()
-    )
+def _fact(key: object, value: object) -> str:
+    """`2 no rating`; `side by content`."""
+    return f"{value:,} {_words(key)}" if type(value) is int else f"{_words(key)} {value}"
 
 
 def _words(key: object) -> str:
     """A key as words; the name of a file stays as it is."""
     return str(key).replace("_", " ") if _KEY.fullmatch(str(key)) else str(key)
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

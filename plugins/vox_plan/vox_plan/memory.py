@@ -181,7 +181,7 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
 
 
 def trained_tensors(model: Architecture, demand: Demand) -> Iterator[int]:
-    """How many elements each has: A and B, DoRA's magnitudes, and what is trained whole."""
+    """Elements of each trained tensor: A and B, DoRA's magnitudes, and modules trained whole."""
     for module in demand.modules.values():
         yield demand.rank * module.in_features
         yield demand.rank * module.out_features
@@ -288,27 +288,11 @@ def weight_bytes(model: Architecture, quant: Quant, dtype: DType) -> int:
     return round(total)
 
 
-@dataclass(frozen=True, slots=True)
-class MergePrediction:
-    """Bytes at the peak of a merge.
+def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> dict[str, int]:
+    """The peak of adding an adapter to a base, in bytes part by part.
 
-    Args:
-        runtime: the process and its libraries.
-        adapter: A and B, and what is trained whole, in float32.
-        tensors: the largest tensor, or the logits of the proof.
-    """
-
-    runtime: int
-    adapter: int
-    tensors: int
-
-    @property
-    def peak(self) -> int:
-        return self.runtime + self.adapter + self.tensors
-
-
-def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> MergePrediction:
-    """The peak of adding an adapter to a base.
+    `runtime` is the process and its libraries, `adapter` A and B and what is trained whole, in
+    float32, and `tensors` the largest tensor, or the logits of the verification.
 
     Args:
         largest: bytes of the largest tensor that is written.
@@ -316,4 +300,4 @@ def predict_merge(largest: int, trained: Iterable[int], vocabulary: int) -> Merg
         vocabulary: rows of the output head.
     """
     logits = _LOGITS * _PROBE_TOKENS * vocabulary * 4
-    return MergePrediction(PROCESS, 4 * sum(trained), max(largest, logits))
+    return {"runtime": PROCESS, "adapter": 4 * sum(trained), "tensors": max(largest, logits)}

@@ -16,7 +16,6 @@ from vox_core.errors import PlanError
 from vox_plan.architecture import Architecture, read_architecture
 from vox_plan.memory import (
     Demand,
-    MergePrediction,
     Prediction,
     WorstCase,
     predict,
@@ -94,7 +93,7 @@ def forecast(run: RunPlan) -> MemoryForecast:
     )
 
 
-def forecast_merge(run: RunPlan) -> MergePrediction:
+def forecast_merge(run: RunPlan) -> dict[str, int]:
     """Predict what `vox merge` of the run needs of the machine's memory."""
     model = _architecture(run)
     largest = max(info.nbytes for info in run.inputs.weights.tensors.values())

@@ -11,32 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vox_core.api.plans import (
-    TOKENIZER_FILES,
-    Dataset,
-    Fetching,
-    Origin,
-    Progress,
-    RunPlan,
-    Tell,
-    TrainSettings,
-    account,
-    as_trained,
-    digest_of,
-    documents_in_step,
-    epochs_after,
-    exact,
-    folder,
-    in_force,
-    is_validated,
-    merge_space_needed,
-    plan_run,
-    space_free,
-    space_needed,
-    versions,
-    with_advice,
-)
-from vox_core.errors import ConfigError
+from vox_core.api import plans
+from vox_core.api.plans import Origin, Progress, RunPlan, Tell, TrainSettings, folder
+from vox_core.errors import ConfigError, VoxError
 from vox_plan.advise import cached
 from vox_plan.memory import WorstCase
 from vox_plan.memory_forecast import (
@@ -60,7 +37,7 @@ from vox_plan.report import (
     Suggestion,
     Work,
 )
-from vox_plan.speed import Measured, measure, speed
+from vox_plan.stopwatch import Measured, measure, speed
 from vox_plan.tuning_cache import Tuned
 
 _OWN_KEYS = ("selection", "data", "valid", "audit")
@@ -93,9 +70,9 @@ def plan(
     """
     if measured and not settings.data and not settings.resume:
         raise _no_documents()
-    fetching = Fetching(progress)
-    run = with_advice(
-        plan_run(
+    fetching = plans.Fetching(progress)
+    run = plans.with_advice(
+        plans.plan_run(
             settings, backend_origin, fetching, tell=tell, only_planned=True, hashed=to_be_run
         ),
         tell,
@@ -109,12 +86,13 @@ def plan(
 def _report(
     run: RunPlan, memory: Sequence[int], fetched: bool, took: Measured | None, to_be_run: bool
 ) -> PlanReport:
-    made = run.execution
+    made, model, rows = run.execution, run.inputs.model, run.inputs.rows.report
     there = bool(run.settings.data)
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
-    model = run.inputs.model
-    kept = exact(run) if there and to_be_run else None
+    kept = plans.exact(run) if there and to_be_run else None
+    train, adapter = run.data.train, run.contract.adapter
+    where, free = plans.space_free(run.run.path)
     return PlanReport(
         backend=BackendPlan(
             made.backend, made.backend_version, made.device, run.inputs.selection.why
@@ -124,50 +102,55 @@ def _report(
         ),
         dtype=made.dtype,
         quant=made.contract.quant,
-        data=_data(run.data.train, run.left_out("train")) if there else None,
+        data=_data(train, run.left_out("train")) if there else None,
         valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
-        assumed=None if there else _assumed(run.data.train),
+        assumed=None
+        if there
+        else {"documents": len(train.documents), "tokens": len(train.documents[0])},
         steps=steps,
-        adapter=_adapter(run),
+        adapter=AdapterPlan(
+            adapter.method, adapter.rank, len(made.modules), made.trainable_parameters
+        ),
         speed=speed(run, steps, took, tuned, run.run.path.parent),
-        memory=_memory(seen, took),
+        memory=MemoryPlan(
+            seen.prediction.peak,
+            asdict(seen.prediction),
+            seen.total,
+            seen.free,
+            seen.fits,
+            took.memory if took else None,
+        ),
         options=tuple(grid),
         suggested=tuple(_suggestions(run, grid, seen, tuned, memory)),
-        disk=_disk(run),
+        disk=DiskPlan(plans.space_needed(made, run.settings), free, where),
         merge=_merge(run),
         run=run.run.path,
         writes=_writes(run),
-        warnings=tuple(_warnings(run)),
-        refused=_refused(run),
+        warnings=tuple(
+            notice.message
+            for notice in (*run.notices(), *run.advice.notices)
+            if notice.level == "warning"
+        ),
+        refused=_refused(run.advice.refusal),
         found={k: v for k, v in run.preflight().items() if k not in _OWN_KEYS},
-        settings=in_force(run.settings),
+        settings=plans.in_force(run.settings),
         exact=kept,
-        digest=digest_of(kept) if kept else None,
-        versions=versions(),
+        digest=plans.digest_of(kept) if kept else None,
+        versions=plans.versions(),
         audit={what: each.to_json() for what, each in run.data.audits.items()},
-        chosen=tuple(run.inputs.rows.report.told()) if run.inputs.rows.report else (),
+        chosen=tuple(rows.told()) if rows else (),
     )
 
 
-def _warnings(run: RunPlan) -> Iterator[str]:
-    for notice in (*run.notices(), *run.advice.notices):
-        if notice.level == "warning":
-            yield notice.message
-
-
-def _refused(run: RunPlan) -> str | None:
+def _refused(error: VoxError | None) -> str | None:
     """Why `vox train` would refuse the run, on one line."""
-    if (error := run.advice.refusal) is None:
+    if error is None:
         return None
     return f"{error.what} ({error.code}): {error.found}, {error.expected}; {error.remedy}"
 
 
-def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
-    return {**account(dataset, left_out), "longest": dataset.longest}
-
-
-def _assumed(dataset: Dataset) -> dict[str, int]:
-    return {"documents": len(dataset.documents), "tokens": len(dataset.documents[0])}
+def _data(dataset: plans.Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
+    return {**plans.account(dataset, left_out), "longest": dataset.longest}
 
 
 def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
@@ -194,11 +177,11 @@ def _work(run: RunPlan) -> Work:
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
-        chosen = documents_in_step(run.data.train, size, contract.seed, step)
+        chosen = plans.documents_in_step(run.data.train, size, contract.seed, step)
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())
-    return Work(epochs_after(rows, size, steps), taken, tokens, trained)
+    return Work(plans.epochs_after(rows, size, steps), taken, tokens, trained)
 
 
 def _validations(run: RunPlan, every: int) -> int:
@@ -206,12 +189,7 @@ def _validations(run: RunPlan, every: int) -> int:
     if run.data.valid is None:
         return 0
     total = run.contract.total_steps
-    return 1 + sum(is_validated(step, total, every) for step in range(1, total + 1))
-
-
-def _adapter(run: RunPlan) -> AdapterPlan:
-    made, spec = run.execution, run.contract.adapter
-    return AdapterPlan(spec.method, spec.rank, len(made.modules), made.trainable_parameters)
+    return 1 + sum(plans.is_validated(step, total, every) for step in range(1, total + 1))
 
 
 def _suggestions(
@@ -238,37 +216,25 @@ def _suggestions(
         yield Suggestion(size, suggest(grid, size, *asked))
 
 
-def _memory(seen: MemoryForecast, took: Measured | None) -> MemoryPlan:
-    prediction = seen.prediction
-    measured = took.memory if took else None
-    return MemoryPlan(
-        prediction.peak, asdict(prediction), seen.total, seen.free, seen.fits, measured
-    )
-
-
-def _disk(run: RunPlan) -> DiskPlan:
-    where, free = space_free(run.run.path)
-    return DiskPlan(space_needed(run.execution, run.settings), free, where)
-
-
 def _merge(run: RunPlan) -> MergePlan:
     """Of `vox merge RUN` without further flags."""
     plan = run.execution
-    found = forecast_merge(run)
+    parts = forecast_merge(run)
+    peak = sum(parts.values())
     total, free = _machine_memory(run)
     limit = total if free is None else free
-    fits = None if limit is None else found.peak <= limit
+    fits = None if limit is None else peak <= limit
     quant, model_type = plan.contract.quant, plan.contract.model.model_type
-    trained = as_trained(run.inputs.weights, quant, model_type, plan.dtype)
-    where, room = space_free(run.run.path)
+    trained = plans.as_trained(run.inputs.weights, quant, model_type, plan.dtype)
+    where, room = plans.space_free(run.run.path)
     return MergePlan(
-        MemoryPlan(found.peak, asdict(found), total, free, fits),
-        DiskPlan(merge_space_needed(run.inputs.weights, trained), room, where),
+        MemoryPlan(peak, parts, total, free, fits),
+        DiskPlan(plans.merge_space_needed(run.inputs.weights, trained), room, where),
     )
 
 
 def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
-    """All of the machine's memory and what is free: a merge works there, whatever device trains."""
+    """The machine's total and free memory: a merge works there, whatever device trains."""
     for device in run.inputs.selection.hardware.devices:
         if device.tag == "cpu":
             return device.memory_bytes, device.available_bytes
@@ -280,11 +246,17 @@ def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
 
 def _writes(run: RunPlan) -> tuple[str, ...]:
     source = run.inputs.model.tokenizer
-    tokenizer = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    tokenizer = [name for name in plans.TOKENIZER_FILES if (source / name).is_file()]
     rows = run.inputs.rows.report
     skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
     return (
-        *(folder.PLAN, folder.PREFLIGHT, *skipped, folder.TELEMETRY, folder.RECORD),
+        *(
+            folder.PLAN,
+            folder.PREFLIGHT,
+            *skipped,
+            folder.TELEMETRY,
+            folder.RECORD,
+        ),
         f"{folder.CHECKPOINTS}/step-N (the newest {run.settings.keep})",
         *("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST),
         *tokenizer,

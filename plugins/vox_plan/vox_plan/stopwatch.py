@@ -2,6 +2,11 @@
 
 At a learning rate of zero the adapter stays as it is, so each step over the same documents has the
 same loss and gradient however they are cut; a candidate with others computes something else.
+
+`--measure` takes the first steps of the run, its own documents in its own micro-batches; the first
+is a warm-up and counts as loading. The time of the other steps, and of validations, of which some
+batches are taken, follows from their tokens. Checkpoints are left out: they are written beside the
+training. Without it the time follows from tuning, or from an earlier run.
 """
 
 from __future__ import annotations
@@ -10,18 +15,13 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vox_core.api.plans import (
-    Context,
-    Document,
-    RunPlan,
-    cut,
-    documents_in_step,
-    seeded,
-    steps_for,
-)
+from vox_core.api import plans
+from vox_core.api.plans import Context, Document, RunPlan, Tell
+from vox_core.api.runs import read_run, runs_in
 from vox_core.contract import (
     Batch,
     DType,
@@ -34,8 +34,11 @@ from vox_core.contract import (
     StepSkipped,
     TrainJob,
     TrainState,
+    Validation,
 )
-from vox_core.errors import TrainingError
+from vox_core.errors import AdapterError, TrainingError
+from vox_plan.report import SpeedPlan, StepPlan
+from vox_plan.tuning_cache import Tuned
 
 TOKENS = 4096
 """In the documents that are measured, about; more if one document has more."""
@@ -51,6 +54,15 @@ _NORMS_APART = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """The same of gradient norms. Over cuts, layouts and threads, the tests' tiny models (llama, qwen2,
 gpt2; LoRA, DoRA) were seen to differ by 1e-7 in float32, 2.3e-4 in bfloat16 and 3e-5 in float16;
 deeper models sum more. Other dropout moves them by 4e-3 to 5e-2."""
+
+STEPS = 8
+"""At most, after the first."""
+LEAST = 2
+"""At least, after the first, whatever the time."""
+RUNS = 20
+"""Earlier runs to read, at most."""
+SECONDS = 20.0
+"""After which no further step begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +88,36 @@ class Timing:
 
 @dataclass(slots=True)
 class StepLog:
-    """The events of one job that matter for its timing."""
+    """The events of one job that matter for its timing.
+
+    Args:
+        began, first, last: times of the start, of the first step's end, and of the last event.
+        validations: seconds of each.
+    """
 
     steps: list[StepDone] = field(default_factory=list)
     skipped: StepSkipped | None = None
     warning: str | None = None
     paths: FastPaths | None = None
+    began: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+    validations: list[float] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
+        now = time.perf_counter()
         if isinstance(event, StepDone):
+            self.first = self.first or now
             self.steps.append(event)
+        elif isinstance(event, Validation):
+            self.validations.append(now - self.last)
         elif isinstance(event, StepSkipped):
             self.skipped = event
         elif isinstance(event, Notice) and event.level == "warning":
             self.warning = self.warning or event.message
         elif isinstance(event, FastPaths):
             self.paths = event
+        self.last = now
 
 
 class Stopwatch:
@@ -142,7 +168,7 @@ class Stopwatch:
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
-            batches, weight = cut(self._documents, budget, self._run.execution.packing)
+            batches, weight = plans.cut(self._documents, budget, self._run.execution.packing)
             yield Step(number, batches, weight, lr=0.0, micro_batch_tokens=budget)
 
 
@@ -172,7 +198,7 @@ def run_steps(
         plan=replace(plan, contract=contract),
         model=run.inputs.model.path,
         steps=steps,
-        start=TrainState(0, seeded(plan, run.inputs.weights)),
+        start=TrainState(0, plans.seeded(plan, run.inputs.weights)),
         validation=validation,
     )
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
@@ -217,8 +243,8 @@ def _first_documents(run: RunPlan) -> list[Document]:
     contract, documents = run.contract, run.data.train.documents
     chosen: list[Document] = []
     tokens = 0
-    for step in range(1, steps_for(len(documents), contract.batch_size, 1) + 1):
-        indices = documents_in_step(run.data.train, contract.batch_size, contract.seed, step)
+    for step in range(1, plans.steps_for(len(documents), contract.batch_size, 1) + 1):
+        indices = plans.documents_in_step(run.data.train, contract.batch_size, contract.seed, step)
         for index in indices.tolist():
             document = documents[index]
             if chosen and tokens + len(document) > TOKENS:
@@ -226,3 +252,152 @@ def _first_documents(run: RunPlan) -> list[Document]:
             chosen.append(document)
             tokens += len(document)
     return chosen
+
+
+# --- the time of a run ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Measured:
+    """Timing of some steps.
+
+    Args:
+        seconds: of `tokens` tokens in `steps` steps, after the first.
+        loading: seconds before the first step, and what that took longer than those after it.
+        validating: seconds a token of a validation; None without held-out rows.
+        memory: peak bytes in use until then; None if unknown.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+    loading: float
+    validating: float | None
+    memory: int | None
+    log: StepLog
+
+
+def measure(run: RunPlan, tell: Tell) -> Measured:
+    """Take some steps of the run, and keep nothing.
+
+    Raises:
+        VoxError: whatever the backend cannot do under this plan; a step was not finite.
+    """
+    total = min(run.contract.total_steps, 1 + STEPS)
+    valid = _some(run)
+    until = time.perf_counter() + SECONDS
+    tell("measuring some steps of the run")
+
+    log = StepLog()
+    enough = lambda: time.perf_counter() > until and len(log.steps) > LEAST  # noqa: E731
+    run_steps(run, run.execution, _steps(run, total), total, log, enough, valid)
+    return _measured(log, valid)
+
+
+def speed(
+    run: RunPlan, steps: StepPlan, measured: Measured | None, tuned: Tuned | None, runs: Path
+) -> SpeedPlan | None:
+    """From the steps just measured, or from tuning, or from the newest run like it in `runs`; None
+    if there is none of them."""
+    tokens = steps.work.tokens if steps.work else None
+    if measured is None and tuned is None:
+        return _earlier(run, tokens, runs)
+    plan = _tuned(tuned, tokens) if tuned else SpeedPlan(0.0)
+    if measured is None:
+        return plan
+    rate, paths = measured.tokens / measured.seconds, measured.log.paths
+    valid = run.data.valid.tokens * steps.validations if run.data.valid else 0
+    return replace(
+        plan,
+        tokens_per_second=rate,
+        seconds=tokens / rate if tokens else None,
+        how="measured",
+        steps=measured.steps,
+        measured=time.time(),
+        loading=measured.loading,
+        validating=None if measured.validating is None else measured.validating * valid,
+        fast=dict(paths.fast) if paths else plan.fast,
+        own=dict(paths.own) if paths else plan.own,
+    )
+
+
+def _earlier(run: RunPlan, tokens: int | None, runs: Path) -> SpeedPlan | None:
+    """The tokens/s of the newest run of the same model, backend, device and precision."""
+    plan = run.execution
+    wanted = (run.inputs.model.id, plan.backend, plan.device, plan.dtype, plan.contract.quant)
+    for folder in _newest(runs):
+        try:
+            found = read_run(folder)
+        except AdapterError:
+            continue
+        rate = found.tokens_per_second
+        if rate and wanted == (found.model, found.backend, found.device, found.dtype, found.quant):
+            return SpeedPlan(
+                tokens_per_second=rate,
+                seconds=tokens / rate if tokens else None,
+                measured=found.last or 0.0,
+                how="earlier",
+                steps=len(found.losses),
+                run=found.run,
+            )
+    return None
+
+
+def _newest(runs: Path) -> list[Path]:
+    with suppress(AdapterError, OSError):
+        return sorted(runs_in(runs), key=lambda run: run.stat().st_mtime)[: -1 - RUNS : -1]
+    return []
+
+
+def _tuned(tuned: Tuned, tokens: int | None) -> SpeedPlan:
+    return SpeedPlan(
+        tokens_per_second=tuned.tokens_per_second,
+        seconds=tokens / tuned.tokens_per_second if tokens else None,
+        chosen=str(tuned),
+        gain=tuned.gain,
+        refused=tuned.refused,
+        fast=tuned.fast,
+        own=tuned.own,
+        measured=tuned.measured,
+    )
+
+
+def _measured(log: StepLog, valid: Sequence[Batch]) -> Measured:
+    first, *rest = log.steps
+    counted = rest or [first]  # a run of one step
+    tokens, seconds = sum(d.tokens for d in counted), sum(d.seconds for d in counted)
+    loading = log.first - log.began - first.tokens * seconds / tokens
+    validating = None
+    if valid:
+        took = log.validations[-1]
+        validating = took / sum(len(batch.tokens_T) for batch in valid)
+        loading -= took  # that before the first step
+    told = [step.memory for step in log.steps if step.memory is not None]
+    memory = max(told) if told else plans.peak_resident()
+    return Measured(len(counted), tokens, seconds, max(loading, 0.0), validating, memory, log)
+
+
+def _steps(run: RunPlan, total: int) -> Iterator[Step]:
+    plan, contract = run.execution, run.contract
+    for number in range(1, total + 1):
+        batches, weight = plans.make_step_batches(
+            run.data.train,
+            number,
+            batch_size=contract.batch_size,
+            micro_batch_tokens=plan.micro_batch_tokens,
+            seed=contract.seed,
+            packing=plan.packing,
+        )
+        # Of the first, whose validation is as warm as those of the run.
+        evaluate = number == 1 and run.data.valid is not None
+        yield Step(number, batches, total_weight=weight, lr=0.0, evaluate=evaluate)
+
+
+def _some(run: RunPlan) -> Sequence[Batch]:
+    """Batches of a validation, spread over it, of about `TOKENS` tokens."""
+    if run.data.valid is None:
+        return ()
+    plan = run.execution
+    every = plans.validation_batches(run.data.valid, plan.micro_batch_tokens, plan.packing)
+    stride = max(1, run.data.valid.tokens // TOKENS)
+    return [every[index] for index in range(0, len(every), stride)]

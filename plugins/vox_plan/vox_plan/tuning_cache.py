@@ -82,7 +82,7 @@ def store(key: str, tuned: Tuned) -> None:
 
 
 def cache_key(run: RunPlan, settings: TrainSettings) -> str:
-    """SHA-256 of everything that decides what is fastest; not the data, nor the free memory."""
+    """SHA-256 of everything that decides which settings are fastest; not of data or free memory."""
     plan = run.execution
     tensors = run.inputs.weights.tensors.values()
     shape = Counter(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)

@@ -16,7 +16,7 @@ from tests.core.plugin_site import MANIFEST, WORKS, Site
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
 
 from vox_core.contract import Notice, RunEnd, Validation
-from vox_runs.sparkline import sparkline
+from vox_runs.cli import sparkline
 from vox_testing.tiny import make_model
 
 STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nmore"

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ SHOWN = 8
 """Validation losses, checkpoints and warnings that `show` prints; `--json` has them all."""
 LONGEST = 60
 """Maximum length of a printed contract value."""
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN = "_.-~=+*#"
+GAP = " "
 
 
 def _path(name: str, **given: Any) -> click.Argument:
@@ -229,8 +233,6 @@ def _first_and_last(curve: Curve) -> str:
 
 
 def _curve(curve: Curve) -> str:
-    from vox_runs.sparkline import sparkline
-
     width = shutil.get_terminal_size().columns - MARGIN
     return sparkline([loss for _, loss in curve], width, sys.stdout.encoding)
 
@@ -256,3 +258,40 @@ def _short(text: str, longest: int = LONGEST) -> str:
     """Shorten a value to one line of limited length."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+# --- curves as text -------------------------------------------------------------------------------
+
+
+def sparkline(values: Sequence[float | None], width: int, encoding: str | None = "utf-8") -> str:
+    """Draw the values as at most `width` bars, left to right.
+
+    A bar is the mean of its values, or a gap if they are all missing. The lowest bar is the
+    smallest mean. ASCII characters if the encoding has no bars.
+    """
+    width = max(min(width, len(values)), 1)
+    cuts = [len(values) * at // width for at in range(width + 1)]
+    parts = [values[start:stop] for start, stop in pairwise(cuts)]
+    means = [_mean([value for value in part if value is not None]) for part in parts]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    bars = _bars(encoding)
+    return "".join(
+        GAP if mean is None else bars[round((mean - low) / span * (len(bars) - 1)) if span else 0]
+        for mean in means
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    # Halved, so that even the difference of the two largest floats is finite.
+    return sum(value / 2 / len(values) for value in values) if values else None
+
+
+def _bars(encoding: str | None) -> str:
+    try:
+        BARS.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return PLAIN
+    return BARS
