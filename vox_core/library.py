@@ -97,7 +97,6 @@ def train(
     plan: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    began: float | None = None,
     **settings: Any,
 ) -> Run:
     """Fine-tune a model, or resume a run (`resume=RUN`).
@@ -108,7 +107,6 @@ def train(
         config: a `vox.toml` to read instead of the one in the current folder.
         plan: the output of `vox plan --json`, to run exactly.
         progress: show a bar and notices, in the notebook or on stderr.
-        began: start of the process (`time.perf_counter`); by default now.
         settings: keys of `[train]` and `[data]`.
 
     Raises:
@@ -141,7 +139,6 @@ def train(
             observe=observe,
             backend_origin=origin,
             progress=transfer,
-            began=began,
             pinned=pinned,
         )
     return Run(report.run, report)

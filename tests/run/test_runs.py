@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
 import json
 import os
@@ -35,7 +34,7 @@ from vox_core.contract import (
 from vox_core.data.split import keep_stdin
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.run import checkpoint, metrics, telemetry
+from vox_core.run import checkpoint, telemetry
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
 from vox_core.run.merge import merge
 from vox_core.run.proof import prove
@@ -82,37 +81,12 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
 
 
 def test_the_first_step_of_a_command_says_how_long_it_took_to_get_there(tiny, settings):
-    began = time.perf_counter() - 1000
-    report = train(settings(tiny("llama"), max_steps=3), began=began)
+    began = time.perf_counter()
+    report = train(settings(tiny("llama"), max_steps=3))
     told = [line for line in telemetry.read(report.run / "telemetry.jsonl") if "step" in line]
     seconds = [line.get("startup_seconds") for line in told if line["event"] == "step"]
     assert seconds == [report.startup_seconds, None, None]
-    assert 1000 < report.startup_seconds < time.perf_counter() - began
-
-
-def test_garbage_is_looked_for_as_before_when_the_first_step_is_done(tiny, settings):
-    usual, seen = gc.get_threshold(), {}
-
-    def observe(event):
-        if isinstance(event, RunStart | StepDone):
-            seen.setdefault(event.name, gc.get_threshold())
-
-    train(settings(tiny("llama"), max_steps=1), observe=observe)
-    assert seen["run_start"][0] > usual[0]
-    assert seen["step"] == gc.get_threshold() == usual
-    with pytest.raises(InputError):
-        train(settings(tiny("llama"), data=["nowhere.jsonl"]))
-    assert gc.get_threshold() == usual
-
-
-def test_when_the_process_began():
-    if metrics.process_began() is None:
-        pytest.skip("this system does not say")
-    script = "from vox_core.run.metrics import process_began as b; import time; "
-    script += "time.sleep(0.3); print(time.perf_counter() - b())"
-    called = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert 0.3 <= float(done.stdout) < time.perf_counter() - called + 0.1
+    assert 0 < report.startup_seconds < time.perf_counter() - began
 
 
 def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, settings, data):

@@ -19,7 +19,7 @@ from vox_core.data.batching import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint.writer import CheckpointWriter, Due
+from vox_core.run.checkpoint_writer import CheckpointWriter, Due
 from vox_core.run.progress import Progress
 from vox_core.run.train import train
 
@@ -203,7 +203,7 @@ def test_when_one_is_due():
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("vox_core.run.checkpoint.writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vox_core.run.checkpoint_writer.time.monotonic", lambda: now[0])
     writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
     found = []
     for step in range(1, 9):

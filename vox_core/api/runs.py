@@ -1,7 +1,7 @@
 """Run folders: find them, read their telemetry and contracts, compare two contracts."""
 
 from vox_core.bounded_json import differences
-from vox_core.run.folder import PLAN, TELEMETRY, RunFolder
+from vox_core.run.folder import PLAN, TELEMETRY, RunFolder, is_worked_in
 from vox_core.run.history import (
     RUNS,
     Curve,
@@ -9,7 +9,6 @@ from vox_core.run.history import (
     Tally,
     completed,
     is_run,
-    is_worked_in,
     read_run,
     read_runs,
     require_run,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from vox_core.contract import Event, TrainState, World
 
 if TYPE_CHECKING:
-    from vox_core.run.checkpoint.writer import CheckpointWriter
+    from vox_core.run.checkpoint_writer import CheckpointWriter
 
 Observe: TypeAlias = Callable[[Event], None]
 

@@ -66,7 +66,8 @@ class RunFolder:
                 return value
             found = f"a JSON {type(value).__name__}"
         except (OSError, ValueError) as error:
-            found = _words(error) if self.path.is_dir() else "no such folder"
+            words = (isinstance(error, OSError) and error.strerror) or error
+            found = str(words) if self.path.is_dir() else "no such folder"
         raise AdapterError(
             "A001",
             "this is not a run folder of vox",
@@ -75,10 +76,6 @@ class RunFolder:
             expected=f"a folder that `vox train` made, with {name}",
             remedy="name a run folder; they lie under runs/ unless --out said otherwise",
         )
-
-
-def _words(error: Exception) -> str:
-    return str((isinstance(error, OSError) and error.strerror) or error)
 
 
 def default_path(model: str) -> Path:
@@ -119,7 +116,8 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
         raise unwritable(folder.path, error) from error
     try:
         left = _owner(folder) if owner.exists() else None
-        write_json(owner, _this_process())
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(owner, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
         yield left
     finally:
         owner.unlink(missing_ok=True)
@@ -127,23 +125,29 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
 
 
 def require_free(folder: RunFolder) -> None:
-    """Refuse a run folder in which another process is working.
+    """Refuse a run folder in which another process is working (O003)."""
+    if is_worked_in(folder.path):
+        raise _held(folder)
 
-    Raises:
-        OutputError: O003.
-    """
-    from filelock import FileLock, Timeout
 
-    if not (folder.path / LOCK).is_file():
-        return
-    lock = FileLock(folder.path / LOCK, timeout=PATIENCE)
+def is_worked_in(folder: Path) -> bool:
+    """Whether a process holds the folder's lock. The lock is requested shared and released at
+    once, so that two readers do not disturb one another."""
+    import fcntl
+
     try:
-        lock.acquire()
-    except Timeout as error:
-        raise _held(folder) from error
-    except OSError:  # who cannot write there is told so when it is tried
-        return
-    lock.release()
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def claim(folder: RunFolder) -> None:
@@ -173,11 +177,6 @@ def _held(folder: RunFolder) -> OutputError:
         found=_owner(folder),
         remedy="wait until it has ended, or stop it; or choose another folder with --out",
     )
-
-
-def _this_process() -> dict[str, Any]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
 
 
 def _owner(folder: RunFolder) -> str:

@@ -9,7 +9,6 @@ disturb one another.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +26,11 @@ from vox_core.contract import (
 from vox_core.errors import AdapterError
 from vox_core.run.folder import (
     CHECKPOINTS,
-    LOCK,
     MANIFEST,
     PLAN,
     TELEMETRY,
     RunFolder,
+    is_worked_in,
     numbered,
     step_of,
 )
@@ -269,25 +268,6 @@ def _adapter_step(folder: Path) -> int | None:
     except (AdapterError, RecursionError):
         return None
     return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def is_worked_in(folder: Path) -> bool:
-    """Whether a process holds the folder's lock."""
-    import fcntl
-
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(lock)
-    return False
 
 
 def _checkpoints(folder: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Losses and validations of a run so far, over every resume.
+"""Losses, validations and skipped steps of a run so far, over every resume.
 
 Each checkpoint holds what was measured up to its step, so a resumed run decides as the
 uninterrupted one would have. A better validation is strictly lower; one that is not a number never
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any
 
-from vox_core.contract import Event, StepDone, Validation
+from vox_core.contract import Event, StepDone, StepSkipped, Validation
 from vox_core.run.telemetry import finite
-
-Losses: TypeAlias = tuple[float | None, ...]
-Validations: TypeAlias = tuple[tuple[int, float | None], ...]
 
 
 class Progress:
@@ -23,22 +20,24 @@ class Progress:
 
     Args:
         patience: so many validations without a better one exhaust it; 0: never.
-        losses, validations: from before, None for what is not finite.
+        losses, validations, skipped_in_a_row: from before, None for what is not finite.
 
     Attributes:
         losses: of the steps that were applied, in order.
         validations: (step, loss), step 0 before training.
         best_step, best_loss: of the best validation; None and infinity while there is none.
         since_best: validations after it.
+        skipped_in_a_row: steps since the last one that was applied.
     """
 
     def __init__(
         self,
         patience: int = 0,
-        losses: Losses = (),
+        losses: Iterable[float | None] = (),
         validations: Iterable[tuple[int, float | None]] = (),
+        skipped_in_a_row: int = 0,
     ) -> None:
-        self._patience = patience
+        self._patience, self.skipped_in_a_row = patience, skipped_in_a_row
         self.losses = [math.nan if loss is None else loss for loss in losses]
         self.validations: list[tuple[int, float]] = []
         self.best_step: int | None = None
@@ -49,6 +48,9 @@ class Progress:
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self.losses.append(event.loss)
+            self.skipped_in_a_row = 0
+        elif isinstance(event, StepSkipped):
+            self.skipped_in_a_row += 1
         elif isinstance(event, Validation):
             self._validated(event.step, event.loss)
 
@@ -74,6 +76,10 @@ class Progress:
             return None, None
         return self.validations[0][1], self.validations[-1][1]
 
-    def saved(self) -> tuple[Losses, Validations]:
-        """Losses and validations as a checkpoint holds them."""
-        return tuple(map(finite, self.losses)), tuple((s, finite(x)) for s, x in self.validations)
+    def saved(self) -> dict[str, Any]:
+        """The fields of a checkpoint's `Origin`."""
+        return {
+            "losses": tuple(map(finite, self.losses)),
+            "validations": tuple((step, finite(loss)) for step, loss in self.validations),
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }

@@ -139,7 +139,7 @@ def plan_run(
     hashed: bool = True,
     pinned: PinnedPlan | None = None,
 ) -> RunPlan:
-    """Plan what settings ask for, the run folder first.
+    """Plan a run, its folder first.
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
@@ -160,7 +160,7 @@ def plan_run(
     settings = resume.merge_settings(settings, previous)
     if refresh:
         _require_measurable(settings, only_planned, goes_on=previous is not None and not auto)
-    run = _folder(settings)
+    run = RunFolder(Path(settings.resume or settings.out or folder.default_path(settings.model)))
     folder.require_free(run)
     if previous is None and not auto:
         _require_new(run)
@@ -265,11 +265,7 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
-    """Refuse a run whose results would not fit on the disk.
-
-    Raises:
-        StorageError: S001.
-    """
+    """Refuse a run whose results would not fit on the disk (S001)."""
     needed, (parent, free) = space_needed(made, settings), space_free(folder)
     if free < needed:
         raise StorageError(
@@ -309,17 +305,8 @@ def _count(number: int, noun: str) -> str:
 # --- what is refused --------------------------------------------------------------------------
 
 
-def _folder(settings: TrainSettings) -> RunFolder:
-    named = settings.resume or settings.out or folder.default_path(settings.model)
-    return RunFolder(Path(named))
-
-
 def _require_apart(settings: TrainSettings) -> None:
-    """Refuse to write where data or model lie.
-
-    Raises:
-        OutputError: O004.
-    """
+    """Refuse to write where data or model lie (O004)."""
     if settings.out is None:
         return
     named = [("--data", path) for path in settings.data]
@@ -330,11 +317,7 @@ def _require_apart(settings: TrainSettings) -> None:
 
 
 def _require_new(run: RunFolder) -> None:
-    """Refuse a folder that is there, and name the run in it.
-
-    Raises:
-        OutputError: O001.
-    """
+    """Refuse a folder that is there, and name the run in it (O001)."""
     if (run.path / folder.PLAN).is_file():
         raise OutputError(
             "O001",
@@ -348,33 +331,23 @@ def _require_new(run: RunFolder) -> None:
 
 
 def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
-    """Refuse to measure what would not be used, on documents that nobody has, or by no plugin.
-
-    Raises:
-        ConfigError: C004.
-        BackendError: B013, no plugin with `vox_advise` is installed.
-    """
+    """Refuse to measure by no plugin (B013), what is not used, or on no documents (C004)."""
+    where = "--tune refresh"
     if not providers("hooks", "vox_advise"):
-        missing = no_provider("hooks", "vox_advise")
-        raise BackendError(
-            "B013",
-            "no installed plugin measures what is fastest",
-            where="--tune refresh",
-            found=missing.found,
-            remedy=missing.remedy,
-        )
+        missing, what = no_provider("hooks", "vox_advise"), "no installed plugin measures speed"
+        raise BackendError("B013", what, where=where, found=missing.found, remedy=missing.remedy)
     if goes_on:
         raise ConfigError(
             "C004",
             "a resumed run is cut as it began, whatever is measured",
-            where="--tune refresh",
+            where=where,
             remedy="leave out --tune, or measure with vox plan --tune refresh for the next run",
         )
     if only_planned and not settings.data:
         raise ConfigError(
             "C004",
             "what is fastest is measured on the run's own documents",
-            where="--tune refresh",
+            where=where,
             found="no --data",
             expected="--data",
             remedy="add --data, or leave out --tune refresh",
@@ -382,11 +355,7 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
 
 
 def _require_validated(settings: TrainSettings, data: Datasets) -> None:
-    """Refuse to wait for a better validation where there is none.
-
-    Raises:
-        ConfigError: C004.
-    """
+    """Refuse to wait for a better validation where there is none (C004)."""
     flags = {"--patience": settings.patience, "--load-best-at-end": settings.load_best_at_end}
     asked = next((flag for flag, value in flags.items() if value), None)
     if asked is None or not settings.data or (data.valid and settings.eval_every):

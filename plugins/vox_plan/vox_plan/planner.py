@@ -25,11 +25,11 @@ from vox_core.api.plans import (
     digest_of,
     documents_in_step,
     epochs_after,
-    exact,
     folder,
     in_force,
     is_validated,
     merge_space_needed,
+    metadata,
     plan_run,
     space_free,
     space_needed,
@@ -114,7 +114,7 @@ def _report(
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
     model = run.inputs.model
-    kept = exact(run) if there and to_be_run else None
+    kept = metadata(run) if there and to_be_run else None
     return PlanReport(
         backend=BackendPlan(
             made.backend, made.backend_version, made.device, run.inputs.selection.why
