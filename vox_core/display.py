@@ -44,7 +44,7 @@ QUARTERS = 4
 SMOOTHING = 0.9
 """Share of the past in the smoothed loss."""
 WORTH_SECONDS = 1.0
-"""Of a transfer that is shown: one that takes less is over before anybody asks."""
+"""Seconds after which a transfer is shown."""
 BAR_WIDTH = 24
 _GONE = {errno.EPIPE, errno.EIO}
 """The reader of a pipe has ended; the terminal has been closed."""
@@ -69,34 +69,36 @@ def display(*, by_the_way: bool = True) -> Iterator[Display]:
     Args:
         by_the_way: the work continues if stderr is closed meanwhile.
     """
-    shown: Display
     if _in_notebook():
-        shown = NotebookDisplay()
+        shown: Display = NotebookDisplay()
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         shown = LiveDisplay()
     else:
         shown = LineDisplay()
-    shown = Unhurried(shown)
-    if by_the_way:
-        shown = ByTheWay(shown)
+    opened = Opened(shown, by_the_way=by_the_way)
     try:
-        yield shown
+        yield opened
     finally:
-        shown.close()
+        opened.close()
 
 
-class ByTheWay:
-    """A display that falls silent when stderr is closed, so that the work continues."""
+class Opened:
+    """A display that shows a transfer only after its first second, and, `by_the_way`, falls silent
+    when stderr is closed."""
 
-    def __init__(self, shown: Display) -> None:
-        self.shown = shown
-        self._gone = False
+    def __init__(self, shown: Display, *, by_the_way: bool) -> None:
+        self.shown, self._by_the_way, self._gone = shown, by_the_way, False
+        self._label, self._since = "", 0.0
 
     def observe(self, event: Event) -> None:
         self._try(lambda: self.shown.observe(event))
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        self._try(lambda: self.shown.transfer(printable(label), done, total))
+        now = monotonic()
+        if label != self._label:
+            self._label, self._since = label, now
+        if now - self._since >= WORTH_SECONDS:
+            self._try(lambda: self.shown.transfer(printable(label), done, total))
 
     def close(self) -> None:
         self._try(self.shown.close)
@@ -107,12 +109,13 @@ class ByTheWay:
         try:
             show()
         except OSError as error:  # a full disk under a log may get space again
+            if not self._by_the_way:
+                raise
             self._gone = abandon_stderr(error)
 
 
 def abandon_stderr(error: OSError) -> bool:
-    """Redirect stderr to /dev/null if `error` says that its reader is gone; return whether it
-    is."""
+    """Redirect stderr to /dev/null if its reader is gone; return whether it is."""
     if error.errno not in _GONE:
         return False
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -120,27 +123,6 @@ def abandon_stderr(error: OSError) -> bool:
         os.dup2(nothing, sys.stderr.fileno())
     os.close(nothing)
     return True
-
-
-class Unhurried:
-    """A display that shows a transfer only after its first second."""
-
-    def __init__(self, shown: Display) -> None:
-        self.shown = shown
-        self._label, self._since = "", 0.0
-
-    def observe(self, event: Event) -> None:
-        self.shown.observe(event)
-
-    def transfer(self, label: str, done: int, total: int) -> None:
-        now = monotonic()
-        if label != self._label:
-            self._label, self._since = label, now
-        if now - self._since >= WORTH_SECONDS:
-            self.shown.transfer(label, done, total)
-
-    def close(self) -> None:
-        self.shown.close()
 
 
 class Pace:

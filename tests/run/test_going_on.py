@@ -27,12 +27,13 @@ from tests.run.interrupted import (
     resumed,
     stop_after,
 )
+from tests.run.lines import read
 from vox_core.adapter.peft import read_adapter
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
 from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
-from vox_core.run import checkpoint, telemetry
+from vox_core.run import checkpoint
 from vox_core.run.context import StoppedAtOnce, TimeLimit
 from vox_core.run.run_plan import plan_run
 from vox_core.run.telemetry import Telemetry
@@ -379,7 +380,7 @@ def test_sigterm_from_outside(made, whole, times):
             command += [f"--{key.replace('_', '-')}", str(one)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     told = asked.out / "telemetry.jsonl"
-    while not any(line["event"] == "step" for line in telemetry.read(told)):
+    while not any(line["event"] == "step" for line in read(told)):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
     for _ in range(times):
@@ -388,7 +389,7 @@ def test_sigterm_from_outside(made, whole, times):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert f"resume with: vox train --resume {asked.out}" in errors
-    (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
+    (last,) = [line for line in read(told) if line["event"] == "run_end"]
     assert last["outcome"] == "stopped"
     assert resumed(asked.out).steps == 40
     assert_same_run(asked.out, whole(**given))
@@ -454,7 +455,7 @@ def test_what_was_measured_of_steps_that_are_taken_again_counts_no_more(made):
     report = train(validate(TrainSettings, given), observe=stop_after(3))
     losses = {
         line["step"]: line["loss"]
-        for line in telemetry.read(asked.out / "telemetry.jsonl")
+        for line in read(asked.out / "telemetry.jsonl")
         if line["event"] == "validation"
     }
     assert (report.steps, sorted(losses)) == (3, [0, 2, 4])

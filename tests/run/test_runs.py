@@ -19,6 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from tests.run.lines import read
 from vox_core import models
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
@@ -34,7 +35,7 @@ from vox_core.contract import (
 from vox_core.data.split import keep_stdin
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
-from vox_core.run import checkpoint, telemetry
+from vox_core.run import checkpoint
 from vox_core.run.load import OpenModel, open_model, prompt_tokens
 from vox_core.run.merge import merge
 from vox_core.run.proof import prove
@@ -69,7 +70,7 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
     assert kinds.index(CheckpointWritten) > 4
     assert kinds[-2:] == [CheckpointWritten, RunEnd]
     assert [p.name for p in checkpoint.numbered(report.run / "checkpoints")] == ["step-5", "step-4"]
-    lines = telemetry.read(report.run / "telemetry.jsonl")
+    lines = read(report.run / "telemetry.jsonl")
     (first, *_) = [line for line in lines if line["event"] == "step"]
     assert {"step", "loss", "lr", "grad_norm", "tokens", "trained_tokens", "tokens_per_second"} <= (
         first.keys()
@@ -83,7 +84,7 @@ def test_a_run_folder_holds_what_the_design_says(tiny, settings):
 def test_the_first_step_of_a_command_says_how_long_it_took_to_get_there(tiny, settings):
     began = time.perf_counter()
     report = train(settings(tiny("llama"), max_steps=3))
-    told = [line for line in telemetry.read(report.run / "telemetry.jsonl") if "step" in line]
+    told = [line for line in read(report.run / "telemetry.jsonl") if "step" in line]
     seconds = [line.get("startup_seconds") for line in told if line["event"] == "step"]
     assert seconds == [report.startup_seconds, None, None]
     assert 0 < report.startup_seconds < time.perf_counter() - began
@@ -134,7 +135,7 @@ def test_interrupted_and_resumed_is_the_run_that_would_have_been(tiny, settings,
         for one in value if isinstance(value, tuple) else [value]:
             command += [f"--{key.replace('_', '-')}", str(one)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not any(line["event"] == "step" for line in telemetry.read(run / "telemetry.jsonl")):
+    while not any(line["event"] == "step" for line in read(run / "telemetry.jsonl")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
@@ -149,7 +150,7 @@ def test_interrupted_and_resumed_is_the_run_that_would_have_been(tiny, settings,
         assert np.array_equal(read_adapter(run).tensors()[name], value), name
 
     def curve(folder) -> list[float]:
-        lines = telemetry.read(folder / "telemetry.jsonl")
+        lines = read(folder / "telemetry.jsonl")
         return [line["loss"] for line in lines if line["event"] == "step"]
 
     assert curve(run) == curve(whole.run)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
+from tests.run.lines import read
 from vox_core import disk
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
@@ -228,7 +229,7 @@ def test_a_run_keeps_what_it_was_told_to(tiny, settings):
     assert state["epoch"] == pytest.approx(4 * 2 / 6)
     assert state["seed"] == 42
     assert 0 < state["elapsed"] < 600
-    (told, *_) = [e for e in telemetry.read(run / "telemetry.jsonl") if e["event"] == "checkpoint"]
+    (told, *_) = [e for e in read(run / "telemetry.jsonl") if e["event"] == "checkpoint"]
     assert 0 <= told["held_seconds"] <= told["seconds"]
 
 
@@ -350,7 +351,7 @@ def test_lines_that_a_full_disk_would_not_take_come_later_in_order(tmp_path, mon
     write(Notice("one"))
     monkeypatch.setattr(disk, "calls", Failing(2, errno.ENOSPC))
     write(Notice("two"))
-    assert [line["message"] for line in telemetry.read(tmp_path / "telemetry.jsonl")] == ["one"]
+    assert [line["message"] for line in read(tmp_path / "telemetry.jsonl")] == ["one"]
     write(Notice("three"))
-    told = [line["message"] for line in telemetry.read(tmp_path / "telemetry.jsonl")]
+    told = [line["message"] for line in read(tmp_path / "telemetry.jsonl")]
     assert told == ["one", "two", "three"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from vox_core.contract import (
-    CheckpointWritten,
+    Event,
     Notice,
     Resumed,
     RunEnd,
@@ -47,23 +47,19 @@ class Summary:
     """A run so far. None where its telemetry says nothing.
 
     Args:
-        run: the folder.
         status: `died`: it has not ended, and no process works in its folder; `unreadable`: its
             telemetry cannot be read, and `error` says why.
         started, last: when the first and the last line were written, in seconds since the epoch.
         step, total_steps: the last step that counts, and the one that the run will end with.
-        seconds: of work, the time between a process that ended and a resume not counted.
-        loss: of the last step.
-        losses: of each step.
+        seconds: of work, without the time between a process that ended and a resume.
+        losses, loss: of each step, and of the last one.
         held_out: validation losses; step 0 is before training.
         tokens_per_second: over all steps that were taken.
-        memory: bytes, the most that any step told of.
-        checkpoints: the steps whose checkpoints are in the folder.
-        resumes: how often the run was gone on with.
-        warnings: what it was warned of, in order.
+        memory: peak bytes.
+        checkpoints: steps of the checkpoints in the folder.
         passed_over: lines that could not be read.
         adapter_step: the step whose adapter is in the folder; None while there is none.
-        early: it is done before its last step, as its held-out loss got no better.
+        early: done before its last step, by early stopping.
     """
 
     run: str
@@ -116,7 +112,7 @@ class Summary:
 
 
 class Tally:
-    """Adds up what lines tell."""
+    """Adds up lines."""
 
     def __init__(self, run: str) -> None:
         self.summary = Summary(run)
@@ -125,40 +121,36 @@ class Tally:
         self._before: float | None = None
 
     def add(self, lines: Iterable[Line]) -> None:
-        """The lines that came next."""
-        for told in lines:
-            self._add_time(told)
-            self._add(told)
+        """Add the lines that came next."""
+        for time, event in lines:
+            if time:
+                self._add_time(time, resumed=isinstance(event, Resumed))
+            self._add(event)
 
-    def _add_time(self, told: Line) -> None:
+    def _add_time(self, time: float, *, resumed: bool) -> None:
         summary = self.summary
-        if not told.time:
-            return
         if summary.started is None:
-            summary.started = told.time
-        at_work = self.outcome is None and not isinstance(told.event, Resumed)
-        if self._before is not None and at_work:
-            summary.seconds += max(told.time - self._before, 0.0)  # a clock may have been set back
-        self._before = summary.last = told.time
+            summary.started = time
+        if self._before is not None and self.outcome is None and not resumed:
+            summary.seconds += max(time - self._before, 0.0)  # a clock may have been set back
+        self._before = summary.last = time
 
-    def _add(self, told: Line) -> None:
+    def _add(self, event: Event) -> None:
         summary = self.summary
-        match told.event:
-            case RunStart() as start:
-                self._begin(start)
-            case StepDone() as step:
-                self._step(step)
+        match event:
+            case RunStart():
+                self._begin(event)
+            case StepDone():
+                self._step(event)
             case Validation(number, loss):
                 summary.held_out.append((number, finite(loss)))
-            case CheckpointWritten():
-                pass  # the folder says which are there
             case Resumed():
                 self.outcome = None
                 summary.resumes += 1
             case Notice(message, "warning"):
                 summary.warnings.append(message)
-            case RunEnd() as end:
-                self.outcome, summary.step = end.outcome, end.step
+            case RunEnd():
+                self.outcome, summary.step = event.outcome, event.step
 
     def _begin(self, start: RunStart) -> None:
         summary, self.outcome = self.summary, None
@@ -207,7 +199,7 @@ def is_run(folder: Path) -> bool:
 
 
 def require_run(folder: Path) -> Path:
-    """The folder, if it is that of a run.
+    """Return the folder, if it is that of a run.
 
     Raises:
         AdapterError: A001, it is none.
@@ -218,13 +210,13 @@ def require_run(folder: Path) -> Path:
 
 
 def read_run(folder: Path) -> Summary:
-    """What the folder tells of its run.
+    """Summarise a run.
 
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
     lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
-    # In this order: a process that ends in between has told of its end.
+    # In this order: a process that ends in between has written of its end.
     worked_in = is_worked_in(folder)
     tally.add(lines.new())
     return completed(tally, lines, folder, worked_in)
@@ -236,14 +228,13 @@ def read_runs(folder: Path) -> list[Summary]:
     Raises:
         AdapterError: A001, there is no such folder.
     """
-    return [_summary_or_fault(run) for run in runs_in(folder)]
-
-
-def _summary_or_fault(run: Path) -> Summary:
-    try:
-        return read_run(run)
-    except AdapterError as error:
-        return Summary(str(run), "unreadable", error=f"{error.what}: {error.found}")
+    found = []
+    for run in runs_in(folder):
+        try:
+            found.append(read_run(run))
+        except AdapterError as error:
+            found.append(Summary(str(run), "unreadable", error=f"{error.what}: {error.found}"))
+    return found
 
 
 def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:
@@ -251,7 +242,8 @@ def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summa
     summary = tally.summary
     running: Status = "running" if worked_in else "died"
     summary.status = tally.outcome or running
-    summary.checkpoints = sorted(_checkpoints(folder))
+    there = numbered(folder / CHECKPOINTS)
+    summary.checkpoints = sorted(step_of(each) for each in there if each.is_dir())
     summary.passed_over = lines.skipped
     if summary.status in ("done", "stopped"):  # of a run at work it is what an earlier stop left
         summary.adapter_step = _adapter_step(folder)
@@ -261,20 +253,13 @@ def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summa
 
 
 def _adapter_step(folder: Path) -> int | None:
-    if not (folder / MANIFEST).is_file():  # a pipe in its place would never end
+    if not (folder / MANIFEST).is_file():  # reading a pipe would never end
         return None
     try:
         step = RunFolder(folder).read(MANIFEST).get("step")
-    except (AdapterError, RecursionError):
+    except AdapterError:
         return None
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _checkpoints(folder: Path) -> list[int]:
-    try:
-        return [step_of(each) for each in numbered(folder / CHECKPOINTS) if each.is_dir()]
-    except OSError:
-        return []
+    return step if type(step) is int else None
 
 
 def _no_run(folder: Path, found: object) -> AdapterError:

@@ -1,8 +1,4 @@
-"""Settings, model, data and backend -> contract and plan, or every reason why not.
-
-Pure: what is read (headers, configuration, data) comes in, what will be done goes out. Nothing is
-loaded, nothing is written.
-"""
+"""Settings, model, data and backend -> contract and plan, or every reason why not. Pure."""
 
 from __future__ import annotations
 
@@ -79,15 +75,12 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
 def require_no_experts(
     quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
 ) -> None:
-    """Refuse to quantise a mixture of experts: the libraries reach linear layers and leave the
-    experts, which are most of such a model, as they are.
+    """Refuse to quantise a mixture of experts (P001): the libraries reach linear layers and leave
+    the experts, which are most of such a model, as they are.
 
     Args:
         config: the base's `config.json`.
         tensors: of the base's files, by name.
-
-    Raises:
-        PlanError: P001.
     """
     if quant == "none" or (found := _experts(config, tensors)) is None:
         return
@@ -139,7 +132,8 @@ def make_contract(
     Args:
         quant: as `settled_quant` gives it.
     """
-    documents = len(train.documents)
+    documents, batch_size = len(train.documents), settings.batch_size
+    total_steps = settings.max_steps or steps_for(documents, batch_size, settings.epochs)
     return FineTuneContract(
         model=model,
         data=DataIdentity(
@@ -166,10 +160,9 @@ def make_contract(
             clip=settings.clip,
             name=settings.optimizer,
         ),
-        batch_size=settings.batch_size,
+        batch_size=batch_size,
         seq_len=seq_len,
-        total_steps=settings.max_steps
-        or steps_for(documents, settings.batch_size, settings.epochs),
+        total_steps=total_steps,
         seed=settings.seed,
         policy=settings.policy(),
         order=train.ordering.spec() if train.ordering else OrderSpec(),
@@ -275,17 +268,15 @@ def _reasons_why_not(
     if longest is not None and contract.seq_len > longest:
         yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
     for module in contract.adapter.modules_to_save:
-        if not any(_owner_in(name, (module,)) for name in saved):
-            tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
-            why = (
-                "its weights are the embedding's (tied)" if tied else "the model has no such module"
-            )
-            yield f"--modules-to-save {module}: {why}"
-        elif config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED:
-            yield (
-                f"--modules-to-save {module}: the model ties its embedding and its output head, "
-                "and training one whole would untie them"
-            )
+        there = any(_owner_in(name, (module,)) for name in saved)
+        tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
+        if tied and there:
+            why = "the model ties its embedding and its output head; training one unties them"
+        elif there:
+            continue
+        else:
+            why = "its weights are the embedding's (tied)" if tied else "no such module"
+        yield f"--modules-to-save {module}: {why}"
 
 
 def _rank_faults(rank: int, modules: Mapping[str, ModuleShape]) -> Iterator[str]:

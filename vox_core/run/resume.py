@@ -77,9 +77,7 @@ _MAY_CHANGE: dict[Change, str] = {
 _FILES_OF = {
     "data.digest": "data",
     "data.valid_digest": "valid",
-    "model.weights_digest": "weights",
-    "model.tokenizer_digest": "tokenizer",
-    "model.config_digest": "config",
+    **{f"model.{what}_digest": what for what in ("weights", "tokenizer", "config")},
 }
 _OF_THIS_CALL = {
     *("resume", "out", "config", "allow_cpu", "allow_overcommit", "allow_change", "max_time"),
@@ -141,9 +139,8 @@ class PreviousRun:
                 "the run has finished already",
                 where=self.run.path,
                 found=how,
-                remedy=f"{command('vox', 'chat', self.run.path)}; to go on after early stopping: "
-                "--patience 0; to train longer, train again with more --epochs or --max-steps, or "
-                "go on under another schedule: --allow-change epochs --epochs MORE",
+                remedy=f"{command('vox', 'chat', self.run.path)}; after early stopping go on with "
+                "--patience 0; train longer with --allow-change epochs --epochs MORE, or anew",
             )
 
     def require_checkpoints(self, total: int) -> None:
@@ -178,12 +175,13 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
     """The run that `--resume` names, or for `--resume auto` the one in `--out`, if there is one.
 
     Raises:
-        InputError: A001, the folder is not a run, or its plan is broken; C004, no or one folder
-            too many is named.
+        InputError: A001, the folder is not a run, or its plan is broken; C004, `--out` is missing
+            or does not belong.
     """
+    auto = settings.resume == "auto"
     if settings.resume is None:
         return None
-    if settings.resume == "auto" and settings.out is None:
+    if auto and settings.out is None:
         raise ConfigError(
             "C004",
             "--resume auto does not know which run",
@@ -191,13 +189,13 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
             expected="the run folder of this command, in --out",
             remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
         )
-    if settings.resume == "auto":
-        run = RunFolder(Path(settings.out or ""))
-        return None if is_new(run) else PreviousRun(run, plan_of(run))
-    run = RunFolder(Path(settings.resume))
-    _require_no_checkpoint(run.path)
+    run = RunFolder(Path((settings.out if auto else None) or settings.resume))
+    if auto and is_new(run):
+        return None
+    if not auto:
+        _require_no_checkpoint(run.path)
     previous = PreviousRun(run, plan_of(run))
-    if settings.out is not None:
+    if not auto and settings.out is not None:
         raise ConfigError(
             "C004",
             "a resumed run goes on in its own folder",
@@ -209,10 +207,8 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
 
 
 def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> TrainSettings:
-    """Settings of a run that may go on: those given, over its own.
-
-    With `--resume auto` the command is the whole of it, so what it says is held against the run.
-    """
+    """Settings of a run that may go on: those given, over its own. With `--resume auto` the command
+    has all of them, and is held against the run."""
     given = settings.model_dump(include=settings.model_fields_set)
     if previous is None:
         if settings.resume is None:
@@ -234,10 +230,14 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
     return validate(TrainSettings, {**kept, **given})
 
 
-def metadata(plan: RunPlan) -> dict[str, Any]:
-    """What a run is made of: contract, backend, the settings that were given, files by SHA-256."""
+def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
+    """What a run is made of: contract, backend, the settings that were given, files by SHA-256.
+
+    Args:
+        whole: with the settings that concern one call alone.
+    """
     settings = plan.settings
-    kept = settings.model_fields_set - _OF_THIS_CALL
+    kept = settings.model_fields_set - (set() if whole else _OF_THIS_CALL)
     return {
         **plan.execution.to_json(),
         "settings": {name: value for name, value in in_force(settings).items() if name in kept},
@@ -256,18 +256,13 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _absolute(value: object, told: Any) -> Any:
-    if isinstance(value, Path):
-        return absolute_path(value)
+    if isinstance(value, Path):  # a data set of the hub lies in no folder
+        return str(value if is_remote(value) else value.resolve())
     if isinstance(value, DataSource):
-        return {**told, "path": absolute_path(value.path)}
+        return {**told, "path": _absolute(value.path, None)}
     if isinstance(value, tuple):
         return [_absolute(*pair) for pair in zip(value, told, strict=True)]
     return told
-
-
-def absolute_path(path: Path) -> str:
-    """A path as it holds in any folder; a data set of the hub lies in none."""
-    return str(path if is_remote(path) else path.resolve())
 
 
 def _require_no_checkpoint(path: Path) -> None:

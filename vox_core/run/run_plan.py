@@ -30,7 +30,7 @@ from vox_core.run.sources import Sources, data_files, model_files
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
-    from vox_core.contract import ExecutionPlan, FineTuneContract, Packing
+    from vox_core.contract import ExecutionPlan, FineTuneContract
     from vox_core.data.dataset import Dataset
     from vox_core.data.row_report import Side
     from vox_core.host import Origin
@@ -47,12 +47,9 @@ class RunPlan:
     Args:
         settings: those given; with `--resume`, over the run's own.
         previous: the run that is gone on with; None for a new one.
-        execution: how the backend carries out the contract.
-        sources: the files that it is made of.
         changes: what differs from the previous run, and may; in words.
         ended: how it has ended already, where `--resume auto` finds nothing left to do.
         pinned: the digest of the plan that it was held against.
-        advice: what plugins say of it.
     """
 
     settings: TrainSettings
@@ -92,30 +89,26 @@ class RunPlan:
             yield wrong
         for text in rows.report.told() if rows.report else ():
             yield Notice(text)
-        for text in self.inputs.model.notes:
+        for text in self._warnings():
             yield Notice(text, "warning")
-        for text in rows.report.warnings() if rows.report else ():
-            yield Notice(text, "warning")
-        for name, count in unused_fields([*rows.train, *rows.valid]).items():
-            yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
-        both = [each for each in (self.data.train, self.data.valid) if each]
-        for note in dict.fromkeys(note for each in both for note in each.notes):
-            yield Notice(note, "warning")
-        yield from self._of_rows()
 
-    def _of_rows(self) -> Iterator[Notice]:
-        """What became of rows, and what the audit warns of."""
-        for what, dataset in (("training", self.data.train), ("validation", self.data.valid)):
+    def _warnings(self) -> Iterator[str]:
+        rows, data = self.inputs.rows, self.data
+        yield from self.inputs.model.notes
+        yield from rows.report.warnings() if rows.report else ()
+        for name, count in unused_fields([*rows.train, *rows.valid]).items():
+            yield f'the field "{name}" of {_count(count, "row")} is not used'
+        yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
+        longer = f"longer than {self.contract.seq_len} tokens"
+        for what, dataset in (("training row", data.train), ("validation row", data.valid)):
             for reason, count in (dataset.dropped if dataset else {}).items():
                 if reason not in _FINDINGS:
-                    yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
+                    yield f"{_count(count, what)} dropped: {reason}"
             for how, count in (dataset.truncated if dataset else {}).items():
                 if how not in _FINDINGS:
-                    longer = f"longer than {self.contract.seq_len} tokens"
-                    yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
-        for what, found in self.data.audits.items():
-            for finding in found.of_level("warning"):
-                yield Notice(f"{what}: {finding}", "warning")
+                    yield f"{_count(count, what)} {longer}: {how}"
+        for what, found in data.audits.items():
+            yield from (f"{what}: {finding}" for finding in found.of_level("warning"))
 
     def preflight(self) -> dict[str, Any]:
         """`preflight.json`: what was found before the run, and how the backend was chosen."""
@@ -203,6 +196,9 @@ def _planned(
     contract = plan.make_contract(
         settings, identity, data.train, data.valid, inputs.seq_len, inputs.quant
     )
+    manifest = inputs.backend.found.manifest
+    # A model with linear attention is padded by every backend.
+    pads = manifest is None or manifest.memory.padded_rows
     execution = plan.make_plan(
         contract,
         settings,
@@ -211,7 +207,7 @@ def _planned(
         inputs.config,
         weights.quantised,
         longest=max(each.longest for each in (data.train, data.valid) if each),
-        packing=_packing(inputs),
+        packing="rows" if pads or plan.has_linear_attention(inputs.config) else "end-to-end",
     )
     sources: Sources = {
         "data": data_files(rows.train),
@@ -235,13 +231,6 @@ def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:
         tuning, packing = then["tuning"], then["packing"]
         execution = replace(execution, tuning=tuning, packing=packing)
     return replace(made, execution=execution, changes=changes, ended=ended)
-
-
-def _packing(inputs: RunInputs) -> Packing:
-    """End to end, unless the backend pads, as it does for a model with linear attention."""
-    manifest = inputs.backend.found.manifest
-    pads = manifest is None or manifest.memory.padded_rows
-    return "rows" if pads or plan.has_linear_attention(inputs.config) else "end-to-end"
 
 
 # --- rows and disk ----------------------------------------------------------------------------
@@ -294,10 +283,6 @@ def space_free(folder: Path) -> tuple[Path, int]:
     return parent, shutil.disk_usage(parent).free
 
 
-def _rows(count: int, what: str = "") -> str:
-    return _count(count, f"{what} row".strip())
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
@@ -334,7 +319,7 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
     """Refuse to measure by no plugin (B013), what is not used, or on no documents (C004)."""
     where = "--tune refresh"
     if not providers("hooks", "vox_advise"):
-        missing, what = no_provider("hooks", "vox_advise"), "no installed plugin measures speed"
+        missing, what = no_provider("hooks", "vox_advise"), "no plugin measures what is fastest"
         raise BackendError("B013", what, where=where, found=missing.found, remedy=missing.remedy)
     if goes_on:
         raise ConfigError(

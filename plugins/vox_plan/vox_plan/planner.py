@@ -114,7 +114,7 @@ def _report(
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
     model = run.inputs.model
-    kept = metadata(run) if there and to_be_run else None
+    kept = metadata(run, whole=True) if there and to_be_run else None
     return PlanReport(
         backend=BackendPlan(
             made.backend, made.backend_version, made.device, run.inputs.selection.why
