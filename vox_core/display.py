@@ -35,7 +35,7 @@ from vox_core.text import duration, megabytes, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
 SHORT_RUN = 50
 LINES_OF_A_LONG_RUN = 20
@@ -226,7 +226,8 @@ class LiveDisplay:
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self._step(event)
+            assert self._pace, "a step before the run"
+            self._update(self._pace.describe(event), event.step)
             return
         if isinstance(event, RunEnd) or self._label:
             self.close()
@@ -234,14 +235,12 @@ class LiveDisplay:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         if isinstance(event, RunStart):
             self._pace = Pace(event)
-            self._open(
-                *_columns_of_a_run(), total=event.total_steps, completed=event.first_step - 1
-            )
+            self._open(event.total_steps, event.first_step - 1)
 
     def transfer(self, label: str, done: int, total: int) -> None:
         if label != self._label:
             self.close()
-            self._open(*_columns_of_a_transfer(), total=None, completed=0)
+            self._open(None, 0)
             self._label = label
         self._update(label, done, total or None)
         if done == total:
@@ -253,40 +252,23 @@ class LiveDisplay:
             self._bar[0].stop()
         self._bar, self._label = None, ""
 
-    def _step(self, event: StepDone) -> None:
-        assert self._pace, "a step before the run"
-        self._update(self._pace.describe(event), event.step)
+    def _open(self, steps: int | None, completed: int) -> None:
+        """Start the bar of a run, or without `steps` of a transfer."""
+        from rich import progress as rich
 
-    def _open(self, *columns: ProgressColumn, total: int | None, completed: int) -> None:
-        from rich.progress import Progress
-
-        progress = Progress(*columns, console=self._console)
+        text = rich.TextColumn("{task.description}", markup=False)
+        bar = rich.BarColumn(bar_width=BAR_WIDTH)
+        sizes = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+        run = (rich.TextColumn("step"), rich.MofNCompleteColumn(), bar, text)
+        columns = (text, bar, *sizes) if steps is None else run
+        progress = rich.Progress(*columns, console=self._console)
         progress.start()
-        self._bar = progress, progress.add_task("starting", total=total, completed=completed)
+        self._bar = progress, progress.add_task("starting", total=steps, completed=completed)
 
     def _update(self, description: str, completed: int, total: int | None = None) -> None:
         if self._bar:
             progress, task = self._bar
             progress.update(task, description=description, completed=completed, total=total)
-
-
-def _columns_of_a_run() -> Iterator[ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-    yield TextColumn("step")
-    yield MofNCompleteColumn()
-    yield BarColumn(bar_width=BAR_WIDTH)
-    yield TextColumn("{task.description}", markup=False)
-
-
-def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
-    from rich import progress
-
-    yield progress.TextColumn("{task.description}", markup=False)
-    yield progress.BarColumn(bar_width=BAR_WIDTH)
-    yield progress.DownloadColumn()
-    yield progress.TransferSpeedColumn()
-    yield progress.TimeRemainingColumn()
 
 
 class NotebookDisplay:

@@ -41,6 +41,7 @@ from vox_core.run.merge import merge
 from vox_core.run.proof import prove
 from vox_core.run.reference import resolve_reference
 from vox_core.run.run_plan import plan_run
+from vox_core.run.session import Session
 from vox_core.run.train import train
 
 
@@ -216,12 +217,11 @@ def test_a_resume_past_a_damaged_checkpoint_and_a_torn_line(tiny, settings, tmp_
 
 @pytest.mark.foreign_telemetry
 def test_of_two_runs_that_want_one_folder_the_second_leaves_it_alone(tiny, settings, tmp_path):
-    from vox_core.run.folder import RunFolder, claim
-
-    claim(RunFolder(tmp_path / "run"))
+    plan = plan_run(settings(tiny("llama"), out=tmp_path / "run"))
+    (tmp_path / "run").mkdir()
     (tmp_path / "run" / "telemetry.jsonl").write_text("mine\n")
-    with pytest.raises(InputError) as caught:
-        claim(RunFolder(tmp_path / "run"))
+    with pytest.raises(InputError) as caught, Session.open(plan, print, 0.0):
+        pass
     assert caught.value.code == "VOX-O001"
     assert (tmp_path / "run" / "telemetry.jsonl").read_text() == "mine\n"
 

@@ -149,14 +149,8 @@ def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> Sto
             continue
         fault = f"the adapter after step {state.step} is kept in {parent / name}"
         break
-    return StorageError(
-        error.code.removeprefix("VOX-"),
-        error.what,
-        where=error.where,
-        found=error.found,
-        faults=[*error.faults, fault],
-        remedy=f"{error.remedy}: {command('vox', 'train', '--resume', plan.run.path)}",
-    )
+    resume = command("vox", "train", "--resume", plan.run.path)
+    return error.but(faults=[*error.faults, fault], remedy=f"{error.remedy}: {resume}")
 
 
 def _write_adapter(

@@ -143,14 +143,8 @@ class CheckpointWriter:
         try:
             self._conclude()
         except StorageError as error:
-            raise StorageError(
-                error.code.removeprefix("VOX-"),
-                f"the last checkpoint could not be written: {error.what}",
-                where=error.where,
-                found=error.found,
-                faults=[self._last_good()],
-                remedy=error.remedy,
-            ) from error
+            what = f"the last checkpoint could not be written: {error.what}"
+            raise error.but(what=what, faults=[self._last_good()]) from error
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and end the thread."""

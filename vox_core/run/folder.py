@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, disk
+from vox_core import bounded_json
 from vox_core.errors import AdapterError, OutputError
-from vox_core.files import make_folder, require_absent, sync_folder, unwritable, write_json
+from vox_core.files import make_folder, sync_folder, unwritable, write_json
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -55,11 +55,7 @@ class RunFolder:
         return self.path / TELEMETRY
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run.
-
-        Raises:
-            AdapterError: A001, the file is missing or broken, so this is no run folder of vox.
-        """
+        """A JSON object of the run; A001 if the file is missing or broken."""
         try:
             value = bounded_json.read(self.path / name)
             if isinstance(value, dict):
@@ -68,14 +64,18 @@ class RunFolder:
         except (OSError, ValueError) as error:
             words = (isinstance(error, OSError) and error.strerror) or error
             found = str(words) if self.path.is_dir() else "no such folder"
-        raise AdapterError(
-            "A001",
-            "this is not a run folder of vox",
-            where=self.path / name,
-            found=found,
-            expected=f"a folder that `vox train` made, with {name}",
-            remedy="name a run folder; they lie under runs/ unless --out said otherwise",
-        )
+        raise not_a_run(self.path / name, found)
+
+
+def not_a_run(where: Path, found: object) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "this is not a run folder of vox",
+        where=where,
+        found=found,
+        expected=f"a folder that `vox train` made, with {PLAN} and {TELEMETRY}",
+        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
+    )
 
 
 def default_path(model: str) -> Path:
@@ -96,7 +96,7 @@ def step_of(folder: Path) -> int:
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[str | None]:
-    """Hold the run folder for this process; the system gives it back if the process dies.
+    """Hold the run folder, made if need be; the system gives it back if the process dies.
 
     Yields:
         Who held it before and ended without giving it back, in words; None if nobody did.
@@ -107,6 +107,8 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     from filelock import FileLock, Timeout
 
     make_folder(folder.path)
+    with suppress(OSError):  # a parent that may not be read cannot be flushed
+        sync_folder(folder.path.parent)
     lock, owner = FileLock(folder.path / LOCK, timeout=PATIENCE), folder.path / OWNER
     try:
         lock.acquire()
@@ -148,25 +150,6 @@ def is_worked_in(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def claim(folder: RunFolder) -> None:
-    """Make the run folder; of two processes that want it, one gets it.
-
-    Raises:
-        OutputError: O001, it is there already; O002, it cannot be made; O003, another process is
-            working in it.
-    """
-    make_folder(folder.path.parent)
-    try:
-        disk.calls.mkdir(folder.path)
-        with suppress(OSError):  # a parent that may not be read cannot be flushed
-            sync_folder(folder.path.parent)
-    except FileExistsError:
-        require_free(folder)
-        require_absent(folder.path)
-    except OSError as error:
-        raise unwritable(folder.path, error) from error
 
 
 def _held(folder: RunFolder) -> OutputError:

@@ -31,6 +31,7 @@ from vox_core.run.folder import (
     TELEMETRY,
     RunFolder,
     is_worked_in,
+    not_a_run,
     numbered,
     step_of,
 )
@@ -187,7 +188,7 @@ def runs_in(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if is_run(each))
     except OSError as error:
-        raise _no_run(folder, error.strerror or error) from error
+        raise not_a_run(folder, error.strerror or error) from error
 
 
 def is_run(folder: Path) -> bool:
@@ -206,7 +207,7 @@ def require_run(folder: Path) -> Path:
     """
     if is_run(folder):
         return folder
-    raise _no_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
+    raise not_a_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
 
 
 def read_run(folder: Path) -> Summary:
@@ -260,14 +261,3 @@ def _adapter_step(folder: Path) -> int | None:
     except AdapterError:
         return None
     return step if type(step) is int else None
-
-
-def _no_run(folder: Path, found: object) -> AdapterError:
-    return AdapterError(
-        "A001",
-        "this is not a run folder of vox",
-        where=folder,
-        found=found,
-        expected="a folder that `vox train` made",
-        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
-    )

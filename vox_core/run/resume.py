@@ -236,13 +236,17 @@ def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
     Args:
         whole: with the settings that concern one call alone.
     """
-    settings = plan.settings
-    kept = settings.model_fields_set - (set() if whole else _OF_THIS_CALL)
     return {
         **plan.execution.to_json(),
-        "settings": {name: value for name, value in in_force(settings).items() if name in kept},
+        "settings": recorded(plan.settings, whole=whole),
         "sources": sources.to_json(plan.sources),
     }
+
+
+def recorded(settings: TrainSettings, *, whole: bool = False) -> dict[str, Any]:
+    """The settings that were given, with absolute paths; see `metadata`."""
+    kept = settings.model_fields_set - (set() if whole else _OF_THIS_CALL)
+    return {name: value for name, value in in_force(settings).items() if name in kept}
 
 
 def in_force(settings: TrainSettings) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from vox_core.data.templated import TEMPLATE
 from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host.observers import Observers
 from vox_core.run import checkpoint, folder, resume
-from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
+from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
 from vox_core.run.metrics import StepMetrics
@@ -75,7 +75,7 @@ class Session:
     controller: RunController
 
     def __init__(self, plan: RunPlan, observe: Observe, began: float, observers: Observers) -> None:
-        self.plan, self._limit = plan, TimeLimit(plan.settings.max_time, began)
+        self.plan, self._command_began = plan, began
         self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
         self.loss: float | None = None
@@ -108,29 +108,31 @@ class Session:
             StoppedAtOnce: a second signal did not wait for the end of the step.
             OutputError: O001 to O003, the folder cannot be had.
         """
-        with contextlib.closing(Observers(seen=plan.inputs.seen)) as observers:
-            if (plan.fresh and not resume.is_new(plan.run)) or not plan.run.path.exists():
-                folder.claim(plan.run)
-            with folder.locked(plan.run) as left:
-                session = cls(plan, observe, began, observers)
-                try:
-                    with session._stop.installed():
-                        session._begin(left)
-                        yield session
-                except KeyboardInterrupt as error:
-                    session._end("stopped")
-                    raise StoppedAtOnce(plan.run.path, session._saved) from error
-                except _CallbackFailed as failed:
-                    session._end("failed")
-                    raise failed.error from None
-                except WorkError:
-                    session._end("failed")
-                    raise
-                except InputError:
-                    # Found by the backend before its first step: as if the run had not been begun.
-                    if plan.fresh and not session._last:
-                        shutil.rmtree(plan.run.path)
-                    raise
+        with (
+            contextlib.closing(Observers(seen=plan.inputs.seen)) as observers,
+            folder.locked(plan.run) as left,
+        ):
+            if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
+                files.require_absent(plan.run.path)
+            session = cls(plan, observe, began, observers)
+            try:
+                with session._stop.installed():
+                    session._begin(left)
+                    yield session
+            except KeyboardInterrupt as error:
+                session._end("stopped")
+                raise StoppedAtOnce(plan.run.path, session._saved) from error
+            except _CallbackFailed as failed:
+                session._end("failed")
+                raise failed.error from None
+            except WorkError:
+                session._end("failed")
+                raise
+            except InputError:
+                # Found by the backend before its first step: as if the run had not been begun.
+                if plan.fresh and not session._last:
+                    shutil.rmtree(plan.run.path)
+                raise
 
     def emit(self, event: Event) -> None:
         """Tell every subscriber, and then what they answer."""
@@ -141,6 +143,11 @@ class Session:
     def elapsed(self) -> float:
         """Seconds since the lock was taken."""
         return time.perf_counter() - self._began
+
+    def out_of_time(self) -> bool:
+        """Whether `--max-time` is over, counted from the start of the command."""
+        limit = self.plan.settings.max_time
+        return bool(limit) and time.perf_counter() - self._command_began >= limit
 
     def _end(self, outcome: Literal["stopped", "failed"]) -> None:
         self.emit(RunEnd(self._last, outcome, self.elapsed()))
@@ -178,7 +185,7 @@ class Session:
             before.validations if same_rows else (),
             before.skipped_in_a_row,
         )
-        self.controller = RunController(plan, self.progress, self._stop, self._limit)
+        self.controller = RunController(plan, self.progress, self._stop, self.out_of_time)
         self._subscribers += [self.progress, self.controller]
         self._announce(left)
 
