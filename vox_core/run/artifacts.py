@@ -104,7 +104,7 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
         total_steps=made.contract.total_steps,
         seconds=session.elapsed(),
         startup_seconds=session.metrics.startup_seconds,
-        loss=session.loss,
+        loss=progress.losses[-1] if progress.losses else None,
         valid_before=before,
         valid_after=after,
         best_step=progress.best_step,

@@ -169,7 +169,15 @@ def plan_run(
         only_planned=only_planned and not previous,
     )
     data = build_datasets(settings, inputs)
-    made = _planned(settings, run, previous, inputs, data, hashed=hashed or previous is not None)
+    hashed, model, weights = hashed or previous is not None, inputs.model, inputs.weights
+    identity = models.identity(model) if hashed else models.unhashed(model)
+    execution = plan.make_plan(settings, inputs, data, identity)
+    sources: Sources = {
+        "data": data_files(inputs.rows.train),
+        "valid": data_files(inputs.rows.valid),
+        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
+    }
+    made = RunPlan(settings, run, previous, inputs, data, execution, sources)
     if pinned:
         pinned.require(made)
         made = replace(made, pinned=pinned.digest)
@@ -180,41 +188,6 @@ def plan_run(
         made = _going_on(made, previous, auto=auto)
     require_space(made.execution, settings, run.path)
     return made
-
-
-def _planned(
-    settings: TrainSettings,
-    run: RunFolder,
-    previous: PreviousRun | None,
-    inputs: RunInputs,
-    data: Datasets,
-    *,
-    hashed: bool,
-) -> RunPlan:
-    model, weights, rows = inputs.model, inputs.weights, inputs.rows
-    identity = models.identity(model) if hashed else models.unhashed(model)
-    contract = plan.make_contract(
-        settings, identity, data.train, data.valid, inputs.seq_len, inputs.quant
-    )
-    manifest = inputs.backend.found.manifest
-    # A model with linear attention is padded by every backend.
-    pads = manifest is None or manifest.memory.padded_rows
-    execution = plan.make_plan(
-        contract,
-        settings,
-        inputs.selection,
-        weights.tensors,
-        inputs.config,
-        weights.quantised,
-        longest=max(each.longest for each in (data.train, data.valid) if each),
-        packing="rows" if pads or plan.has_linear_attention(inputs.config) else "end-to-end",
-    )
-    sources: Sources = {
-        "data": data_files(rows.train),
-        "valid": data_files(rows.valid),
-        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
-    }
-    return RunPlan(settings, run, previous, inputs, data, execution, sources)
 
 
 def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:

@@ -65,7 +65,6 @@ class Session:
         origin: what the checkpoint of that state says of the run.
         progress: losses and validations so far.
         warnings: those of this process, in order.
-        loss: of the last step.
         metrics: memory and times of the steps.
     """
 
@@ -78,7 +77,6 @@ class Session:
         self.plan, self._command_began = plan, began
         self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
-        self.loss: float | None = None
         self._began, self._last = time.perf_counter(), 0
         self._saved: int | None = None
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
@@ -154,9 +152,7 @@ class Session:
 
     def _follow(self, event: Event) -> None:
         match event:
-            case StepDone():
-                self._last, self.loss = event.step, event.loss
-            case StepSkipped():
+            case StepDone() | StepSkipped():
                 self._last = event.step
             case Resumed():
                 self._last = self._saved = event.step
