@@ -129,7 +129,7 @@ class Pace:
     """Loss, speed and remaining time of a run, from its most recent steps."""
 
     def __init__(self, start: RunStart) -> None:
-        self._total = start.total_steps
+        self.start = start
         self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
         self._losses = self._weights = 0.0
 
@@ -139,7 +139,7 @@ class Pace:
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
-        left = duration(seconds / len(self._recent) * (self._total - step.step))
+        left = duration(seconds / len(self._recent) * (self.start.total_steps - step.step))
         loss = f"loss {step.loss:.4f}  smoothed {smoothed:.4f}"
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
@@ -180,13 +180,12 @@ class LineDisplay:
     """Plain lines on stderr, for a file, a pipe or a log."""
 
     def __init__(self) -> None:
-        self._start: RunStart | None = None
         self._pace: Pace | None = None
         self._transfer: tuple[str, int] | None = None
 
     def observe(self, event: Event) -> None:
         if isinstance(event, RunStart):
-            self._start, self._pace = event, Pace(event)
+            self._pace = Pace(event)
         text = self._step(event) if isinstance(event, StepDone) else words(event)
         if isinstance(event, CheckpointWritten):
             text = f"checkpoint written after step {event.step}"
@@ -205,10 +204,11 @@ class LineDisplay:
         """Do nothing."""
 
     def _step(self, event: StepDone) -> str | None:
-        assert self._start and self._pace, "a step before the run"
-        text, total = self._pace.describe(event), self._start.total_steps
+        assert self._pace, "a step before the run"
+        text, start = self._pace.describe(event), self._pace.start
+        total = start.total_steps
         every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
-        if event.step % every and event.step not in (self._start.first_step, total):
+        if event.step % every and event.step not in (start.first_step, total):
             return None
         return f"step {event.step}/{total}  {text}"
 
@@ -280,17 +280,17 @@ class NotebookDisplay:
         self._lines: list[str] = []
         self._bar = ("", 0, 0)
         self._pace: Pace | None = None
-        self._total = 0
         show: Any = display.display  # untyped
         self._handle = show({"text/plain": ""}, raw=True, display_id=True)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
-            label = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
-            self._bar = label, event.step, self._total
+            total = self._pace.start.total_steps
+            label = f"step {event.step}/{total}  {self._pace.describe(event)}"
+            self._bar = label, event.step, total
         elif isinstance(event, RunStart):
-            self._pace, self._total = Pace(event), event.total_steps
+            self._pace = Pace(event)
         elif isinstance(event, RunEnd):
             label, done, total = self._bar
             self._lines.append(label)

@@ -27,7 +27,7 @@ from vox_core.contract import (
 )
 from vox_core.errors import AdapterError, StorageError
 from vox_core.run import telemetry
-from vox_core.run.metrics import StepMetrics, peak_resident
+from vox_core.run.progress import StepMetrics, peak_resident
 from vox_core.run.telemetry import Tail, Telemetry
 from vox_core.run.train import train
 

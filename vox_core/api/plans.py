@@ -26,10 +26,10 @@ from vox_core.run.context import Context
 from vox_core.run.dequantised_base import as_trained, seeded
 from vox_core.run.loop import is_validated
 from vox_core.run.merge import space_needed as merge_space_needed
-from vox_core.run.metrics import peak_resident
 from vox_core.run.pinned_plan import FORMAT as PLAN_FORMAT
 from vox_core.run.pinned_plan import digest_of
 from vox_core.run.plan import has_linear_attention, possible_quants, text_config, vocabulary_size
+from vox_core.run.progress import peak_resident
 from vox_core.run.resume import in_force, metadata
 from vox_core.run.run_plan import RunPlan, account, plan_run, space_free, space_needed
 from vox_core.run.sources import Fetching

@@ -10,7 +10,7 @@ session.py       -> run folder (folder.py), state to start from, subscribers of 
 loop.py          -> the backend's training, with checkpoint_writer.py and context.py
 artifacts.py     -> adapter, manifest, model card, report
 
-subscribers      telemetry.py, progress.py, controller.py (sanity.py), metrics.py
+subscribers      telemetry.py, progress.py, controller.py (sanity.py)
 checkpoint.py    the format; history.py: summaries of run folders
 load.py, merge.py (merger.py, proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
 """

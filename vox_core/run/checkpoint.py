@@ -124,11 +124,7 @@ J = TypeVar("J", bound=_Json)
 
 
 def read_json(folder: Path, name: str, kind: type[J]) -> J:
-    """Read a JSON file of a checkpoint.
-
-    Raises:
-        PlanError: P003, it is missing, too large, or not of that kind.
-    """
+    """Read a JSON file of a checkpoint; P003 if it is missing, too large, or not of that kind."""
     try:
         if _plain_size(folder / name) > LARGEST:
             raise damaged(folder, f"{name} has more than {LARGEST} bytes")
@@ -199,11 +195,7 @@ def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
 
 
 def load(folder: Path) -> TrainState:
-    """The state in one checkpoint folder.
-
-    Raises:
-        PlanError: P003, it is not what its manifest says, or not a state; `found` says why.
-    """
+    """The state in one checkpoint folder; P003 if it is not what its manifest says, or no state."""
     record = _verified(folder)
     try:
         named, halves = _tensors(folder / ADAPTER), _tensors(folder / MOMENTS)
@@ -235,11 +227,7 @@ def fault(folder: Path) -> str | None:
 
 
 def read_record(folder: Path) -> Record:
-    """Read `state.json` alone.
-
-    Raises:
-        PlanError: P003.
-    """
+    """Read `state.json` alone (P003)."""
     record = read_json(folder, STATE, Record)
     if record.step != step_of(folder):
         raise damaged(folder, f"{STATE} is of step {record.step}")

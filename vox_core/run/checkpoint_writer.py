@@ -131,11 +131,8 @@ class CheckpointWriter:
             )
 
     def finish(self, state: TrainState) -> None:
-        """Write the last checkpoint of the run, and wait for it.
-
-        Raises:
-            StorageError: it could not be written; the words name the last good one.
-        """
+        """Write the last checkpoint of the run, and wait for it. If it cannot be written, the
+        StorageError names the last good one."""
         self.settle()
         if self._announced == state.step:
             return
@@ -187,11 +184,7 @@ class CheckpointWriter:
 
 
 def _require_finite(state: TrainState, checkpoints: Path) -> None:
-    """Refuse to keep an adapter with NaN or infinite values.
-
-    Raises:
-        TrainingError: T001.
-    """
+    """Refuse to keep an adapter with NaN or infinite values (T001)."""
     import numpy as np
 
     bad = [name for name, value in state.adapter.tensors().items() if not np.isfinite(value).all()]

@@ -66,11 +66,7 @@ class RunController:
         self.settle: Callable[[], None] = lambda: None
 
     def __call__(self, event: Event) -> Iterator[Notice]:
-        """What follows from the event.
-
-        Raises:
-            TrainingError: T001, too many steps in a row were not finite.
-        """
+        """What follows from the event; T001 if too many steps in a row were not finite."""
         yield from self._losses(event)
         if isinstance(event, StepSkipped):
             yield from self._skipped(event)

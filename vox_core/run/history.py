@@ -9,7 +9,6 @@ disturb one another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -35,7 +34,7 @@ from vox_core.run.folder import (
     numbered,
     step_of,
 )
-from vox_core.run.telemetry import Line, Tail, finite
+from vox_core.run.telemetry import Tail, finite
 
 RUNS = Path("runs")
 Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died", "unreadable"]
@@ -112,32 +111,23 @@ class Summary:
         return step, known[step]
 
 
-class Tally:
+class _Tally:
     """Adds up lines."""
 
-    def __init__(self, run: str) -> None:
-        self.summary = Summary(run)
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
         self.outcome: Literal["done", "stopped", "failed"] | None = None
         self._tokens, self._seconds = 0, 0.0
         self._before: float | None = None
 
-    def add(self, lines: Iterable[Line]) -> None:
-        """Add the lines that came next."""
-        for time, event in lines:
-            if time:
-                self._add_time(time, resumed=isinstance(event, Resumed))
-            self._add(event)
-
-    def _add_time(self, time: float, *, resumed: bool) -> None:
-        summary = self.summary
-        if summary.started is None:
-            summary.started = time
-        if self._before is not None and self.outcome is None and not resumed:
-            summary.seconds += max(time - self._before, 0.0)  # a clock may have been set back
-        self._before = summary.last = time
-
-    def _add(self, event: Event) -> None:
-        summary = self.summary
+    def add(self, time: float, event: Event) -> None:
+        """Add the line that came next."""
+        summary, before = self.summary, self._before
+        if time:
+            summary.started = time if summary.started is None else summary.started
+            if before is not None and self.outcome is None and not isinstance(event, Resumed):
+                summary.seconds += max(time - before, 0.0)  # a clock may have been set back
+            self._before = summary.last = time
         match event:
             case RunStart():
                 self._begin(event)
@@ -178,11 +168,7 @@ class Tally:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, or the folder itself if it is one; by name.
-
-    Raises:
-        AdapterError: A001, there is no such folder.
-    """
+    """The runs in a folder (A001 if there is none), or the folder itself if it is one; by name."""
     if is_run(folder):
         return [folder]
     try:
@@ -200,49 +186,21 @@ def is_run(folder: Path) -> bool:
 
 
 def require_run(folder: Path) -> Path:
-    """Return the folder, if it is that of a run.
-
-    Raises:
-        AdapterError: A001, it is none.
-    """
+    """Return the folder, if it is that of a run (A001 otherwise)."""
     if is_run(folder):
         return folder
     raise not_a_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
 
 
 def read_run(folder: Path) -> Summary:
-    """Summarise a run.
-
-    Raises:
-        AdapterError: A001, it is no run, or its telemetry cannot be read.
-    """
-    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
+    """Summarise a run; A001 if it is none, or its telemetry cannot be read."""
+    summary, lines = Summary(str(folder)), Tail(require_run(folder) / TELEMETRY)
+    tally = _Tally(summary)
     # In this order: a process that ends in between has written of its end.
     worked_in = is_worked_in(folder)
-    tally.add(lines.new())
-    return completed(tally, lines, folder, worked_in)
-
-
-def read_runs(folder: Path) -> list[Summary]:
-    """Every run in a folder, or the folder's own; one that cannot be read does not hide the others.
-
-    Raises:
-        AdapterError: A001, there is no such folder.
-    """
-    found = []
-    for run in runs_in(folder):
-        try:
-            found.append(read_run(run))
-        except AdapterError as error:
-            found.append(Summary(str(run), "unreadable", error=f"{error.what}: {error.found}"))
-    return found
-
-
-def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:
-    """The summary of a tally with what only the folder knows."""
-    summary = tally.summary
-    running: Status = "running" if worked_in else "died"
-    summary.status = tally.outcome or running
+    for line in lines.new():
+        tally.add(*line)
+    summary.status = tally.outcome or ("running" if worked_in else "died")
     there = numbered(folder / CHECKPOINTS)
     summary.checkpoints = sorted(step_of(each) for each in there if each.is_dir())
     summary.passed_over = lines.skipped
@@ -251,6 +209,17 @@ def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summa
     total = summary.total_steps
     summary.early = summary.status == "done" and total is not None and summary.step < total
     return summary
+
+
+def read_runs(folder: Path) -> list[Summary]:
+    """Summarise each run of `runs_in`; one that cannot be read does not hide the others."""
+    found = []
+    for run in runs_in(folder):
+        try:
+            found.append(read_run(run))
+        except AdapterError as error:
+            found.append(Summary(str(run), "unreadable", error=f"{error.what}: {error.found}"))
+    return found
 
 
 def _adapter_step(folder: Path) -> int | None:

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 
 
 def run_training(session: Session) -> TrainResult:
-    """Take every step, or stop on the way; the last checkpoint is written.
-
-    Raises:
-        WorkError: a step, a checkpoint or the backend failed.
-    """
+    """Take every step, or stop on the way, and write the last checkpoint. WorkError if a step, a
+    checkpoint or the backend failed."""
     plan, controller, metrics = session.plan, session.controller, session.metrics
 
     def emit(event: Event) -> None:

@@ -61,11 +61,7 @@ class PinnedPlan:
         return replace(plan, execution=execution)
 
     def require(self, plan: RunPlan) -> None:
-        """Refuse another run than the one that was planned.
-
-        Raises:
-            PlanError: P011, with every difference.
-        """
+        """Refuse another run than the one that was planned, with every difference (P011)."""
         made, then = plan.execution, self.exact
         now = {"backend_version": made.backend_version, "dtype": made.dtype}
         changes = [*differences(then["contract"], made.contract.to_json())]

@@ -53,11 +53,8 @@ def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
 
 
 def settled_quant(asked: Quant, stored: Quant) -> Quant:
-    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are.
-
-    Raises:
-        PlanError: P001, they would have to be quantised once more.
-    """
+    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are,
+    and another one is refused (P001)."""
     if asked in ("none", stored):
         return stored
     if stored == "none":

@@ -1,18 +1,32 @@
-"""Losses, validations and skipped steps of a run so far, over every resume.
+"""What a run has measured: losses, validations and skipped steps over every resume; memory, times.
 
-Each checkpoint holds what was measured up to its step, so a resumed run decides as the
-uninterrupted one would have. A better validation is strictly lower; one that is not a number never
-is. The validation before the first step does not count: it is the base model's.
+Each checkpoint holds `Progress` up to its step, so a resumed run decides as the uninterrupted one
+would have. A better validation is strictly lower; one that is not a number never is. The validation
+before the first step does not count: it is the base model's.
+
+Time is counted from step to step, so that validations and checkpoints between them are in it; a
+step's own `seconds` are the backend's. Reading memory takes 20 µs where there is /proc.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vox_core.contract import Event, StepDone, StepSkipped, Validation
 from vox_core.run.telemetry import finite
+
+RECENT = 20
+"""Steps whose mean time the remaining time is counted with."""
+_PEAK = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 
 class Progress:
@@ -83,3 +97,57 @@ class Progress:
             "validations": tuple((step, finite(loss)) for step, loss in self.validations),
             "skipped_in_a_row": self.skipped_in_a_row,
         }
+
+
+class StepMetrics:
+    """Adds peak memory, remaining time and startup time to the steps of one process.
+
+    Args:
+        total_steps: the last step of the run.
+        began: when the command did, as `clock` counts.
+        clock: in seconds, never going back.
+
+    Attributes:
+        startup_seconds: from the start of the command to the end of the first step.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        began: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._total, self._began, self._clock = total_steps, began, clock
+        self._took: deque[float] = deque(maxlen=RECENT)
+        self._before: float | None = None
+        self.startup_seconds: float | None = None
+
+    def measured(self, step: StepDone) -> StepDone:
+        """The step with `memory`, unless its backend measured it, and the times."""
+        now, startup = self._clock(), None
+        # What came before the first step, such as loading the model, will not come again.
+        self._took.append(step.seconds if self._before is None else now - self._before)
+        if self._before is None and self._began is not None:
+            startup = self.startup_seconds = round(now - self._began, 3)
+        self._before = now
+        mean = sum(self._took) / len(self._took)
+        return replace(
+            step,
+            memory=peak_resident() if step.memory is None else step.memory,
+            seconds_left=round(mean * max(self._total - step.step, 0), 1),
+            startup_seconds=startup,
+        )
+
+
+def peak_resident() -> int | None:
+    """The most bytes of this process that were in memory at once; None where nothing says so."""
+    with contextlib.suppress(OSError):
+        # Unlike ru_maxrss it owes nothing to the process that started this one.
+        if found := _PEAK.search(Path("/proc/self/status").read_bytes()):
+            return int(found[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

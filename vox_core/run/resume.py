@@ -417,20 +417,12 @@ class _Ended(_Json):
 
 
 def plan_of(run: RunFolder) -> dict[str, Any]:
-    """`plan.json`, in which every key that is read is there, and of its type.
-
-    Raises:
-        AdapterError: A001.
-    """
+    """`plan.json`; A001 unless every key that is read is there, and of its type."""
     return _read(run, PLAN, _Metadata)
 
 
 def last_step(run: RunFolder) -> int:
-    """The step with which a run ended, as its manifest says.
-
-    Raises:
-        AdapterError: A001.
-    """
+    """The step with which a run ended, as its manifest says (A001 if it does not)."""
     return int(_read(run, MANIFEST, _Ended)["last_step"])
 
 

@@ -37,8 +37,7 @@ from vox_core.run import checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
-from vox_core.run.metrics import StepMetrics
-from vox_core.run.progress import Progress
+from vox_core.run.progress import Progress, StepMetrics
 from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:

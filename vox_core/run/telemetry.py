@@ -62,11 +62,7 @@ def line_of(event: Event, now: float) -> dict[str, Any]:
 
 
 def event_of(line: Mapping[str, Any]) -> Event | None:
-    """Line -> event; None for a name that vox does not have.
-
-    Raises:
-        ValueError: a field is missing, or of the wrong type.
-    """
+    """Line -> event; None for a name that vox does not have. ValueError if a field is wrong."""
     name = line.get("event")
     kind = kinds().get(name) if isinstance(name, str) else None
     if kind is None:
@@ -114,14 +110,8 @@ class Telemetry:
         self._begun = self._failing = False
 
     def __call__(self, event: Event) -> list[Notice]:
-        """Append a line.
-
-        Returns:
-            A warning, the first time that a line cannot be written.
-
-        Raises:
-            StorageError: not even the first line could be written.
-        """
+        """Append a line. The first one has to be written (StorageError); of later ones that cannot
+        be, one warning is returned."""
         line = json.dumps(line_of(event, time.time()), ensure_ascii=False)
         # A surrogate, as in the name of a file that is not UTF-8, has no bytes of its own.
         self._waiting.append(line.encode("utf-8", "backslashreplace") + b"\n")
@@ -167,11 +157,8 @@ class Tail:
         self._path, self._at, self.skipped = path, 0, 0
 
     def new(self) -> Iterator[Line]:
-        """Whole lines since the last call; nothing while there is no file.
-
-        Raises:
-            AdapterError: A001, it is no file, or cannot be read.
-        """
+        """Whole lines since the last call; none while there is no file, A001 if it is another thing
+        or cannot be read."""
         try:
             if not self._path.exists():
                 return
