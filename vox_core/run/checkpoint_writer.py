@@ -51,8 +51,13 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """`asked`: when the training thread began to copy it; `held`: seconds that this took;
-    `work`: the folder, when it was there, and a warning."""
+    """A checkpoint that the thread writes.
+
+    Args:
+        asked: when the training thread began to copy the state.
+        held: seconds that this took.
+        work: the folder, when it was there, and a warning.
+    """
 
     step: int
     asked: float
@@ -116,32 +121,38 @@ class CheckpointWriter:
         if self._under_way and self._under_way.work.done():
             self.settle()
 
-    def settle(self) -> None:
-        """Wait for the checkpoint under way, and announce its outcome."""
-        step = self._under_way.step if self._under_way else 0
+    def settle(self, *, last: bool = False) -> None:
+        """Wait for the checkpoint under way, and announce its outcome.
+
+        Args:
+            last: it has to succeed; otherwise a warning says that it could not be written.
+        """
+        if (done := self._under_way) is None:
+            return
+        self._under_way = None
         try:
-            self._conclude()
+            path, at, warning = done.work.result()
         except StorageError as error:
-            self._emit(
-                Notice(
-                    f"the checkpoint after step {step} could not be written: {error.what} "
-                    f"({error.found}); training goes on, and {self._last_good()}",
-                    "warning",
-                )
-            )
+            if last:
+                what = f"the last checkpoint could not be written: {error.what}"
+                raise error.but(what=what, faults=[self._last_good()]) from error
+            text = f"the checkpoint after step {done.step} could not be written: {error.what}"
+            text = f"{text} ({error.found}); training goes on, and {self._last_good()}"
+            self._emit(Notice(text, "warning"))
+            return
+        self._announced, self._good = done.step, path
+        seconds, held = round(at - done.asked, 4), round(done.held, 4)
+        self._emit(CheckpointWritten(done.step, str(path), seconds, held))
+        if warning:
+            self._emit(Notice(warning, "warning"))
 
     def finish(self, state: TrainState) -> None:
         """Write the last checkpoint of the run, and wait for it. If it cannot be written, the
         StorageError names the last good one."""
         self.settle()
-        if self._announced == state.step:
-            return
-        self.submit(state)
-        try:
-            self._conclude()
-        except StorageError as error:
-            what = f"the last checkpoint could not be written: {error.what}"
-            raise error.but(what=what, faults=[self._last_good()]) from error
+        if self._announced != state.step:
+            self.submit(state)
+            self.settle(last=True)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and end the thread."""
@@ -149,17 +160,6 @@ class CheckpointWriter:
             self.settle()
         finally:
             self._pool.shutdown()
-
-    def _conclude(self) -> None:
-        if (done := self._under_way) is None:
-            return
-        self._under_way = None
-        path, at, warning = done.work.result()
-        self._announced, self._good = done.step, path
-        seconds, held = round(at - done.asked, 4), round(done.held, 4)
-        self._emit(CheckpointWritten(done.step, str(path), seconds, held))
-        if warning:
-            self._emit(Notice(warning, "warning"))
 
     def _write(
         self, state: TrainState, origin: Origin, best: int | None

@@ -231,7 +231,7 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
 
 
 def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
-    """What a run is made of: contract, backend, the settings that were given, files by SHA-256.
+    """`plan.json`: contract, backend, the settings that were given, files by SHA-256.
 
     Args:
         whole: with the settings that concern one call alone.
@@ -427,7 +427,7 @@ def last_step(run: RunFolder) -> int:
 
 
 def faults_of(value: Any, kind: type[BaseModel] = _Metadata) -> list[str]:
-    """`key: what is wrong`, for each key that is read; none if all are right."""
+    """`key: fault` for each key that is read; none if all are right."""
     try:
         kind.model_validate(value)
     except ValidationError as error:

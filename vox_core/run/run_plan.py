@@ -289,7 +289,7 @@ def _require_new(run: RunFolder) -> None:
 
 
 def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
-    """Refuse to measure by no plugin (B013), what is not used, or on no documents (C004)."""
+    """Refuse to measure without a plugin (B013), for a resumed run, or without documents (C004)."""
     where = "--tune refresh"
     if not providers("hooks", "vox_advise"):
         missing, what = no_provider("hooks", "vox_advise"), "no plugin measures what is fastest"
