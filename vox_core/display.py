@@ -35,7 +35,7 @@ from vox_core.text import duration, megabytes, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
 SHORT_RUN = 50
 LINES_OF_A_LONG_RUN = 20
@@ -44,7 +44,7 @@ QUARTERS = 4
 SMOOTHING = 0.9
 """Share of the past in the smoothed loss."""
 WORTH_SECONDS = 1.0
-"""Of a transfer that is shown: one that takes less is over before anybody asks."""
+"""Seconds after which a transfer is shown."""
 BAR_WIDTH = 24
 _GONE = {errno.EPIPE, errno.EIO}
 """The reader of a pipe has ended; the terminal has been closed."""
@@ -69,34 +69,36 @@ def display(*, by_the_way: bool = True) -> Iterator[Display]:
     Args:
         by_the_way: the work continues if stderr is closed meanwhile.
     """
-    shown: Display
     if _in_notebook():
-        shown = NotebookDisplay()
+        shown: Display = NotebookDisplay()
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         shown = LiveDisplay()
     else:
         shown = LineDisplay()
-    shown = Unhurried(shown)
-    if by_the_way:
-        shown = ByTheWay(shown)
+    opened = Opened(shown, by_the_way=by_the_way)
     try:
-        yield shown
+        yield opened
     finally:
-        shown.close()
+        opened.close()
 
 
-class ByTheWay:
-    """A display that falls silent when stderr is closed, so that the work continues."""
+class Opened:
+    """A display that shows a transfer only after its first second, and, `by_the_way`, falls silent
+    when stderr is closed."""
 
-    def __init__(self, shown: Display) -> None:
-        self.shown = shown
-        self._gone = False
+    def __init__(self, shown: Display, *, by_the_way: bool) -> None:
+        self.shown, self._by_the_way, self._gone = shown, by_the_way, False
+        self._label, self._since = "", 0.0
 
     def observe(self, event: Event) -> None:
         self._try(lambda: self.shown.observe(event))
 
     def transfer(self, label: str, done: int, total: int) -> None:
-        self._try(lambda: self.shown.transfer(printable(label), done, total))
+        now = monotonic()
+        if label != self._label:
+            self._label, self._since = label, now
+        if now - self._since >= WORTH_SECONDS:
+            self._try(lambda: self.shown.transfer(printable(label), done, total))
 
     def close(self) -> None:
         self._try(self.shown.close)
@@ -107,12 +109,13 @@ class ByTheWay:
         try:
             show()
         except OSError as error:  # a full disk under a log may get space again
+            if not self._by_the_way:
+                raise
             self._gone = abandon_stderr(error)
 
 
 def abandon_stderr(error: OSError) -> bool:
-    """Redirect stderr to /dev/null if `error` says that its reader is gone; return whether it
-    is."""
+    """Redirect stderr to /dev/null if its reader is gone; return whether it is."""
     if error.errno not in _GONE:
         return False
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -122,32 +125,11 @@ def abandon_stderr(error: OSError) -> bool:
     return True
 
 
-class Unhurried:
-    """A display that shows a transfer only after its first second."""
-
-    def __init__(self, shown: Display) -> None:
-        self.shown = shown
-        self._label, self._since = "", 0.0
-
-    def observe(self, event: Event) -> None:
-        self.shown.observe(event)
-
-    def transfer(self, label: str, done: int, total: int) -> None:
-        now = monotonic()
-        if label != self._label:
-            self._label, self._since = label, now
-        if now - self._since >= WORTH_SECONDS:
-            self.shown.transfer(label, done, total)
-
-    def close(self) -> None:
-        self.shown.close()
-
-
 class Pace:
     """Loss, speed and remaining time of a run, from its most recent steps."""
 
     def __init__(self, start: RunStart) -> None:
-        self._total = start.total_steps
+        self.start = start
         self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
         self._losses = self._weights = 0.0
 
@@ -157,7 +139,7 @@ class Pace:
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
-        left = duration(seconds / len(self._recent) * (self._total - step.step))
+        left = duration(seconds / len(self._recent) * (self.start.total_steps - step.step))
         loss = f"loss {step.loss:.4f}  smoothed {smoothed:.4f}"
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
@@ -198,13 +180,12 @@ class LineDisplay:
     """Plain lines on stderr, for a file, a pipe or a log."""
 
     def __init__(self) -> None:
-        self._start: RunStart | None = None
         self._pace: Pace | None = None
         self._transfer: tuple[str, int] | None = None
 
     def observe(self, event: Event) -> None:
         if isinstance(event, RunStart):
-            self._start, self._pace = event, Pace(event)
+            self._pace = Pace(event)
         text = self._step(event) if isinstance(event, StepDone) else words(event)
         if isinstance(event, CheckpointWritten):
             text = f"checkpoint written after step {event.step}"
@@ -223,10 +204,11 @@ class LineDisplay:
         """Do nothing."""
 
     def _step(self, event: StepDone) -> str | None:
-        assert self._start and self._pace, "a step before the run"
-        text, total = self._pace.describe(event), self._start.total_steps
+        assert self._pace, "a step before the run"
+        text, start = self._pace.describe(event), self._pace.start
+        total = start.total_steps
         every = 1 if total <= SHORT_RUN else round(total / LINES_OF_A_LONG_RUN)
-        if event.step % every and event.step not in (self._start.first_step, total):
+        if event.step % every and event.step not in (start.first_step, total):
             return None
         return f"step {event.step}/{total}  {text}"
 
@@ -244,7 +226,8 @@ class LiveDisplay:
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self._step(event)
+            assert self._pace, "a step before the run"
+            self._update(self._pace.describe(event), event.step)
             return
         if isinstance(event, RunEnd) or self._label:
             self.close()
@@ -252,14 +235,12 @@ class LiveDisplay:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         if isinstance(event, RunStart):
             self._pace = Pace(event)
-            self._open(
-                *_columns_of_a_run(), total=event.total_steps, completed=event.first_step - 1
-            )
+            self._open(event.total_steps, event.first_step - 1)
 
     def transfer(self, label: str, done: int, total: int) -> None:
         if label != self._label:
             self.close()
-            self._open(*_columns_of_a_transfer(), total=None, completed=0)
+            self._open(None, 0)
             self._label = label
         self._update(label, done, total or None)
         if done == total:
@@ -271,40 +252,23 @@ class LiveDisplay:
             self._bar[0].stop()
         self._bar, self._label = None, ""
 
-    def _step(self, event: StepDone) -> None:
-        assert self._pace, "a step before the run"
-        self._update(self._pace.describe(event), event.step)
+    def _open(self, steps: int | None, completed: int) -> None:
+        """Start the bar of a run, or without `steps` of a transfer."""
+        from rich import progress as rich
 
-    def _open(self, *columns: ProgressColumn, total: int | None, completed: int) -> None:
-        from rich.progress import Progress
-
-        progress = Progress(*columns, console=self._console)
+        text = rich.TextColumn("{task.description}", markup=False)
+        bar = rich.BarColumn(bar_width=BAR_WIDTH)
+        sizes = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+        run = (rich.TextColumn("step"), rich.MofNCompleteColumn(), bar, text)
+        columns = (text, bar, *sizes) if steps is None else run
+        progress = rich.Progress(*columns, console=self._console)
         progress.start()
-        self._bar = progress, progress.add_task("starting", total=total, completed=completed)
+        self._bar = progress, progress.add_task("starting", total=steps, completed=completed)
 
     def _update(self, description: str, completed: int, total: int | None = None) -> None:
         if self._bar:
             progress, task = self._bar
             progress.update(task, description=description, completed=completed, total=total)
-
-
-def _columns_of_a_run() -> Iterator[ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-    yield TextColumn("step")
-    yield MofNCompleteColumn()
-    yield BarColumn(bar_width=BAR_WIDTH)
-    yield TextColumn("{task.description}", markup=False)
-
-
-def _columns_of_a_transfer() -> Iterator[ProgressColumn]:
-    from rich import progress
-
-    yield progress.TextColumn("{task.description}", markup=False)
-    yield progress.BarColumn(bar_width=BAR_WIDTH)
-    yield progress.DownloadColumn()
-    yield progress.TransferSpeedColumn()
-    yield progress.TimeRemainingColumn()
 
 
 class NotebookDisplay:
@@ -316,17 +280,17 @@ class NotebookDisplay:
         self._lines: list[str] = []
         self._bar = ("", 0, 0)
         self._pace: Pace | None = None
-        self._total = 0
         show: Any = display.display  # untyped
         self._handle = show({"text/plain": ""}, raw=True, display_id=True)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
-            label = f"step {event.step}/{self._total}  {self._pace.describe(event)}"
-            self._bar = label, event.step, self._total
+            total = self._pace.start.total_steps
+            label = f"step {event.step}/{total}  {self._pace.describe(event)}"
+            self._bar = label, event.step, total
         elif isinstance(event, RunStart):
-            self._pace, self._total = Pace(event), event.total_steps
+            self._pace = Pace(event)
         elif isinstance(event, RunEnd):
             label, done, total = self._bar
             self._lines.append(label)

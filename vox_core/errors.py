@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any, Self
 
 MAX_FAULTS_SHOWN = 20
 _CREDENTIALS = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/@\s'\"]{1,500}@")
@@ -164,6 +165,12 @@ class VoxError(Exception):
         self.expected = None if expected is None else _shown(expected)
         self.remedy = _shown(remedy)
         self.faults = tuple(map(_shown, faults))
+
+    def but(self, **changes: Any) -> Self:
+        """Return the same error with these parts replaced."""
+        parts = ("what", "where", "found", "expected", "remedy", "faults")
+        given = {name: getattr(self, name) for name in parts}
+        return type(self)(self.code.removeprefix("VOX-"), **{**given, **changes})
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}"]

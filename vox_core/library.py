@@ -97,7 +97,6 @@ def train(
     plan: Reference | None = None,
     on_event: OnEvent | None = None,
     progress: bool = False,
-    began: float | None = None,
     **settings: Any,
 ) -> Run:
     """Fine-tune a model, or resume a run (`resume=RUN`).
@@ -108,7 +107,6 @@ def train(
         config: a `vox.toml` to read instead of the one in the current folder.
         plan: the output of `vox plan --json`, to run exactly.
         progress: show a bar and notices, in the notebook or on stderr.
-        began: start of the process (`time.perf_counter`); by default now.
         settings: keys of `[train]` and `[data]`.
 
     Raises:
@@ -116,11 +114,13 @@ def train(
         WorkError: training failed; the run folder keeps the finished work.
         KeyboardInterrupt: a second Ctrl-C, which stops within the step.
     """
-    said = _validated_keywords(TrainSettings, {"model": model, "data": data, **settings})
+    said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
     from vox_core.run.train import train as run_training
 
-    pinned, origin = None, None
-    if plan is not None and config is not None:
+    pinned = None
+    if plan is None:
+        chosen, origin = _settings(TrainSettings, config, said)
+    elif config is not None:
         raise ConfigError(
             "P012",
             "a pinned plan holds every setting",
@@ -128,21 +128,14 @@ def train(
             found=str(config),
             remedy="give plan or config",
         )
-    if plan is None:
-        chosen, origin = _settings(TrainSettings, config, said)
     else:
         from vox_core.run.pinned_plan import read_plan
 
-        pinned, origin = read_plan(Path(plan), said), "--plan"
-        chosen = pinned.settings
+        pinned = read_plan(Path(plan), said)
+        chosen, origin = pinned.settings, "--plan"
     with _receivers(on_event, progress) as (observe, transfer):
         report = run_training(
-            chosen,
-            observe=observe,
-            backend_origin=origin,
-            progress=transfer,
-            began=began,
-            pinned=pinned,
+            chosen, observe=observe, backend_origin=origin, progress=transfer, pinned=pinned
         )
     return Run(report.run, report)
 
@@ -163,7 +156,7 @@ def plan(
     Raises:
         InputError: bad input, or no such plugin is installed (the remedy installs it).
     """
-    said = _validated_keywords(TrainSettings, {"model": model, "data": data, **settings})
+    said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
     chosen, origin = _settings(TrainSettings, config, said)
     from vox_core.host.load import call_hook
     from vox_core.host.provide import provider
@@ -199,17 +192,13 @@ def merge(
         InputError: bad input, found before any work.
         WorkError: verification failed, or the disk did; no output is left.
     """
-    said = _validated_keywords(MergeSettings, {"out": out, **settings})
+    said = _keywords(MergeSettings, {"out": out, **settings})
     chosen, origin = _settings(MergeSettings, config, said)
     from vox_core.run.merge import merge as run_merge
 
     with _receivers(on_event, progress) as (observe, transfer):
         return run_merge(
-            os.fspath(run),
-            chosen,
-            observe=observe,
-            backend_origin=origin,
-            progress=transfer,
+            os.fspath(run), chosen, observe=observe, backend_origin=origin, progress=transfer
         )
 
 
@@ -232,18 +221,14 @@ def load(
         InputError: it cannot be found, or no installed backend can load it.
     """
     kind = ChatSettings if section == "chat" else GenerateSettings
-    said = _validated_keywords(kind, settings)
+    said = _keywords(kind, settings)
     chosen, origin = _settings(kind, config, said)
     from vox_core.run.load import open_model
 
     stack = ExitStack()
     with _receivers(on_event, progress) as (observe, transfer):
         opening = open_model(
-            os.fspath(reference),
-            chosen,
-            observe=observe,
-            backend_origin=origin,
-            progress=transfer,
+            os.fspath(reference), chosen, observe=observe, backend_origin=origin, progress=transfer
         )
         return Model(stack.enter_context(opening), stack.close, chosen, said, config)
 
@@ -309,8 +294,15 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         settings = self._settings
         if sampling or type(settings) is not kind:
-            changed = _validated_keywords(kind, sampling)
-            _require_free(changed)
+            changed = _keywords(kind, sampling)
+            for name in FIXED:
+                if name in changed:
+                    raise ConfigError(
+                        "C002",
+                        "a loaded model keeps what it was loaded with",
+                        found=name,
+                        remedy=f"load it again: vox.load(..., {name}=...)",
+                    )
             kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
             settings, _ = _settings(kind, self._config, {**kept, **changed})
         return self._opened.reply(messages, row, settings)
@@ -348,12 +340,8 @@ def _settings(
     return load_settings(kind, said, file=_path(config)), backend_origin(kind, config, said)
 
 
-def _validated_keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the keywords of a call; paths become text.
-
-    Raises:
-        ConfigError: C001, a name is no setting of this section.
-    """
+def _keywords(kind: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the names of a call's keywords (C001); paths become text."""
     if faults := unknown_settings(kind, settings):
         raise ConfigError(
             "C001",
@@ -373,16 +361,6 @@ def _plain(value: Any) -> Any:
 
 def _path(config: Reference | None) -> Path | None:
     return None if config is None else Path(config)
-
-
-def _require_free(changed: Mapping[str, Any]) -> None:
-    if fixed := [name for name in FIXED if name in changed]:
-        raise ConfigError(
-            "C002",
-            "a loaded model keeps what it was loaded with",
-            found=", ".join(fixed),
-            remedy=f"load it again: vox.load(..., {fixed[0]}=...)",
-        )
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def test_a_live_display_is_closed_when_its_block_fails() -> None:
 SCRIPT = """
 from vox_core.display import display
 with display() as shown:
-    print(type(shown.shown.shown).__name__)
+    print(type(shown.shown).__name__)
 """
 
 

@@ -49,13 +49,6 @@ def test_it_runs_four_commands_in_order(vox, training: Training) -> None:
     assert ran[3][2] == "vox-quickstart/run"
 
 
-def test_its_training_is_timed_by_itself(vox, training: Training, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.run.metrics.process_began", lambda: 1.0)
-    vox("quickstart")
-    vox("train")
-    assert [call["began"] for call in training.calls] == [None, 1.0]
-
-
 def test_what_it_prints_can_be_typed(vox, training: Training) -> None:
     """Training by hand gets the same settings as on the tour."""
     for command in commands(vox("quickstart").out):

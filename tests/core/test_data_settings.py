@@ -10,7 +10,7 @@ import pytest
 
 from vox_core.config import DataSource, TrainSettings, load_settings, validate
 from vox_core.errors import ConfigError
-from vox_core.run import pinned_plan, resume
+from vox_core.run import resume
 
 TOML = '[data]\ncurriculum = "difficulty"\n[[data.source]]\npath = "a.jsonl"\nweight = 2\n'
 
@@ -83,7 +83,7 @@ def test_what_a_run_records_can_be_read_again(tmp_path: Path, toml: Path) -> Non
         {"source": ["hf:owner/name=1", "b.jsonl=2"]},
     ],
 )
-@pytest.mark.parametrize("kept", [resume.recorded, pinned_plan.in_force])
+@pytest.mark.parametrize("kept", [resume.recorded, resume.in_force])
 def test_what_is_kept_holds_in_another_folder(
     given: dict[str, object], kept: Callable[..., Any], tmp_path: Path, monkeypatch
 ) -> None:

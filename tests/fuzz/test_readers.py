@@ -23,7 +23,7 @@ from vox_core.config import TrainSettings, load_settings
 from vox_core.host.manifest import parse_manifest
 from vox_core.models.folder import check_folder
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, record
+from vox_core.run.checkpoint import Origin
 from vox_core.weights import SafetensorsFile, WeightFolder
 
 ROOT = Path(__file__).parents[2]
@@ -203,22 +203,26 @@ def step(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(step: Path) -> dict[str, bytes]:
-    return {name: (step / name).read_bytes() for name in (*record.FILES, record.MANIFEST)}
+    return {name: (step / name).read_bytes() for name in (*checkpoint.FILES, checkpoint.MANIFEST)}
 
 
 @cases()
-@given(data=st.data(), name=st.sampled_from([*record.FILES, record.MANIFEST]), sign=st.booleans())
+@given(
+    data=st.data(),
+    name=st.sampled_from([*checkpoint.FILES, checkpoint.MANIFEST]),
+    sign=st.booleans(),
+)
 def test_checkpoint(
     step: Path, whole: dict[str, bytes], data: st.DataObject, name: str, sign: bool
 ) -> None:
     """Any file changed; if it is signed, with a manifest that says it should be so."""
     changed = data.draw(mutated(whole[name]))
     contents = {**whole, name: changed}
-    if sign and name != record.MANIFEST:
-        entries = json.loads(whole[record.MANIFEST])
+    if sign and name != checkpoint.MANIFEST:
+        entries = json.loads(whole[checkpoint.MANIFEST])
         digest = hashlib.sha256(changed).hexdigest()
         entries["files"][name] = {"size": len(changed), "sha256": digest}
-        contents[record.MANIFEST] = json.dumps(entries).encode() + b"\n"
+        contents[checkpoint.MANIFEST] = json.dumps(entries).encode()
     for file, content in contents.items():
         (step / file).write_bytes(content)
     looked_at(lambda: checkpoint.load(step))

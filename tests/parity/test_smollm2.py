@@ -24,6 +24,7 @@ from torch.nn.functional import cosine_similarity
 import vox_core
 from tests.core.data_samples import load_records
 from tests.parity import held, tolerances
+from tests.run.lines import read
 from vox_core import models
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
@@ -33,7 +34,6 @@ from vox_core.contract import AdapterSpec
 from vox_core.data.batching import documents_of_step
 from vox_core.data.dataset import build_dataset
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.run import telemetry
 from vox_core.run.load import open_model
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder
@@ -88,7 +88,7 @@ def run_of(folder: Path, backend: str, dtype: str) -> Path:
 
 
 def lines(run: Path, event: str) -> list[dict[str, Any]]:
-    return [line for line in telemetry.read(run / "telemetry.jsonl") if line["event"] == event]
+    return [line for line in read(run / "telemetry.jsonl") if line["event"] == event]
 
 
 def losses(run: Path) -> list[float]:
@@ -101,7 +101,7 @@ def cut(run: Path, to: Path) -> Path:
     shutil.rmtree(to / "checkpoints" / f"step-{STEPS}")
     (to / "vox_adapter.json").unlink()
     # A checkpoint is announced at one of the steps after its own.
-    told = telemetry.read(run / "telemetry.jsonl")
+    told = read(run / "telemetry.jsonl")
     kept = [json.dumps(line) + "\n" for line in told if line.get("step", 0) <= MOVED]
     (to / "telemetry.jsonl").write_text("".join(kept))
     return to

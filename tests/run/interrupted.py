@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, StepDone, Validation
-from vox_core.run import telemetry
 from vox_core.run.artifacts import TrainReport
 from vox_core.run.train import train
 
@@ -59,13 +59,13 @@ def resumed(run: Path, observe: Callable[[Event], None] = lambda _: None) -> Tra
 
 def curve(run: Path, kind: type[Event] = StepDone) -> dict[int, str]:
     """Step -> its loss to the bit; of a step that was taken again, the last one told."""
-    lines = telemetry.read(run / "telemetry.jsonl")
+    lines = read(run / "telemetry.jsonl")
     return {line["step"]: float.hex(line["loss"]) for line in lines if line["event"] == kind.name}
 
 
 def told_twice_alike(run: Path) -> bool:
     """Whether steps that were taken again gave the same loss again."""
-    lines = [x for x in telemetry.read(run / "telemetry.jsonl") if x["event"] == StepDone.name]
+    lines = [x for x in read(run / "telemetry.jsonl") if x["event"] == StepDone.name]
     return all(curve(run)[line["step"]] == float.hex(line["loss"]) for line in lines)
 
 

@@ -25,7 +25,7 @@ from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
 from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint.writer import CheckpointWriter
+from vox_core.run.checkpoint_writer import CheckpointWriter
 
 LAST = 3
 KEEP = Retention(last=2)

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from vox_core.run import checkpoint, telemetry
+from tests.run.lines import read
+from vox_core.run import checkpoint
 from vox_testing.tiny import make_model
 
 STEPS = 30
@@ -202,7 +203,7 @@ class Kills:
 
 
 def lines(run: Path) -> Iterator[dict[str, Any]]:
-    return telemetry.read(run / "telemetry.jsonl")
+    return read(run / "telemetry.jsonl")
 
 
 def curve_lines(run: Path) -> Iterator[tuple[int, str]]:

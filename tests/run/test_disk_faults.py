@@ -17,7 +17,7 @@ from vox_core.contract import CheckpointWritten, Notice
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
 from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint.writer import CheckpointWriter
+from vox_core.run.checkpoint_writer import CheckpointWriter
 
 FAULTS = {
     "full": errno.ENOSPC,

@@ -41,9 +41,9 @@ def test_a_look_at_a_run_does_not_keep_a_process_out(tmp_path, take):
         take(RunFolder(tmp_path))
 
 
-@pytest.mark.parametrize("take", [require_free, lambda run: locked(run).__enter__()])
-def test_a_lock_that_stays_is_refused(tmp_path, take, monkeypatch):
+def test_a_lock_that_stays_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "PATIENCE", 0.1)
-    with looked_at(tmp_path, None), pytest.raises(OutputError) as caught:
-        take(RunFolder(tmp_path))
+    run = RunFolder(tmp_path)
+    with looked_at(tmp_path, None), pytest.raises(OutputError) as caught, locked(run):
+        pass
     assert caught.value.code == "VOX-O003"

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -27,13 +26,14 @@ from tests.run.interrupted import (
     resumed,
     stop_after,
 )
+from tests.run.lines import read
 from vox_core.adapter.peft import read_adapter
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Validation
 from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
-from vox_core.run import checkpoint, telemetry
-from vox_core.run.context import StoppedAtOnce, TimeLimit
+from vox_core.run import checkpoint
+from vox_core.run.context import StoppedAtOnce
 from vox_core.run.run_plan import plan_run
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
@@ -347,11 +347,13 @@ def _interrupt(patched, name, call):
 
 
 def test_max_time(made, whole, monkeypatch):
-    """By a clock that is looked at after each step, and goes on by ten seconds between."""
-    now = iter(range(10, 10_000, 10))
-    limit = partial(TimeLimit, now=lambda: next(now))
-    monkeypatch.setattr("vox_core.run.session.TimeLimit", lambda seconds, _: limit(seconds, 0))
+    """By a clock that goes on by ten seconds between steps."""
     told = []
+
+    def now() -> float:
+        return 10.0 * sum(isinstance(event, StepDone) for event in told)
+
+    monkeypatch.setattr("vox_core.run.session.time.perf_counter", now)
     asked = made(**SMALL, max_time="45s")
     report = train(asked, observe=told.append)
     assert (report.stopped, report.steps) == (True, 5)
@@ -359,12 +361,6 @@ def test_max_time(made, whole, monkeypatch):
     monkeypatch.undo()
     resumed(asked.out)
     assert_same_run(asked.out, whole(**SMALL))
-
-
-def test_there_is_no_limit_unless_one_is_asked_for():
-    assert not TimeLimit(0, 0, now=lambda: 1e9)()
-    assert TimeLimit(60, 0, now=lambda: 60)()
-    assert not TimeLimit(60, 0, now=lambda: 59)()
 
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -379,7 +375,7 @@ def test_sigterm_from_outside(made, whole, times):
             command += [f"--{key.replace('_', '-')}", str(one)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     told = asked.out / "telemetry.jsonl"
-    while not any(line["event"] == "step" for line in telemetry.read(told)):
+    while not any(line["event"] == "step" for line in read(told)):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
     for _ in range(times):
@@ -388,7 +384,7 @@ def test_sigterm_from_outside(made, whole, times):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert f"resume with: vox train --resume {asked.out}" in errors
-    (last,) = [line for line in telemetry.read(told) if line["event"] == "run_end"]
+    (last,) = [line for line in read(told) if line["event"] == "run_end"]
     assert last["outcome"] == "stopped"
     assert resumed(asked.out).steps == 40
     assert_same_run(asked.out, whole(**given))
@@ -454,7 +450,7 @@ def test_what_was_measured_of_steps_that_are_taken_again_counts_no_more(made):
     report = train(validate(TrainSettings, given), observe=stop_after(3))
     losses = {
         line["step"]: line["loss"]
-        for line in telemetry.read(asked.out / "telemetry.jsonl")
+        for line in read(asked.out / "telemetry.jsonl")
         if line["event"] == "validation"
     }
     assert (report.steps, sorted(losses)) == (3, [0, 2, 4])

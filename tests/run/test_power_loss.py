@@ -13,8 +13,8 @@ from vox_core import disk, files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention, write
-from vox_core.run.checkpoint.writer import CheckpointWriter
+from vox_core.run.checkpoint import Origin, Retention
+from vox_core.run.checkpoint_writer import CheckpointWriter
 
 
 def run(root: Path, model: Recorded, kept: int) -> None:
@@ -94,14 +94,14 @@ def test_the_model_catches_an_announcement_before_the_rename(tmp_path, monkeypat
     root = tmp_path / "disk"
     root.mkdir()
     model = Recorded(root)
-    fill = write._fill
+    fill = checkpoint._fill
 
     def hasty(folder, state, origin):
         fill(folder, state, origin)
         model.announced = state.step
         model.cut()
 
-    monkeypatch.setattr(write, "_fill", hasty)
+    monkeypatch.setattr(checkpoint, "_fill", hasty)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "calls", model)
         run(root, model, 2)
@@ -113,7 +113,7 @@ def test_the_model_catches_pruning_before_the_newer_one_is_there(tmp_path, monke
 
     def eager(parent, state, origin):
         if parent.exists():
-            write.prune(parent, Retention(last=0))
+            checkpoint.prune(parent, Retention(last=0))
         return save(parent, state, origin)
 
     monkeypatch.setattr(checkpoint, "save", eager)

@@ -49,13 +49,13 @@ def test_what_a_checkpoint_holds_goes_on_as_if_nothing_had_been():
     through, halves = Progress(2), [Progress(2)]
     for step, loss in enumerate((3.0, 2.0, math.nan, 2.5), start=1):
         if step == 3:
-            losses, validations = halves[0].saved()
-            assert validations == ((1, 2.0), (2, 1.0))
-            halves.append(Progress(2, losses, validations))
+            saved = halves[0].saved()
+            assert saved["validations"] == ((1, 2.0), (2, 1.0))
+            halves.append(Progress(2, **saved))
         for each in (through, halves[-1]):
             each(StepDone(step, loss, 1e-4, 1.0, 100, 40, 0.5))
             each(Validation(step, loss - 1))
     assert halves[-1].saved() == through.saved()
-    assert through.saved()[0] == (3.0, 2.0, None, 2.5)
+    assert through.saved()["losses"] == (3.0, 2.0, None, 2.5)
     assert halves[-1].best_step == through.best_step == 2
     assert halves[-1].exhausted and through.exhausted

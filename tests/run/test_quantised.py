@@ -16,12 +16,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.run.lines import read
 from vox_core import host
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, PlanError, StorageError
 from vox_core.run import backend as run_backend
-from vox_core.run import inputs, load, telemetry
+from vox_core.run import inputs, load
 from vox_core.run.dequantised_base import trained_weights
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
@@ -100,9 +101,7 @@ def test_a_run_says_what_its_base_is_quantised_to(base, settings, lenient):
     manifest = json.loads((report.run / "vox_adapter.json").read_text())
     assert plan["contract"]["quant"] == manifest["quant"] == "affine4"
     (start,) = [
-        line
-        for line in telemetry.read(report.run / "telemetry.jsonl")
-        if line["event"] == "run_start"
+        line for line in read(report.run / "telemetry.jsonl") if line["event"] == "run_start"
     ]
     assert start["quant"] == "affine4"
     card = (report.run / "README.md").read_text()

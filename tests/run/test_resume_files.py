@@ -19,6 +19,7 @@ KEPT = {
     "digest": "0",
     "dtype": "fp32",
     "backend": "cpu",
+    "backend_version": "1",
     "micro_batch_tokens": 96,
     "packing": "rows",
     "tuning": {},
@@ -82,8 +83,8 @@ def test_a_resume_says_so(tiny, settings):
     with pytest.raises(InputError) as caught:
         resumed(asked.out)
     assert [fault.partition(":")[0] for fault in caught.value.faults] == [
-        *("settings", "contract", "digest", "dtype", "backend", "micro_batch_tokens"),
-        *("packing", "tuning"),
+        *("settings", "contract", "digest", "dtype", "backend", "backend_version"),
+        *("micro_batch_tokens", "packing", "tuning"),
     ]
     (asked.out / PLAN).write_text(plan)
     (asked.out / MANIFEST).write_text("{}")

@@ -12,10 +12,11 @@ import sys
 import pytest
 
 from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
+from tests.run.lines import read
 from vox_core.config import TrainSettings, load_settings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone
 from vox_core.errors import ConfigError, InputError
-from vox_core.run import folder, telemetry
+from vox_core.run import folder
 from vox_core.run.folder import RunFolder
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
@@ -137,7 +138,7 @@ def test_what_may_change_has_to_be_said(asked):
     (warning,) = [e for e in told if isinstance(e, Notice) and "another contract" in e.message]
     assert warning.level == "warning"
     assert "--lr: 0.01 when it began, 0.001 now" in warning.message
-    lines = [*telemetry.read(asked().out / "telemetry.jsonl")]
+    lines = [*read(asked().out / "telemetry.jsonl")]
     assert any(warning.message in line.get("message", "") for line in lines)
 
 
@@ -305,5 +306,5 @@ def test_a_clock_that_goes_back_changes_nothing_but_stamps(
     assert (report.steps, report.stopped) == (5, False)
     assert report.seconds > 0
     assert_same_run(report.run, whole)
-    lines = [*telemetry.read(report.run / "telemetry.jsonl")]
+    lines = [*read(report.run / "telemetry.jsonl")]
     assert all(line["seconds"] >= 0 for line in lines if "seconds" in line)

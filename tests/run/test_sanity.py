@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Notice, StepDone, Validation
 from vox_core.run import sanity
 from vox_core.run.controller import RunController
 from vox_core.run.progress import Progress
 from vox_core.run.sanity import LossWatch, rate_warning
-from vox_core.run.telemetry import read
 from vox_core.run.train import train
 from vox_testing.tiny import VOCABULARY
 

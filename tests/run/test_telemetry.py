@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
     CheckpointWritten,
@@ -26,7 +27,7 @@ from vox_core.contract import (
 )
 from vox_core.errors import AdapterError, StorageError
 from vox_core.run import telemetry
-from vox_core.run.metrics import StepMetrics, peak_resident
+from vox_core.run.progress import StepMetrics, peak_resident
 from vox_core.run.telemetry import Tail, Telemetry
 from vox_core.run.train import train
 
@@ -107,7 +108,6 @@ WRONG = {
     "bytes that are no text": b'{"event": "\xff\xfe"}\n',
     "brackets without end": b"[" * 200_000 + b"\n",
     "zeros": b"\0" * 4096 + b"\n",
-    "a line that is too long": b'{"event": "notice", "message": "' + b"x" * 3_000_000 + b'"}\n',
 }
 
 
@@ -120,7 +120,6 @@ def test_a_wrong_line_is_passed_over_and_counted(case: str, tmp_path: Path) -> N
     found = Tail(path)
     assert [(told.time, told.event) for told in found.new()] == [(2.0, STEP)] * 2
     assert found.skipped == (case != "nothing")
-    assert len(list(telemetry.read(path))) == 2
 
 
 @pytest.mark.foreign_telemetry
@@ -151,24 +150,6 @@ def test_lines_come_as_they_are_written(tmp_path: Path) -> None:
     path.write_text(line)
     assert len(list(found.new())) == 1, "a file that is shorter than before is a new one"
     assert found.skipped == 0
-
-
-@pytest.mark.foreign_telemetry
-def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(telemetry, "LONGEST", 1000)
-    path = tmp_path / "telemetry.jsonl"
-    path.write_bytes(b"x" * 2500)
-    found = Tail(path)
-    assert list(found.new()) == []
-    with path.open("ab") as file:
-        file.write(b"y" * 10)
-        file.flush()
-        assert list(found.new()) == []
-        assert found._at == 2510
-        file.write(b"\n" + json.dumps(telemetry.line_of(STEP, 2.0)).encode() + b"\n")
-        file.flush()
-    assert len(list(found.new())) == 1
-    assert found.skipped == 1
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
@@ -236,24 +217,9 @@ def test_lines_wait_while_the_disk_is_full(room: int, tmp_path: Path, monkeypatc
     assert path.read_bytes() == before
     disk.room = 10**9
     assert tell(Validation(3, 1.0)) == []
-    assert [line["step"] for line in telemetry.read(path)] == [0, 1, 2, 3]
+    assert [line["step"] for line in read(path)] == [0, 1, 2, 3]
     disk.room = 0
     assert len(tell(Validation(4, 1.0))) == 1, "said again when it comes again"
-
-
-def test_what_was_lost_to_a_full_disk_is_counted(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(telemetry, "WAITING", 3)
-    path, disk = tmp_path / "telemetry.jsonl", Disk(monkeypatch)
-    tell = Telemetry(path)
-    tell(Validation(0, 1.0))
-    disk.room = 0
-    for number in range(1, 6):
-        tell(Validation(number, 1.0))
-    disk.room = 10**9
-    tell(Validation(6, 1.0))
-    told = list(telemetry.read(path))
-    assert [line.get("step") for line in told] == [0, 4, 5, 6, None]
-    assert told[-1]["message"] == "3 lines of telemetry were lost to a full disk"
 
 
 def test_a_first_line_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch) -> None:
@@ -266,7 +232,7 @@ def test_a_first_line_that_cannot_be_written_is_an_error(tmp_path: Path, monkeyp
 def test_a_name_that_is_not_unicode_does_not_end_a_run(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     Telemetry(path)(Notice("r\udce9sum\udce9"))
-    assert [line["message"] for line in telemetry.read(path)] == ["r\udce9sum\udce9"]
+    assert [line["message"] for line in read(path)] == ["r\udce9sum\udce9"]
 
 
 def test_time_left_counts_what_lies_between_steps() -> None:
@@ -302,7 +268,7 @@ def test_a_resume_is_told_with_what_was_skipped(tiny, settings) -> None:
     damaged = run / "checkpoints" / "step-5" / "adapter.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\0")
     train(validate(TrainSettings, {"resume": run}))
-    told = list(telemetry.read(run / "telemetry.jsonl"))
+    told = list(read(run / "telemetry.jsonl"))
     (ended,) = [at for at, line in enumerate(told) if line["event"] == "run_end"][:-1]
     resumed = told[ended + 1]
     assert resumed["event"] == "resume", "the first line of the process that goes on"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
+from tests.run.lines import read
 from vox_core import disk
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
@@ -19,7 +20,7 @@ from vox_core.data.batching import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
 from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint.writer import CheckpointWriter, Due
+from vox_core.run.checkpoint_writer import CheckpointWriter, Due
 from vox_core.run.progress import Progress
 from vox_core.run.train import train
 
@@ -203,7 +204,7 @@ def test_when_one_is_due():
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("vox_core.run.checkpoint.writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vox_core.run.checkpoint_writer.time.monotonic", lambda: now[0])
     writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
     found = []
     for step in range(1, 9):
@@ -228,7 +229,7 @@ def test_a_run_keeps_what_it_was_told_to(tiny, settings):
     assert state["epoch"] == pytest.approx(4 * 2 / 6)
     assert state["seed"] == 42
     assert 0 < state["elapsed"] < 600
-    (told, *_) = [e for e in telemetry.read(run / "telemetry.jsonl") if e["event"] == "checkpoint"]
+    (told, *_) = [e for e in read(run / "telemetry.jsonl") if e["event"] == "checkpoint"]
     assert 0 <= told["held_seconds"] <= told["seconds"]
 
 
@@ -350,7 +351,7 @@ def test_lines_that_a_full_disk_would_not_take_come_later_in_order(tmp_path, mon
     write(Notice("one"))
     monkeypatch.setattr(disk, "calls", Failing(2, errno.ENOSPC))
     write(Notice("two"))
-    assert [line["message"] for line in telemetry.read(tmp_path / "telemetry.jsonl")] == ["one"]
+    assert [line["message"] for line in read(tmp_path / "telemetry.jsonl")] == ["one"]
     write(Notice("three"))
-    told = [line["message"] for line in telemetry.read(tmp_path / "telemetry.jsonl")]
+    told = [line["message"] for line in read(tmp_path / "telemetry.jsonl")]
     assert told == ["one", "two", "three"]

@@ -26,11 +26,11 @@ from vox_core.run.context import Context
 from vox_core.run.dequantised_base import as_trained, seeded
 from vox_core.run.loop import is_validated
 from vox_core.run.merge import space_needed as merge_space_needed
-from vox_core.run.metrics import peak_resident
 from vox_core.run.pinned_plan import FORMAT as PLAN_FORMAT
-from vox_core.run.pinned_plan import digest_of, exact
+from vox_core.run.pinned_plan import digest_of
 from vox_core.run.plan import has_linear_attention, possible_quants, text_config, vocabulary_size
-from vox_core.run.resume import in_force
+from vox_core.run.progress import peak_resident
+from vox_core.run.resume import in_force, metadata
 from vox_core.run.run_plan import RunPlan, account, plan_run, space_free, space_needed
 from vox_core.run.sources import Fetching
 
@@ -55,7 +55,6 @@ __all__ = [
     "digest_of",
     "documents_in_step",
     "epochs_after",
-    "exact",
     "fixed_micro_batch",
     "folder",
     "has_linear_attention",
@@ -63,6 +62,7 @@ __all__ = [
     "is_validated",
     "make_step_batches",
     "merge_space_needed",
+    "metadata",
     "micro_batches",
     "parameter_names",
     "peak_resident",

@@ -1,15 +1,12 @@
 """Run folders: find them, read their telemetry and contracts, compare two contracts."""
 
 from vox_core.bounded_json import differences
-from vox_core.run.folder import PLAN, TELEMETRY, RunFolder
+from vox_core.run.folder import PLAN, TELEMETRY, RunFolder, is_worked_in
 from vox_core.run.history import (
     RUNS,
     Curve,
     Summary,
-    Tally,
-    completed,
     is_run,
-    is_worked_in,
     read_run,
     read_runs,
     require_run,
@@ -26,8 +23,6 @@ __all__ = [
     "RunFolder",
     "Summary",
     "Tail",
-    "Tally",
-    "completed",
     "differences",
     "is_run",
     "is_worked_in",

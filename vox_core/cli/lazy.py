@@ -17,10 +17,6 @@ from typing import Any, NamedTuple
 
 import click
 
-WITHIN = "within another command"
-"""Context object of a command that another command runs in the same process, so that process
-start-up is not counted as its own."""
-
 
 class Entry(NamedTuple):
     """A command's location (`module:attribute`), help line, and the plugin that declares it."""

@@ -16,7 +16,7 @@ import click
 
 import vox_core
 from vox_core.cli import root
-from vox_core.cli.lazy import WITHIN, Command
+from vox_core.cli.lazy import Command
 from vox_core.cli.output import duration, losses, print_table
 from vox_core.errors import command
 
@@ -91,7 +91,7 @@ class Tour:
     def _vox(self, *arguments: str) -> Any:
         """Print and run a command and return its result; exit if it returns an exit code."""
         click.secho(f"$ vox {shlex.join(arguments)}", bold=True)
-        result = root.main([*arguments], prog_name="vox", standalone_mode=False, obj=WITHIN)
+        result = root.main([*arguments], prog_name="vox", standalone_mode=False)
         if isinstance(result, int):
             self._ctx.exit(result)
         return result

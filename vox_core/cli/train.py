@@ -9,7 +9,7 @@ import click
 
 from vox_core import library
 from vox_core.cli.errors import STOPPED
-from vox_core.cli.lazy import WITHIN, Command, json_option
+from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import files_argument, options_of, with_files
 from vox_core.cli.output import duration, losses, print_json, print_table, printable
 from vox_core.config import TrainSettings
@@ -104,14 +104,12 @@ def train(
     finishes the current step and saves everything; --resume continues the run.
     """
     from vox_core.run.context import StoppedAtOnce
-    from vox_core.run.metrics import process_began
 
     try:
         report = library.train(
             config=config_file,
             plan=plan_file,
             progress=True,
-            began=process_began() if ctx.obj is not WITHIN else None,
             **with_files(files, flags),
         ).report
     except StoppedAtOnce as stop:

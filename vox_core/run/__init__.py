@@ -7,10 +7,10 @@ dataset.py       -> tokens, masks, order, audits
 plan.py          -> contract and execution plan; run_plan.py: all of these as one `RunPlan`
 advice.py        -> what plugins advise; pinned_plan.py: a plan to be run exactly so
 session.py       -> run folder (folder.py), state to start from, subscribers of events
-loop.py          -> the backend's training, with checkpoint/ and context.py
+loop.py          -> the backend's training, with checkpoint_writer.py and context.py
 artifacts.py     -> adapter, manifest, model card, report
 
-subscribers      telemetry.py, progress.py, controller.py (nonfinite.py, sanity.py), metrics.py
-history.py       run folders, read from outside
+subscribers      telemetry.py, progress.py, controller.py (sanity.py)
+checkpoint.py    the format; history.py: summaries of run folders
 load.py, merge.py (merger.py, proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
 """

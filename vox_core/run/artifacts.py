@@ -24,7 +24,6 @@ from vox_core.adapter.targets import linear_modules
 from vox_core.contract import (
     ExecutionPlan,
     Optimizer,
-    Quant,
     RunEnd,
     TrainResult,
     TrainState,
@@ -87,26 +86,25 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
     stopped = result.stopped and not progress.exhausted
     before, after = progress.first_and_last
     best_loss = None if progress.best_step is None else progress.best_loss
-    made, model = plan.execution, plan.inputs.model
-    _write_adapter(plan.run.path, plan, state)
+    made, model, run = plan.execution, plan.inputs.model, plan.run.path
+    _write_adapter(run, plan, state)
     for name in TOKENIZER_FILES:
         if (source := model.tokenizer / name).is_file():
-            files.write_bytes(plan.run.path / name, source.read_bytes())
+            files.write_bytes(run / name, source.read_bytes())
     measured = best_loss if state.step == progress.best_step else after
-    text = card(made, model, step=state.step, before=before, after=measured)
-    files.write_text(plan.run.path / CARD, text)
+    files.write_text(run / CARD, card(made, model, state.step, before, measured))
     used = checkpoint.origin(plan.run.checkpoints, last).backends
     about = {"last_step": last, "backends": [each.model_dump() for each in used]}
-    files.write_json(plan.run.path / MANIFEST, {**manifest(made, model, state.step), **about})
+    files.write_json(run / MANIFEST, {**manifest(made, model, state.step), **about})
     session.emit(RunEnd(last, "stopped" if stopped else "done", session.elapsed()))
     return TrainReport(
-        run=plan.run.path,
+        run=run,
         stopped=stopped,
         steps=last,
         total_steps=made.contract.total_steps,
         seconds=session.elapsed(),
         startup_seconds=session.metrics.startup_seconds,
-        loss=session.loss,
+        loss=progress.losses[-1] if progress.losses else None,
         valid_before=before,
         valid_after=after,
         best_step=progress.best_step,
@@ -135,39 +133,24 @@ def report_of_ended(plan: RunPlan) -> TrainReport:
 
 
 def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> StorageError:
-    """Write the adapter of a run whose last checkpoint cannot be written, in any folder that takes
-    it: hours of training are in it, and it is a third of a checkpoint.
+    """Write the adapter of a run whose last checkpoint cannot be written, in the first folder that
+    takes it: hours of training are in it, and it is a third of a checkpoint.
 
     Returns:
-        `error`, with the place, or the word that there is none.
+        `error`, with the place, or that there is none.
     """
-    place = _saved_anywhere(plan, state)
-    fault = (
-        f"the adapter after step {state.step} is kept in {place}"
-        if place
-        else f"the adapter after step {state.step} could be kept nowhere"
-    )
-    return StorageError(
-        error.code.removeprefix("VOX-"),
-        error.what,
-        where=error.where,
-        found=error.found,
-        faults=[*error.faults, fault],
-        remedy=f"{error.remedy}: {command('vox', 'train', '--resume', plan.run.path)}",
-    )
-
-
-def _saved_anywhere(plan: RunPlan, state: TrainState) -> Path | None:
-    """The first place that takes it: the run's folder, the one for temporary files, this one."""
     name = f"vox-adapter-{plan.run.path.resolve().name}-{uuid.uuid4().hex[:8]}"
+    fault = f"the adapter after step {state.step} could be kept nowhere"
     for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
         try:
             with files.atomic_folder(parent / name) as folder:
                 _write_adapter(folder, plan, state, by_path=True)  # no manifest names the base
-            return parent / name
         except (StorageError, InputError):
             continue
-    return None
+        fault = f"the adapter after step {state.step} is kept in {parent / name}"
+        break
+    resume = command("vox", "train", "--resume", plan.run.path)
+    return error.but(faults=[*error.faults, fault], remedy=f"{error.remedy}: {resume}")
 
 
 def _write_adapter(
@@ -227,10 +210,11 @@ def versions() -> dict[str, str]:
 
 
 def card(
-    plan: ExecutionPlan, model: LocalModel, *, step: int, before: float | None, after: float | None
+    plan: ExecutionPlan, model: LocalModel, step: int, before: float | None, after: float | None
 ) -> str:
     """The model card, with the metadata block that the Hugging Face hub reads."""
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
+    measured = before is not None and after is not None
     rows = {
         "base model": f"{model.id} ({model.model_type})",
         "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
@@ -243,45 +227,20 @@ def card(
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,
-        "held-out loss": _losses(before, after),
+        "held-out loss": f"{before:.4f} before, {after:.4f} after" if measured else "not measured",
         "contract": f"`{contract.digest}`",
     }
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return _CARD.format(
         model=model.id,
         hub=model.hub or model.id,
-        weights=_weights(model),
-        licence=_licence(model),
-        table=table,
-        onto=_onto(contract.quant),
+        weights=_CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
+        if model.converted
+        else "",
+        licence=f"license: {model.licence.lower()}\n" if model.licence else "",
+        table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
+        # The weights that were trained on, where the base was quantised.
+        onto="" if contract.quant == "none" else " --onto trained-base",
     )
-
-
-def _onto(quant: Quant) -> str:
-    """What merges onto the weights that were trained on, where the base was quantised."""
-    return "" if quant == "none" else " --onto trained-base"
-
-
-def _weights(model: LocalModel) -> str:
-    """Which weights were trained on, where they are not those that the hub has."""
-    if not model.converted:
-        return ""
-    return (
-        f"\nThe adapter was trained on the weights of `{model.id}` in vox's catalog (SHA-256 "
-        f"{(model.revision or '')[:12]}…),\na quantised conversion of {model.hub}, whose own "
-        "weights differ. vox loads the\nweights of the catalog, `AutoPeftModel` those of the hub. "
-        f"`vox model pull {model.id}` names the\nfolder of the weights to give to PEFT.\n"
-    )
-
-
-def _losses(before: float | None, after: float | None) -> str:
-    if before is None or after is None:
-        return "not measured"
-    return f"{before:.4f} before, {after:.4f} after"
-
-
-def _licence(model: LocalModel) -> str:
-    return f"license: {model.licence.lower()}\n" if model.licence else ""
 
 
 _CARD = """\
@@ -311,4 +270,11 @@ or with PEFT:
     model = AutoPeftModelForCausalLM.from_pretrained(".")
 {weights}
 `vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
+"""
+
+_CONVERTED = """
+The adapter was trained on the weights of `{model.id}` in vox's catalog (SHA-256 {sha256}…),
+a quantised conversion of {model.hub}, whose own weights differ. vox loads the
+weights of the catalog, `AutoPeftModel` those of the hub. `vox model pull {model.id}` names the
+folder of the weights to give to PEFT.
 """

@@ -17,10 +17,10 @@ from vox_core.weights.quantised import FULL_PRECISION
 def choose_for(
     request: Request, weights: Weights, seen: Seen | None = None
 ) -> tuple[Backend, Selection]:
-    """`choose`, with another remedy where the folder's own quantisation is all that is in the way.
+    """`choose`, with another remedy where only the folder's own quantisation is in the way.
 
     Args:
-        seen: what was looked at for another request of the same command.
+        seen: plugins and hardware, as found for another request of the same command.
 
     Raises:
         PlanError: P001, the model is a mixture of experts, and would be quantised in part.
@@ -35,13 +35,8 @@ def choose_for(
         unquantised = replace(request, quant=None)
         if weights.quant == "none" or not explain(unquantised, seen=seen).selection:
             raise
-        raise BackendError(
-            error.code.removeprefix("VOX-"),
-            error.what,
+        raise error.but(
             where=f"{weights.folder}, whose weights are quantised ({weights.quant})",
-            faults=error.faults,
-            remedy=f"install a backend that has {weights.quant}, or {_PLAIN}",
+            remedy=f"install a backend that has {weights.quant}, or "
+            + FULL_PRECISION.partition(",")[0],
         ) from error
-
-
-_PLAIN = FULL_PRECISION.partition(",")[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from vox_core.contract import Event, TrainState, World
 
 if TYPE_CHECKING:
-    from vox_core.run.checkpoint.writer import CheckpointWriter
+    from vox_core.run.checkpoint_writer import CheckpointWriter
 
 Observe: TypeAlias = Callable[[Event], None]
 
@@ -100,19 +99,3 @@ class StopSignal:
         self._event.set()
         with suppress(Exception):  # it may come in the middle of other output; words are not vital
             self._acknowledge()
-
-
-class TimeLimit:
-    """True once so many seconds have gone by since `began`; never if there is no limit.
-
-    Args:
-        began: as `now` counts. The clock is one that nobody can set.
-    """
-
-    def __init__(
-        self, seconds: float, began: float, now: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._end, self._now = began + seconds if seconds else None, now
-
-    def __call__(self) -> bool:
-        return self._end is not None and self._now() >= self._end

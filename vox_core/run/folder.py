@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, disk
+from vox_core import bounded_json
 from vox_core.errors import AdapterError, OutputError
-from vox_core.files import make_folder, require_absent, sync_folder, unwritable, write_json
+from vox_core.files import make_folder, sync_folder, unwritable, write_json
 
 PLAN = "plan.json"
 PREFLIGHT = "preflight.json"
@@ -55,30 +55,27 @@ class RunFolder:
         return self.path / TELEMETRY
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run.
-
-        Raises:
-            AdapterError: A001, the file is missing or broken, so this is no run folder of vox.
-        """
+        """A JSON object of the run; A001 if the file is missing or broken."""
         try:
             value = bounded_json.read(self.path / name)
             if isinstance(value, dict):
                 return value
             found = f"a JSON {type(value).__name__}"
         except (OSError, ValueError) as error:
-            found = _words(error) if self.path.is_dir() else "no such folder"
-        raise AdapterError(
-            "A001",
-            "this is not a run folder of vox",
-            where=self.path / name,
-            found=found,
-            expected=f"a folder that `vox train` made, with {name}",
-            remedy="name a run folder; they lie under runs/ unless --out said otherwise",
-        )
+            words = (isinstance(error, OSError) and error.strerror) or error
+            found = str(words) if self.path.is_dir() else "no such folder"
+        raise not_a_run(self.path / name, found)
 
 
-def _words(error: Exception) -> str:
-    return str((isinstance(error, OSError) and error.strerror) or error)
+def not_a_run(where: Path, found: object) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "this is not a run folder of vox",
+        where=where,
+        found=found,
+        expected=f"a folder that `vox train` made, with {PLAN} and {TELEMETRY}",
+        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
+    )
 
 
 def default_path(model: str) -> Path:
@@ -99,7 +96,7 @@ def step_of(folder: Path) -> int:
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[str | None]:
-    """Hold the run folder for this process; the system gives it back if the process dies.
+    """Hold the run folder, made if need be; the system gives it back if the process dies.
 
     Yields:
         Who held it before and ended without giving it back, in words; None if nobody did.
@@ -110,6 +107,8 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
     from filelock import FileLock, Timeout
 
     make_folder(folder.path)
+    with suppress(OSError):  # a parent that may not be read cannot be flushed
+        sync_folder(folder.path.parent)
     lock, owner = FileLock(folder.path / LOCK, timeout=PATIENCE), folder.path / OWNER
     try:
         lock.acquire()
@@ -119,7 +118,8 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
         raise unwritable(folder.path, error) from error
     try:
         left = _owner(folder) if owner.exists() else None
-        write_json(owner, _this_process())
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(owner, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
         yield left
     finally:
         owner.unlink(missing_ok=True)
@@ -127,42 +127,29 @@ def locked(folder: RunFolder) -> Iterator[str | None]:
 
 
 def require_free(folder: RunFolder) -> None:
-    """Refuse a run folder in which another process is working.
+    """Refuse a run folder in which another process is working (O003)."""
+    if is_worked_in(folder.path):
+        raise _held(folder)
 
-    Raises:
-        OutputError: O003.
-    """
-    from filelock import FileLock, Timeout
 
-    if not (folder.path / LOCK).is_file():
-        return
-    lock = FileLock(folder.path / LOCK, timeout=PATIENCE)
+def is_worked_in(folder: Path) -> bool:
+    """Whether a process holds the folder's lock. The lock is requested shared and released at
+    once, so that two readers do not disturb one another."""
+    import fcntl
+
     try:
-        lock.acquire()
-    except Timeout as error:
-        raise _held(folder) from error
-    except OSError:  # who cannot write there is told so when it is tried
-        return
-    lock.release()
-
-
-def claim(folder: RunFolder) -> None:
-    """Make the run folder; of two processes that want it, one gets it.
-
-    Raises:
-        OutputError: O001, it is there already; O002, it cannot be made; O003, another process is
-            working in it.
-    """
-    make_folder(folder.path.parent)
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
     try:
-        disk.calls.mkdir(folder.path)
-        with suppress(OSError):  # a parent that may not be read cannot be flushed
-            sync_folder(folder.path.parent)
-    except FileExistsError:
-        require_free(folder)
-        require_absent(folder.path)
-    except OSError as error:
-        raise unwritable(folder.path, error) from error
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def _held(folder: RunFolder) -> OutputError:
@@ -173,11 +160,6 @@ def _held(folder: RunFolder) -> OutputError:
         found=_owner(folder),
         remedy="wait until it has ended, or stop it; or choose another folder with --out",
     )
-
-
-def _this_process() -> dict[str, Any]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
 
 
 def _owner(folder: RunFolder) -> str:

@@ -9,14 +9,12 @@ disturb one another.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from vox_core.contract import (
-    CheckpointWritten,
+    Event,
     Notice,
     Resumed,
     RunEnd,
@@ -27,15 +25,16 @@ from vox_core.contract import (
 from vox_core.errors import AdapterError
 from vox_core.run.folder import (
     CHECKPOINTS,
-    LOCK,
     MANIFEST,
     PLAN,
     TELEMETRY,
     RunFolder,
+    is_worked_in,
+    not_a_run,
     numbered,
     step_of,
 )
-from vox_core.run.telemetry import Line, Tail, finite
+from vox_core.run.telemetry import Tail, finite
 
 RUNS = Path("runs")
 Status: TypeAlias = Literal["running", "done", "stopped", "failed", "died", "unreadable"]
@@ -48,23 +47,19 @@ class Summary:
     """A run so far. None where its telemetry says nothing.
 
     Args:
-        run: the folder.
         status: `died`: it has not ended, and no process works in its folder; `unreadable`: its
             telemetry cannot be read, and `error` says why.
         started, last: when the first and the last line were written, in seconds since the epoch.
         step, total_steps: the last step that counts, and the one that the run will end with.
-        seconds: of work, the time between a process that ended and a resume not counted.
-        loss: of the last step.
-        losses: of each step.
+        seconds: of work, without the time between a process that ended and a resume.
+        losses, loss: of each step, and of the last one.
         held_out: validation losses; step 0 is before training.
         tokens_per_second: over all steps that were taken.
-        memory: bytes, the most that any step told of.
-        checkpoints: the steps whose checkpoints are in the folder.
-        resumes: how often the run was gone on with.
-        warnings: what it was warned of, in order.
+        memory: peak bytes.
+        checkpoints: steps of the checkpoints in the folder.
         passed_over: lines that could not be read.
         adapter_step: the step whose adapter is in the folder; None while there is none.
-        early: it is done before its last step, as its held-out loss got no better.
+        early: done before its last step, by early stopping.
     """
 
     run: str
@@ -116,50 +111,37 @@ class Summary:
         return step, known[step]
 
 
-class Tally:
-    """Adds up what lines tell."""
+class _Tally:
+    """Adds up lines."""
 
-    def __init__(self, run: str) -> None:
-        self.summary = Summary(run)
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
         self.outcome: Literal["done", "stopped", "failed"] | None = None
         self._tokens, self._seconds = 0, 0.0
         self._before: float | None = None
 
-    def add(self, lines: Iterable[Line]) -> None:
-        """The lines that came next."""
-        for told in lines:
-            self._add_time(told)
-            self._add(told)
-
-    def _add_time(self, told: Line) -> None:
-        summary = self.summary
-        if not told.time:
-            return
-        if summary.started is None:
-            summary.started = told.time
-        at_work = self.outcome is None and not isinstance(told.event, Resumed)
-        if self._before is not None and at_work:
-            summary.seconds += max(told.time - self._before, 0.0)  # a clock may have been set back
-        self._before = summary.last = told.time
-
-    def _add(self, told: Line) -> None:
-        summary = self.summary
-        match told.event:
-            case RunStart() as start:
-                self._begin(start)
-            case StepDone() as step:
-                self._step(step)
+    def add(self, time: float, event: Event) -> None:
+        """Add the line that came next."""
+        summary, before = self.summary, self._before
+        if time:
+            summary.started = time if summary.started is None else summary.started
+            if before is not None and self.outcome is None and not isinstance(event, Resumed):
+                summary.seconds += max(time - before, 0.0)  # a clock may have been set back
+            self._before = summary.last = time
+        match event:
+            case RunStart():
+                self._begin(event)
+            case StepDone():
+                self._step(event)
             case Validation(number, loss):
                 summary.held_out.append((number, finite(loss)))
-            case CheckpointWritten():
-                pass  # the folder says which are there
             case Resumed():
                 self.outcome = None
                 summary.resumes += 1
             case Notice(message, "warning"):
                 summary.warnings.append(message)
-            case RunEnd() as end:
-                self.outcome, summary.step = end.outcome, end.step
+            case RunEnd():
+                self.outcome, summary.step = event.outcome, event.step
 
     def _begin(self, start: RunStart) -> None:
         summary, self.outcome = self.summary, None
@@ -186,17 +168,13 @@ class Tally:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, or the folder itself if it is one; by name.
-
-    Raises:
-        AdapterError: A001, there is no such folder.
-    """
+    """The runs in a folder (A001 if there is none), or the folder itself if it is one; by name."""
     if is_run(folder):
         return [folder]
     try:
         return sorted(each for each in folder.iterdir() if is_run(each))
     except OSError as error:
-        raise _no_run(folder, error.strerror or error) from error
+        raise not_a_run(folder, error.strerror or error) from error
 
 
 def is_run(folder: Path) -> bool:
@@ -208,51 +186,23 @@ def is_run(folder: Path) -> bool:
 
 
 def require_run(folder: Path) -> Path:
-    """The folder, if it is that of a run.
-
-    Raises:
-        AdapterError: A001, it is none.
-    """
+    """Return the folder, if it is that of a run (A001 otherwise)."""
     if is_run(folder):
         return folder
-    raise _no_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
+    raise not_a_run(folder, "no telemetry and no plan" if folder.is_dir() else "no such folder")
 
 
 def read_run(folder: Path) -> Summary:
-    """What the folder tells of its run.
-
-    Raises:
-        AdapterError: A001, it is no run, or its telemetry cannot be read.
-    """
-    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
-    # In this order: a process that ends in between has told of its end.
+    """Summarise a run; A001 if it is none, or its telemetry cannot be read."""
+    summary, lines = Summary(str(folder)), Tail(require_run(folder) / TELEMETRY)
+    tally = _Tally(summary)
+    # In this order: a process that ends in between has written of its end.
     worked_in = is_worked_in(folder)
-    tally.add(lines.new())
-    return completed(tally, lines, folder, worked_in)
-
-
-def read_runs(folder: Path) -> list[Summary]:
-    """Every run in a folder, or the folder's own; one that cannot be read does not hide the others.
-
-    Raises:
-        AdapterError: A001, there is no such folder.
-    """
-    return [_summary_or_fault(run) for run in runs_in(folder)]
-
-
-def _summary_or_fault(run: Path) -> Summary:
-    try:
-        return read_run(run)
-    except AdapterError as error:
-        return Summary(str(run), "unreadable", error=f"{error.what}: {error.found}")
-
-
-def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summary:
-    """The summary of a tally with what only the folder knows."""
-    summary = tally.summary
-    running: Status = "running" if worked_in else "died"
-    summary.status = tally.outcome or running
-    summary.checkpoints = sorted(_checkpoints(folder))
+    for line in lines.new():
+        tally.add(*line)
+    summary.status = tally.outcome or ("running" if worked_in else "died")
+    there = numbered(folder / CHECKPOINTS)
+    summary.checkpoints = sorted(step_of(each) for each in there if each.is_dir())
     summary.passed_over = lines.skipped
     if summary.status in ("done", "stopped"):  # of a run at work it is what an earlier stop left
         summary.adapter_step = _adapter_step(folder)
@@ -261,48 +211,22 @@ def completed(tally: Tally, lines: Tail, folder: Path, worked_in: bool) -> Summa
     return summary
 
 
+def read_runs(folder: Path) -> list[Summary]:
+    """Summarise each run of `runs_in`; one that cannot be read does not hide the others."""
+    found = []
+    for run in runs_in(folder):
+        try:
+            found.append(read_run(run))
+        except AdapterError as error:
+            found.append(Summary(str(run), "unreadable", error=f"{error.what}: {error.found}"))
+    return found
+
+
 def _adapter_step(folder: Path) -> int | None:
-    if not (folder / MANIFEST).is_file():  # a pipe in its place would never end
+    if not (folder / MANIFEST).is_file():  # reading a pipe would never end
         return None
     try:
         step = RunFolder(folder).read(MANIFEST).get("step")
-    except (AdapterError, RecursionError):
+    except AdapterError:
         return None
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def is_worked_in(folder: Path) -> bool:
-    """Whether a process holds the folder's lock."""
-    import fcntl
-
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(lock)
-    return False
-
-
-def _checkpoints(folder: Path) -> list[int]:
-    try:
-        return [step_of(each) for each in numbered(folder / CHECKPOINTS) if each.is_dir()]
-    except OSError:
-        return []
-
-
-def _no_run(folder: Path, found: object) -> AdapterError:
-    return AdapterError(
-        "A001",
-        "this is not a run folder of vox",
-        where=folder,
-        found=found,
-        expected="a folder that `vox train` made",
-        remedy="name a run folder; they lie under runs/ unless --out said otherwise",
-    )
+    return step if type(step) is int else None

@@ -6,7 +6,6 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +17,12 @@ from vox_core.contract import (
     StepDone,
     TrainJob,
     TrainResult,
-    TrainState,
 )
 from vox_core.data.batching import epochs_after, make_step_batches, validation_batches
 from vox_core.errors import StorageError
-from vox_core.run import checkpoint
 from vox_core.run.artifacts import emergency_save, versions
-from vox_core.run.checkpoint import BackendUse, Retention
-from vox_core.run.checkpoint.writer import CheckpointWriter, Due
+from vox_core.run.checkpoint import BackendUse, Origin, Retention
+from vox_core.run.checkpoint_writer import CheckpointWriter, Due
 from vox_core.run.context import Context
 
 if TYPE_CHECKING:
@@ -34,13 +31,9 @@ if TYPE_CHECKING:
 
 
 def run_training(session: Session) -> TrainResult:
-    """Take every step, or stop on the way; the last checkpoint is written.
-
-    Raises:
-        WorkError: a step, a checkpoint or the backend failed.
-    """
-    plan, contract = session.plan, session.plan.contract
-    metrics = session.metrics
+    """Take every step, or stop on the way, and write the last checkpoint. WorkError if a step, a
+    checkpoint or the backend failed."""
+    plan, controller, metrics = session.plan, session.controller, session.metrics
 
     def emit(event: Event) -> None:
         session.emit(metrics.measured(event) if isinstance(event, StepDone) else event)
@@ -49,17 +42,26 @@ def run_training(session: Session) -> TrainResult:
         tempfile.TemporaryDirectory(prefix="vox-") as scratch,
         contextlib.closing(_checkpoint_writer(session)) as writer,
     ):
-        session.controller.settle = writer.settle
+        controller.settle = writer.settle
         context = Context(
-            seed=contract.seed,
+            seed=plan.contract.seed,
             scratch=Path(scratch),
             observe=emit,
             checkpoints=writer,
-            stop_requested=session.controller.stop_requested,
+            stop_requested=controller.stop_requested,
         )
         # Killed after its last step, before all was written: there is none to take.
         steps = () if session.progress.exhausted else steps_of(plan, session.start.step + 1)
-        job = _job(plan, session.start, iter(steps))
+        made, valid = plan.execution, plan.data.valid
+        job = TrainJob(
+            plan=made,
+            model=plan.inputs.model.path,
+            steps=iter(steps),
+            start=session.start,
+            validation=validation_batches(valid, made.micro_batch_tokens, made.packing)
+            if valid
+            else (),
+        )
         result = plan.inputs.backend.train(job, context)
         try:
             writer.finish(result.state)
@@ -83,25 +85,10 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     warmup = round(spec.warmup * total_steps)
     if step <= warmup:
         return spec.lr * step / (warmup + 1)
-    return spec.lr * _shape(spec.schedule, (step - 1 - warmup) / max(1, total_steps - warmup))
-
-
-def _shape(schedule: str, done: float) -> float:
-    if schedule == "constant":
-        return 1.0
-    return 1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-
-
-def _job(plan: RunPlan, start: TrainState, steps: Iterator[Step]) -> TrainJob:
-    made, valid = plan.execution, plan.data.valid
-    cut = (made.micro_batch_tokens, made.packing)
-    return TrainJob(
-        plan=made,
-        model=plan.inputs.model.path,
-        steps=steps,
-        start=start,
-        validation=validation_batches(valid, *cut) if valid else (),
-    )
+    done = (step - 1 - warmup) / max(1, total_steps - warmup)
+    if spec.schedule == "cosine":
+        return spec.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return spec.lr * (1 - done) if spec.schedule == "linear" else spec.lr
 
 
 def steps_of(plan: RunPlan, first: int) -> Iterator[Step]:
@@ -130,21 +117,24 @@ def steps_of(plan: RunPlan, first: int) -> Iterator[Step]:
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:
     settings, made = session.plan.settings, session.plan.execution
-    contract, checkpoints = made.contract, session.plan.run.checkpoints
-    before, first = checkpoint.origin(checkpoints, session.start.step), session.start.step + 1
-    use = BackendUse(first_step=first, backend=made.backend, device=made.device, dtype=made.dtype)
-    goes_on = before.backends and before.backends[-1].backend == made.backend
+    contract, before = made.contract, session.origin
+    backends = before.backends
+    if not backends or backends[-1].backend != made.backend:
+        first, device = session.start.step + 1, made.device
+        use = BackendUse(first_step=first, backend=made.backend, device=device, dtype=made.dtype)
+        backends = (*backends, use)
+    origin = {
+        "contract": contract.digest,
+        "backends": backends,
+        "seed": contract.seed,
+        "elapsed": before.elapsed,
+        "versions": versions(),
+        "valid_digest": contract.data.valid_digest,
+    }
     return CheckpointWriter(
-        checkpoints,
+        session.plan.run.checkpoints,
         session.emit,
-        origin=replace(
-            before,
-            contract=contract.digest,
-            backends=before.backends if goes_on else (*before.backends, use),
-            seed=contract.seed,
-            valid_digest=contract.data.valid_digest,
-            versions=versions(),
-        ),
+        origin=Origin.model_validate(origin),
         due=Due(
             steps=settings.save_every,
             minutes=settings.save_minutes,

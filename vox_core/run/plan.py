@@ -1,8 +1,4 @@
-"""Settings, model, data and backend -> contract and plan, or every reason why not.
-
-Pure: what is read (headers, configuration, data) comes in, what will be done goes out. Nothing is
-loaded, nothing is written.
-"""
+"""Settings, model, data and backend -> contract and plan, or every reason why not. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ from vox_core.contract import (
     ModuleShape,
     OptimizerSpec,
     OrderSpec,
-    Packing,
     Quant,
 )
 from vox_core.data.batching import steps_for
@@ -38,9 +33,9 @@ from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
-    from vox_core.data.dataset import Dataset
-    from vox_core.host import Selection
     from vox_core.host.probe import Hardware
+    from vox_core.run.dataset import Datasets
+    from vox_core.run.inputs import RunInputs
 
 _TIED = ("lm_head", "embed_tokens", "wte")
 
@@ -58,11 +53,8 @@ def sequence_length(settings: TrainSettings, config: Mapping[str, Any]) -> int:
 
 
 def settled_quant(asked: Quant, stored: Quant) -> Quant:
-    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are.
-
-    Raises:
-        PlanError: P001, they would have to be quantised once more.
-    """
+    """`--quant`, for a model whose files are quantised to `stored`: `none` leaves them as they are,
+    and another one is refused (P001)."""
     if asked in ("none", stored):
         return stored
     if stored == "none":
@@ -79,15 +71,12 @@ def settled_quant(asked: Quant, stored: Quant) -> Quant:
 def require_no_experts(
     quant: Quant, config: Mapping[str, Any], tensors: Mapping[str, HasShape]
 ) -> None:
-    """Refuse to quantise a mixture of experts: the libraries reach linear layers and leave the
-    experts, which are most of such a model, as they are.
+    """Refuse to quantise a mixture of experts (P001): the libraries reach linear layers and leave
+    the experts, which are most of such a model, as they are.
 
     Args:
         config: the base's `config.json`.
         tensors: of the base's files, by name.
-
-    Raises:
-        PlanError: P001.
     """
     if quant == "none" or (found := _experts(config, tensors)) is None:
         return
@@ -126,21 +115,17 @@ def possible_quants(
     return tuple(quant for quant in has if quant == "none" or possible(quant))
 
 
-def make_contract(
-    settings: TrainSettings,
-    model: ModelIdentity,
-    train: Dataset,
-    valid: Dataset | None,
-    seq_len: int,
-    quant: Quant,
-) -> FineTuneContract:
-    """The settings as a contract, free of paths, clock and machine.
+def make_plan(
+    settings: TrainSettings, inputs: RunInputs, data: Datasets, model: ModelIdentity
+) -> ExecutionPlan:
+    """The contract, free of paths, clock and machine, and how the chosen backend carries it out.
 
-    Args:
-        quant: as `settled_quant` gives it.
+    Raises:
+        PlanError: P002 for unknown target modules; P001 with every other reason why not.
     """
-    documents = len(train.documents)
-    return FineTuneContract(
+    train, valid = data.train, data.valid
+    documents, batch_size = len(train.documents), settings.batch_size
+    contract = FineTuneContract(
         model=model,
         data=DataIdentity(
             digest=train.digest,
@@ -157,7 +142,7 @@ def make_contract(
             targets=settings.targets,
             modules_to_save=settings.modules_to_save,
         ),
-        quant=quant,
+        quant=inputs.quant,
         optimizer=OptimizerSpec(
             lr=settings.lr,
             schedule=settings.schedule,
@@ -166,38 +151,40 @@ def make_contract(
             clip=settings.clip,
             name=settings.optimizer,
         ),
-        batch_size=settings.batch_size,
-        seq_len=seq_len,
-        total_steps=settings.max_steps
-        or steps_for(documents, settings.batch_size, settings.epochs),
+        batch_size=batch_size,
+        seq_len=inputs.seq_len,
+        total_steps=settings.max_steps or steps_for(documents, batch_size, settings.epochs),
         seed=settings.seed,
         policy=settings.policy(),
         order=train.ordering.spec() if train.ordering else OrderSpec(),
     )
+    saved, trained = _modules(contract, inputs)
+    selection, manifest = inputs.selection, inputs.backend.found.manifest
+    devices = selection.hardware.devices
+    # A model with linear attention is padded by every backend.
+    pads = manifest is None or manifest.memory.padded_rows or has_linear_attention(inputs.config)
+    return ExecutionPlan(
+        contract=contract,
+        backend=selection.chosen,
+        backend_version=next(v for v in selection.verdicts if v.id == selection.chosen).version,
+        device=devices[0].name if devices else "unknown",
+        dtype=resolve_dtype(settings.dtype, selection.hardware),
+        micro_batch_tokens=settings.micro_batch_tokens,
+        modules=trained,
+        eval_every=settings.eval_every,
+        save_every=settings.save_every,
+        saved=saved,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        longest=max(each.longest for each in (train, valid) if each),
+        packing="rows" if pads else "end-to-end",
+    )
 
 
-def make_plan(
-    contract: FineTuneContract,
-    settings: TrainSettings,
-    selection: Selection,
-    tensors: Mapping[str, HasShape],
-    config: Mapping[str, Any],
-    stored: Collection[str] = (),
-    longest: int = 0,
-    packing: Packing = "rows",
-) -> ExecutionPlan:
-    """How the chosen backend will carry out the contract.
-
-    Args:
-        tensors: of the base's files, by name.
-        config: the base's `config.json`.
-        stored: names of the tensors that the files hold quantised.
-        longest: tokens of the longest document, training and validation.
-        packing: what of a micro-batch is bounded.
-
-    Raises:
-        PlanError: P002 for unknown target modules; P001 with every other reason why not.
-    """
+def _modules(
+    contract: FineTuneContract, inputs: RunInputs
+) -> tuple[dict[str, str], dict[str, ModuleShape]]:
+    """Parameters that are trained whole, and modules with an adapter; or every fault."""
+    tensors, stored = inputs.weights.tensors, inputs.weights.quantised
     linear = linear_modules(tensors, contract.model.model_type)
     modules = select_targets(linear, contract.adapter.targets)
     saved = {
@@ -210,7 +197,7 @@ def make_plan(
     trained = {path: shape for path, shape in modules.items() if f"{path}.weight" not in saved}
     faults = [
         *_rank_faults(contract.adapter.rank, trained),
-        *_reasons_why_not(contract, saved, config),
+        *_reasons_why_not(contract, saved, inputs.config),
         *_width_faults(contract.quant, quantised),
         *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
     ]
@@ -221,22 +208,7 @@ def make_plan(
             faults=faults,
             remedy="change these settings and run again",
         )
-    chosen = next(v for v in selection.verdicts if v.id == selection.chosen)
-    return ExecutionPlan(
-        contract=contract,
-        backend=selection.chosen,
-        backend_version=chosen.version,
-        device=selection.hardware.devices[0].name if selection.hardware.devices else "unknown",
-        dtype=resolve_dtype(settings.dtype, selection.hardware),
-        micro_batch_tokens=settings.micro_batch_tokens,
-        modules=trained,
-        eval_every=settings.eval_every,
-        save_every=settings.save_every,
-        saved=saved,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        longest=longest,
-        packing=packing,
-    )
+    return saved, trained
 
 
 def resolve_dtype(choice: str, hardware: Hardware) -> DType:
@@ -275,17 +247,15 @@ def _reasons_why_not(
     if longest is not None and contract.seq_len > longest:
         yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
     for module in contract.adapter.modules_to_save:
-        if not any(_owner_in(name, (module,)) for name in saved):
-            tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
-            why = (
-                "its weights are the embedding's (tied)" if tied else "the model has no such module"
-            )
-            yield f"--modules-to-save {module}: {why}"
-        elif config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED:
-            yield (
-                f"--modules-to-save {module}: the model ties its embedding and its output head, "
-                "and training one whole would untie them"
-            )
+        there = any(_owner_in(name, (module,)) for name in saved)
+        tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
+        if tied and there:
+            why = "the model ties its embedding and its output head; training one unties them"
+        elif there:
+            continue
+        else:
+            why = "its weights are the embedding's (tied)" if tied else "no such module"
+        yield f"--modules-to-save {module}: {why}"
 
 
 def _rank_faults(rank: int, modules: Mapping[str, ModuleShape]) -> Iterator[str]:

@@ -1,17 +1,17 @@
-"""Going on with a run: its settings, its contract, its newest checkpoint.
+"""Going on with a run: its settings, its contract, its newest checkpoint. Nothing here writes.
 
-A run's own files are checked before anything is made of them; `plan.json` has more than what a
-resume reads. Nothing here writes.
+`plan.json` holds what a run was made of (`metadata`); `vox plan --json` keeps the same of a run
+that is yet to begin. Both are checked before anything is made of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,7 +22,7 @@ from vox_core.data.formats import is_remote
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX
-from vox_core.run import checkpoint
+from vox_core.run import checkpoint, sources
 from vox_core.run.folder import (
     CHECKPOINTS,
     LOCK,
@@ -33,9 +33,14 @@ from vox_core.run.folder import (
     RECORD,
     SKIPPED,
     RunFolder,
+    numbered,
+    step_of,
 )
 from vox_core.run.progress import Progress
-from vox_core.run.sources import Sources, other_files
+
+if TYPE_CHECKING:
+    from vox_core.run.run_plan import RunPlan
+    from vox_core.run.sources import Sources
 
 # What changed, in the words in which it can be changed back.
 _FLAGS_OF = {
@@ -72,17 +77,12 @@ _MAY_CHANGE: dict[Change, str] = {
 _FILES_OF = {
     "data.digest": "data",
     "data.valid_digest": "valid",
-    "model.weights_digest": "weights",
-    "model.tokenizer_digest": "tokenizer",
-    "model.config_digest": "config",
+    **{f"model.{what}_digest": what for what in ("weights", "tokenizer", "config")},
 }
 _OF_THIS_CALL = {
     *("resume", "out", "config", "allow_cpu", "allow_overcommit", "allow_change", "max_time"),
     "tune",
 }
-
-
-Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PreviousRun:
     @cached_property
     def newest(self) -> checkpoint.Record | None:
         """What the newest readable checkpoint says; None before the first."""
-        for folder in checkpoint.numbered(self.run.checkpoints):
+        for folder in numbered(self.run.checkpoints):
             try:
                 return checkpoint.read_record(folder)
             except PlanError:
@@ -113,9 +113,6 @@ class PreviousRun:
 
         Args:
             total, patience: of the run as it is to go on.
-
-        Raises:
-            AdapterError: A001, its manifest is broken.
         """
         if not (self.run.path / MANIFEST).is_file():
             return None
@@ -135,30 +132,22 @@ class PreviousRun:
         return Progress(patience, newest.losses, newest.validations)
 
     def require_unfinished(self, total: int, patience: int) -> None:
-        """Refuse to go on with a run that has ended.
-
-        Raises:
-            PlanError: P003.
-        """
+        """Refuse to go on with a run that has ended (P003)."""
         if how := self.ended(total, patience):
             raise PlanError(
                 "P003",
                 "the run has finished already",
                 where=self.run.path,
                 found=how,
-                remedy=f"{command('vox', 'chat', self.run.path)}; to go on after early stopping: "
-                "--patience 0; to train longer, train again with more --epochs or --max-steps, or "
-                "go on under another schedule: --allow-change epochs --epochs MORE",
+                remedy=f"{command('vox', 'chat', self.run.path)}; after early stopping go on with "
+                "--patience 0; train longer with --allow-change epochs --epochs MORE, or anew",
             )
 
     def require_checkpoints(self, total: int) -> None:
-        """Refuse to begin anew what has been trained already, or to end before what has been.
-
-        Raises:
-            PlanError: P003.
-        """
-        there = checkpoint.numbered(self.run.checkpoints)
-        last = checkpoint.step_of(there[0]) if there else 0
+        """Refuse to begin anew what has been trained already, or to end before what has been
+        (P003)."""
+        there = numbered(self.run.checkpoints)
+        last = step_of(there[0]) if there else 0
         if last > total:
             raise PlanError(
                 "P003",
@@ -186,26 +175,27 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
     """The run that `--resume` names, or for `--resume auto` the one in `--out`, if there is one.
 
     Raises:
-        InputError: A001, the folder is not a run, or its plan is broken; C004, no or one folder
-            too many is named.
+        InputError: A001, the folder is not a run, or its plan is broken; C004, `--out` is missing
+            or does not belong.
     """
+    auto = settings.resume == "auto"
     if settings.resume is None:
         return None
-    if settings.resume == "auto":
-        if settings.out is None:
-            raise ConfigError(
-                "C004",
-                "--resume auto does not know which run",
-                where="--resume auto",
-                expected="the run folder of this command, in --out",
-                remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
-            )
-        run = RunFolder(settings.out)
-        return None if is_new(run) else PreviousRun(run, plan_of(run))
-    run = RunFolder(Path(settings.resume))
-    _require_no_checkpoint(run.path)
+    if auto and settings.out is None:
+        raise ConfigError(
+            "C004",
+            "--resume auto does not know which run",
+            where="--resume auto",
+            expected="the run folder of this command, in --out",
+            remedy="name it: vox train --resume auto --out RUN ..., or vox train --resume RUN",
+        )
+    run = RunFolder(Path((settings.out if auto else None) or settings.resume))
+    if auto and is_new(run):
+        return None
+    if not auto:
+        _require_no_checkpoint(run.path)
     previous = PreviousRun(run, plan_of(run))
-    if settings.out is not None:
+    if not auto and settings.out is not None:
         raise ConfigError(
             "C004",
             "a resumed run goes on in its own folder",
@@ -217,10 +207,8 @@ def load_previous(settings: TrainSettings) -> PreviousRun | None:
 
 
 def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> TrainSettings:
-    """Settings of a run that may go on: those given, over its own.
-
-    With `--resume auto` the command is the whole of it, so what it says is held against the run.
-    """
+    """Settings of a run that may go on: those given, over its own. With `--resume auto` the command
+    has all of them, and is held against the run."""
     given = settings.model_dump(include=settings.model_fields_set)
     if previous is None:
         if settings.resume is None:
@@ -242,9 +230,22 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
     return validate(TrainSettings, {**kept, **given})
 
 
-def recorded(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as `plan.json` keeps them: those given, with absolute paths."""
-    kept = settings.model_fields_set - _OF_THIS_CALL
+def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
+    """`plan.json`: contract, backend, the settings that were given, files by SHA-256.
+
+    Args:
+        whole: with the settings that concern one call alone.
+    """
+    return {
+        **plan.execution.to_json(),
+        "settings": recorded(plan.settings, whole=whole),
+        "sources": sources.to_json(plan.sources),
+    }
+
+
+def recorded(settings: TrainSettings, *, whole: bool = False) -> dict[str, Any]:
+    """The settings that were given, with absolute paths; see `metadata`."""
+    kept = settings.model_fields_set - (set() if whole else _OF_THIS_CALL)
     return {name: value for name, value in in_force(settings).items() if name in kept}
 
 
@@ -259,26 +260,17 @@ def in_force(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _absolute(value: object, told: Any) -> Any:
-    if isinstance(value, Path):
-        return absolute_path(value)
+    if isinstance(value, Path):  # a data set of the hub lies in no folder
+        return str(value if is_remote(value) else value.resolve())
     if isinstance(value, DataSource):
-        return {**told, "path": absolute_path(value.path)}
+        return {**told, "path": _absolute(value.path, None)}
     if isinstance(value, tuple):
         return [_absolute(*pair) for pair in zip(value, told, strict=True)]
     return told
 
 
-def absolute_path(path: Path) -> str:
-    """A path as it holds in any folder; a data set of the hub lies in none."""
-    return str(path if is_remote(path) else path.resolve())
-
-
 def _require_no_checkpoint(path: Path) -> None:
-    """Refuse a folder inside a run, and name the run.
-
-    Raises:
-        AdapterError: A001.
-    """
+    """Refuse a folder inside a run, and name the run (A001)."""
     for run in path.absolute().parents[:2]:
         inside = path.absolute().relative_to(run).parts
         if inside[0] == CHECKPOINTS and (run / PLAN).is_file():
@@ -308,13 +300,13 @@ def is_new(run: RunFolder) -> bool:
 def require_same(
     made: ExecutionPlan,
     recorded: Mapping[str, Any],
-    sources: Sources,
+    files: Sources,
     allowed: Collection[Change] = (),
 ) -> tuple[str, ...]:
     """Refuse to go on under another contract.
 
     Args:
-        sources: the files of today.
+        files: those of today.
         allowed: what may have changed.
 
     Returns:
@@ -324,11 +316,10 @@ def require_same(
         PlanError: P003, naming each setting that changed, and each file.
     """
     changes = [*differences(recorded["contract"], made.contract.to_json())]
-    if recorded["dtype"] != made.dtype:
-        changes.append(("dtype", recorded["dtype"], made.dtype))
-    cut = recorded["micro_batch_tokens"], made.micro_batch_tokens
-    if made.contract.adapter.dropout and cut[0] != cut[1]:  # it drops others in each micro-batch
-        changes.append(("micro_batch_tokens", *cut))
+    now: dict[str, Any] = {"dtype": made.dtype}
+    if made.contract.adapter.dropout:  # it drops others in each micro-batch
+        now["micro_batch_tokens"] = made.micro_batch_tokens
+    changes += other_values(recorded, now)
     fields = {_MAY_CHANGE[name] for name in allowed}
     refused = [change for change in changes if change[0] not in fields]
     if refused:
@@ -339,17 +330,22 @@ def require_same(
         raise PlanError(
             "P003",
             "the run cannot be resumed under this contract",
-            faults=describe_changes(refused, recorded, sources),
+            faults=describe_changes(refused, recorded, files),
             remedy="undo these changes, or train anew with another --out"
             + (f"; {allow} would let this run go on otherwise than it began" if allow else ""),
         )
     return tuple(_described(change, "when it began") for change in changes)
 
 
+def other_values(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, value then, value now) of each value that differs."""
+    return [(key, then[key], now[key]) for key in now if then[key] != now[key]]
+
+
 def describe_changes(
     changes: Collection[tuple[str, Any, Any]],
     recorded: Mapping[str, Any],
-    sources: Sources,
+    files: Sources,
     *,
     since: str = "the run began",
     then: str = "when it began",
@@ -358,15 +354,23 @@ def describe_changes(
 
     Args:
         recorded: what has `sources`, as `plan.json`.
-        sources: the files of today.
+        files: those of today.
     """
-    files = _of_files(changes, recorded, sources, since)
-    return [*files, *(_described(change, then) for change in changes)]
+    found: list[str] = []
+    for field, was, now in changes:
+        if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
+            continue
+        what = _FILES_OF[field]
+        found += sources.other_files(recorded["sources"], files, what, since) or [
+            f"no file of the {what} has changed: the tokenizer, or another version of vox or "
+            "of a library, makes other tokens of them"
+        ]
+    return [*found, *(_described(change, then) for change in changes)]
 
 
 def _described(change: tuple[str, Any, Any], then: str) -> str:
     field, was, now = change
-    what = _FLAGS_OF.get(field, _flag(field))
+    what = _FLAGS_OF.get(field) or "--" + field.rpartition(".")[2].replace("_", "-")
     return f"{what}: {_short(was)} {then}, {_short(now)} now"
 
 
@@ -376,104 +380,71 @@ def _short(value: Any) -> str:
     return f"{value[:12]}…" if digest else repr(value)
 
 
-def _of_files(
-    changes: Iterable[tuple[str, Any, Any]],
-    recorded: Mapping[str, Any],
-    sources: Sources,
-    since: str,
-) -> Iterator[str]:
-    """Which files have changed, for the digests that have."""
-    for field, was, now in changes:
-        if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
-            continue
-        what = _FILES_OF[field]
-        found = other_files(recorded["sources"], sources, what, since)
-        yield from found
-        if not found:
-            yield (
-                f"no file of the {what} has changed: the tokenizer, or another version of vox or "
-                "of a library, makes other tokens of them"
-            )
-
-
-def _flag(field: str) -> str:
-    return "--" + field.rpartition(".")[2].replace("_", "-")
-
-
 # --- the run's own files ----------------------------------------------------------------------
 
 
-class StrictJson(BaseModel):
+class _Json(BaseModel):
     """Keys of a JSON file that are read; it may have more."""
 
     model_config = ConfigDict(strict=True)
 
 
-class RecordedFile(StrictJson):
-    """A file that a run was made of."""
-
+class _File(_Json):
     path: str
     sha256: str
 
 
-class _Contract(StrictJson):
-    total_steps: Count
+class _Contract(_Json):
+    total_steps: Annotated[int, Field(ge=0)]
 
 
-class _Plan(StrictJson):
+class _Metadata(_Json):
     settings: dict[str, Any]
     contract: _Contract
     digest: str
     dtype: str
     backend: str
-    micro_batch_tokens: Count
+    backend_version: str
+    micro_batch_tokens: Annotated[int, Field(ge=0)]
     packing: str
-    tuning: dict[str, Any]
-    sources: dict[str, list[RecordedFile]] = {}
+    tuning: dict[str, str]
+    sources: dict[str, list[_File]] = {}
     changes: list[Any] = []
 
 
-class _Ended(StrictJson):
-    last_step: Count
+class _Ended(_Json):
+    last_step: Annotated[int, Field(ge=0)]
 
 
 def plan_of(run: RunFolder) -> dict[str, Any]:
-    """`plan.json`, in which every key that is read is there, and of its type.
-
-    Raises:
-        AdapterError: A001.
-    """
-    return _checked(_Plan, run, PLAN, run.read(PLAN))
+    """`plan.json`; A001 unless every key that is read is there, and of its type."""
+    return _read(run, PLAN, _Metadata)
 
 
 def last_step(run: RunFolder) -> int:
-    """The step with which a run ended, as its manifest says.
-
-    Raises:
-        AdapterError: A001.
-    """
-    return int(_checked(_Ended, run, MANIFEST, run.read(MANIFEST))["last_step"])
+    """The step with which a run ended, as its manifest says (A001 if it does not)."""
+    return int(_read(run, MANIFEST, _Ended)["last_step"])
 
 
-def faults_of(error: ValidationError) -> list[str]:
-    """`key: what pydantic says`, one for each fault."""
-    found = error.errors(include_url=False, include_input=False)
-    return [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
-
-
-def _checked(
-    kind: type[StrictJson], run: RunFolder, name: str, value: dict[str, Any]
-) -> dict[str, Any]:
+def faults_of(value: Any, kind: type[BaseModel] = _Metadata) -> list[str]:
+    """`key: fault` for each key that is read; none if all are right."""
     try:
         kind.model_validate(value)
-        return value
     except ValidationError as error:
-        faults = faults_of(error)
-    raise AdapterError(
-        "A001",
-        "a run's own file does not say what a resume needs",
-        where=run.path / name,
-        faults=faults,
-        expected="the file as `vox train` wrote it",
-        remedy="put the file back, or train anew with another --out",
-    )
+        found = error.errors(include_url=False, include_input=False)
+        return [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+    return []
+
+
+def _read(run: RunFolder, name: str, kind: type[BaseModel]) -> dict[str, Any]:
+    value = run.read(name)
+    if faults := faults_of(value, kind):
+        raise AdapterError(
+            "A001",
+            "a run's own file does not say what a resume needs",
+            where=run.path / name,
+            faults=faults,
+            expected="the file as `vox train` wrote it",
+            remedy="put the file back, or train anew with another --out",
+        )
+    return value

@@ -30,7 +30,7 @@ from vox_core.run.sources import Sources, data_files, model_files
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
-    from vox_core.contract import ExecutionPlan, FineTuneContract, Packing
+    from vox_core.contract import ExecutionPlan, FineTuneContract
     from vox_core.data.dataset import Dataset
     from vox_core.data.row_report import Side
     from vox_core.host import Origin
@@ -47,12 +47,9 @@ class RunPlan:
     Args:
         settings: those given; with `--resume`, over the run's own.
         previous: the run that is gone on with; None for a new one.
-        execution: how the backend carries out the contract.
-        sources: the files that it is made of.
         changes: what differs from the previous run, and may; in words.
         ended: how it has ended already, where `--resume auto` finds nothing left to do.
         pinned: the digest of the plan that it was held against.
-        advice: what plugins say of it.
     """
 
     settings: TrainSettings
@@ -92,30 +89,26 @@ class RunPlan:
             yield wrong
         for text in rows.report.told() if rows.report else ():
             yield Notice(text)
-        for text in self.inputs.model.notes:
+        for text in self._warnings():
             yield Notice(text, "warning")
-        for text in rows.report.warnings() if rows.report else ():
-            yield Notice(text, "warning")
-        for name, count in unused_fields([*rows.train, *rows.valid]).items():
-            yield Notice(f'the field "{name}" of {_rows(count)} is not used', "warning")
-        both = [each for each in (self.data.train, self.data.valid) if each]
-        for note in dict.fromkeys(note for each in both for note in each.notes):
-            yield Notice(note, "warning")
-        yield from self._of_rows()
 
-    def _of_rows(self) -> Iterator[Notice]:
-        """What became of rows, and what the audit warns of."""
-        for what, dataset in (("training", self.data.train), ("validation", self.data.valid)):
+    def _warnings(self) -> Iterator[str]:
+        rows, data = self.inputs.rows, self.data
+        yield from self.inputs.model.notes
+        yield from rows.report.warnings() if rows.report else ()
+        for name, count in unused_fields([*rows.train, *rows.valid]).items():
+            yield f'the field "{name}" of {_count(count, "row")} is not used'
+        yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
+        longer = f"longer than {self.contract.seq_len} tokens"
+        for what, dataset in (("training row", data.train), ("validation row", data.valid)):
             for reason, count in (dataset.dropped if dataset else {}).items():
                 if reason not in _FINDINGS:
-                    yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
+                    yield f"{_count(count, what)} dropped: {reason}"
             for how, count in (dataset.truncated if dataset else {}).items():
                 if how not in _FINDINGS:
-                    longer = f"longer than {self.contract.seq_len} tokens"
-                    yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
-        for what, found in self.data.audits.items():
-            for finding in found.of_level("warning"):
-                yield Notice(f"{what}: {finding}", "warning")
+                    yield f"{_count(count, what)} {longer}: {how}"
+        for what, found in data.audits.items():
+            yield from (f"{what}: {finding}" for finding in found.of_level("warning"))
 
     def preflight(self) -> dict[str, Any]:
         """`preflight.json`: what was found before the run, and how the backend was chosen."""
@@ -139,7 +132,7 @@ def plan_run(
     hashed: bool = True,
     pinned: PinnedPlan | None = None,
 ) -> RunPlan:
-    """Plan what settings ask for, the run folder first.
+    """Plan a run, its folder first.
 
     Args:
         origin: where `settings.backend` was said, for the words of an error.
@@ -160,7 +153,7 @@ def plan_run(
     settings = resume.merge_settings(settings, previous)
     if refresh:
         _require_measurable(settings, only_planned, goes_on=previous is not None and not auto)
-    run = _folder(settings)
+    run = RunFolder(Path(settings.resume or settings.out or folder.default_path(settings.model)))
     folder.require_free(run)
     if previous is None and not auto:
         _require_new(run)
@@ -176,7 +169,15 @@ def plan_run(
         only_planned=only_planned and not previous,
     )
     data = build_datasets(settings, inputs)
-    made = _planned(settings, run, previous, inputs, data, hashed=hashed or previous is not None)
+    hashed, model, weights = hashed or previous is not None, inputs.model, inputs.weights
+    identity = models.identity(model) if hashed else models.unhashed(model)
+    execution = plan.make_plan(settings, inputs, data, identity)
+    sources: Sources = {
+        "data": data_files(inputs.rows.train),
+        "valid": data_files(inputs.rows.valid),
+        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
+    }
+    made = RunPlan(settings, run, previous, inputs, data, execution, sources)
     if pinned:
         pinned.require(made)
         made = replace(made, pinned=pinned.digest)
@@ -187,38 +188,6 @@ def plan_run(
         made = _going_on(made, previous, auto=auto)
     require_space(made.execution, settings, run.path)
     return made
-
-
-def _planned(
-    settings: TrainSettings,
-    run: RunFolder,
-    previous: PreviousRun | None,
-    inputs: RunInputs,
-    data: Datasets,
-    *,
-    hashed: bool,
-) -> RunPlan:
-    model, weights, rows = inputs.model, inputs.weights, inputs.rows
-    identity = models.identity(model) if hashed else models.unhashed(model)
-    contract = plan.make_contract(
-        settings, identity, data.train, data.valid, inputs.seq_len, inputs.quant
-    )
-    execution = plan.make_plan(
-        contract,
-        settings,
-        inputs.selection,
-        weights.tensors,
-        inputs.config,
-        weights.quantised,
-        longest=max(each.longest for each in (data.train, data.valid) if each),
-        packing=_packing(inputs),
-    )
-    sources: Sources = {
-        "data": data_files(rows.train),
-        "valid": data_files(rows.valid),
-        **(model_files(model.path, weights.files, model.tokenizer) if hashed else {}),
-    }
-    return RunPlan(settings, run, previous, inputs, data, execution, sources)
 
 
 def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:
@@ -235,13 +204,6 @@ def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:
         tuning, packing = then["tuning"], then["packing"]
         execution = replace(execution, tuning=tuning, packing=packing)
     return replace(made, execution=execution, changes=changes, ended=ended)
-
-
-def _packing(inputs: RunInputs) -> Packing:
-    """End to end, unless the backend pads, as it does for a model with linear attention."""
-    manifest = inputs.backend.found.manifest
-    pads = manifest is None or manifest.memory.padded_rows
-    return "rows" if pads or plan.has_linear_attention(inputs.config) else "end-to-end"
 
 
 # --- rows and disk ----------------------------------------------------------------------------
@@ -265,11 +227,7 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
 
 
 def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
-    """Refuse a run whose results would not fit on the disk.
-
-    Raises:
-        StorageError: S001.
-    """
+    """Refuse a run whose results would not fit on the disk (S001)."""
     needed, (parent, free) = space_needed(made, settings), space_free(folder)
     if free < needed:
         raise StorageError(
@@ -298,10 +256,6 @@ def space_free(folder: Path) -> tuple[Path, int]:
     return parent, shutil.disk_usage(parent).free
 
 
-def _rows(count: int, what: str = "") -> str:
-    return _count(count, f"{what} row".strip())
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
@@ -309,17 +263,8 @@ def _count(number: int, noun: str) -> str:
 # --- what is refused --------------------------------------------------------------------------
 
 
-def _folder(settings: TrainSettings) -> RunFolder:
-    named = settings.resume or settings.out or folder.default_path(settings.model)
-    return RunFolder(Path(named))
-
-
 def _require_apart(settings: TrainSettings) -> None:
-    """Refuse to write where data or model lie.
-
-    Raises:
-        OutputError: O004.
-    """
+    """Refuse to write where data or model lie (O004)."""
     if settings.out is None:
         return
     named = [("--data", path) for path in settings.data]
@@ -330,11 +275,7 @@ def _require_apart(settings: TrainSettings) -> None:
 
 
 def _require_new(run: RunFolder) -> None:
-    """Refuse a folder that is there, and name the run in it.
-
-    Raises:
-        OutputError: O001.
-    """
+    """Refuse a folder that is there, and name the run in it (O001)."""
     if (run.path / folder.PLAN).is_file():
         raise OutputError(
             "O001",
@@ -348,33 +289,23 @@ def _require_new(run: RunFolder) -> None:
 
 
 def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on: bool) -> None:
-    """Refuse to measure what would not be used, on documents that nobody has, or by no plugin.
-
-    Raises:
-        ConfigError: C004.
-        BackendError: B013, no plugin with `vox_advise` is installed.
-    """
+    """Refuse to measure without a plugin (B013), for a resumed run, or without documents (C004)."""
+    where = "--tune refresh"
     if not providers("hooks", "vox_advise"):
-        missing = no_provider("hooks", "vox_advise")
-        raise BackendError(
-            "B013",
-            "no installed plugin measures what is fastest",
-            where="--tune refresh",
-            found=missing.found,
-            remedy=missing.remedy,
-        )
+        missing, what = no_provider("hooks", "vox_advise"), "no plugin measures what is fastest"
+        raise BackendError("B013", what, where=where, found=missing.found, remedy=missing.remedy)
     if goes_on:
         raise ConfigError(
             "C004",
             "a resumed run is cut as it began, whatever is measured",
-            where="--tune refresh",
+            where=where,
             remedy="leave out --tune, or measure with vox plan --tune refresh for the next run",
         )
     if only_planned and not settings.data:
         raise ConfigError(
             "C004",
             "what is fastest is measured on the run's own documents",
-            where="--tune refresh",
+            where=where,
             found="no --data",
             expected="--data",
             remedy="add --data, or leave out --tune refresh",
@@ -382,11 +313,7 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
 
 
 def _require_validated(settings: TrainSettings, data: Datasets) -> None:
-    """Refuse to wait for a better validation where there is none.
-
-    Raises:
-        ConfigError: C004.
-    """
+    """Refuse to wait for a better validation where there is none (C004)."""
     flags = {"--patience": settings.patience, "--load-best-at-end": settings.load_best_at_end}
     asked = next((flag for flag, value in flags.items() if value), None)
     if asked is None or not settings.data or (data.valid and settings.eval_every):

@@ -1,7 +1,7 @@
-"""A run folder while this process trains in it: its lock, its start, and what hears of events.
+"""A run folder while this process trains in it: its lock, its start, and the events of the run.
 
-The first thing that a run writes is written here: `preflight.json` and `plan.json`. A run that goes
-on keeps the plan that it had, with what has changed since.
+The first files of a run are written here: `preflight.json` and `plan.json`. A run that goes on
+keeps the plan that it had, with what has changed since.
 
 Events go to one list of subscribers, in this order: what the run has come to, `telemetry.jsonl`,
 the caller, the observing plugins, the controller. A subscriber may answer with notices, which go
@@ -16,8 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from vox_core import files
 from vox_core.contract import (
@@ -35,17 +34,13 @@ from vox_core.data.templated import TEMPLATE
 from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host.observers import Observers
 from vox_core.run import checkpoint, folder, resume
-from vox_core.run.context import Observe, StoppedAtOnce, StopSignal, TimeLimit
+from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
-from vox_core.run.metrics import StepMetrics
-from vox_core.run.progress import Progress
-from vox_core.run.sources import to_json
+from vox_core.run.progress import Progress, StepMetrics
 from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from vox_core.data.row_report import Report
-    from vox_core.run.metrics import Startup
     from vox_core.run.run_plan import RunPlan
 
 Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
@@ -66,23 +61,21 @@ class Session:
 
     Attributes:
         start: the state that it goes on from.
+        origin: what the checkpoint of that state says of the run.
         progress: losses and validations so far.
         warnings: those of this process, in order.
-        loss: of the last step.
         metrics: memory and times of the steps.
     """
 
     start: TrainState
+    origin: checkpoint.Origin
     progress: Progress
     controller: RunController
 
-    def __init__(
-        self, plan: RunPlan, observe: Observe, startup: Startup, observers: Observers
-    ) -> None:
-        self.plan, self.startup = plan, startup
-        self.metrics = StepMetrics(plan.contract.total_steps, startup)
+    def __init__(self, plan: RunPlan, observe: Observe, began: float, observers: Observers) -> None:
+        self.plan, self._command_began = plan, began
+        self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
-        self.loss: float | None = None
         self._began, self._last = time.perf_counter(), 0
         self._saved: int | None = None
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
@@ -102,36 +95,41 @@ class Session:
 
     @classmethod
     @contextmanager
-    def open(cls, plan: RunPlan, observe: Observe, startup: Startup) -> Iterator[Self]:
+    def open(cls, plan: RunPlan, observe: Observe, began: float) -> Iterator[Self]:
         """Lock the run folder, write what a run begins with, and announce the run.
+
+        Args:
+            began: when the command did, as `time.perf_counter` counts.
 
         Raises:
             StoppedAtOnce: a second signal did not wait for the end of the step.
             OutputError: O001 to O003, the folder cannot be had.
         """
-        with contextlib.closing(Observers(seen=plan.inputs.seen)) as observers:
-            if (plan.fresh and not resume.is_new(plan.run)) or not plan.run.path.exists():
-                folder.claim(plan.run)
-            with folder.locked(plan.run) as left:
-                session = cls(plan, observe, startup, observers)
-                try:
-                    with session._stop.installed():
-                        session._begin(left)
-                        yield session
-                except KeyboardInterrupt as error:
-                    session.emit(RunEnd(session._last, "stopped", session.elapsed()))
-                    raise StoppedAtOnce(plan.run.path, session._saved) from error
-                except _CallbackFailed as failed:
-                    session.emit(RunEnd(session._last, "failed", session.elapsed()))
-                    raise failed.error from None
-                except WorkError:
-                    session.emit(RunEnd(session._last, "failed", session.elapsed()))
-                    raise
-                except InputError:
-                    # Found by the backend before its first step: as if the run had not been begun.
-                    if plan.fresh and not session._last:
-                        shutil.rmtree(plan.run.path)
-                    raise
+        with (
+            contextlib.closing(Observers(seen=plan.inputs.seen)) as observers,
+            folder.locked(plan.run) as left,
+        ):
+            if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
+                files.require_absent(plan.run.path)
+            session = cls(plan, observe, began, observers)
+            try:
+                with session._stop.installed():
+                    session._begin(left)
+                    yield session
+            except KeyboardInterrupt as error:
+                session._end("stopped")
+                raise StoppedAtOnce(plan.run.path, session._saved) from error
+            except _CallbackFailed as failed:
+                session._end("failed")
+                raise failed.error from None
+            except WorkError:
+                session._end("failed")
+                raise
+            except InputError:
+                # Found by the backend before its first step: as if the run had not been begun.
+                if plan.fresh and not session._last:
+                    shutil.rmtree(plan.run.path)
+                raise
 
     def emit(self, event: Event) -> None:
         """Tell every subscriber, and then what they answer."""
@@ -143,11 +141,17 @@ class Session:
         """Seconds since the lock was taken."""
         return time.perf_counter() - self._began
 
+    def out_of_time(self) -> bool:
+        """Whether `--max-time` is over, counted from the start of the command."""
+        limit = self.plan.settings.max_time
+        return bool(limit) and time.perf_counter() - self._command_began >= limit
+
+    def _end(self, outcome: Literal["stopped", "failed"]) -> None:
+        self.emit(RunEnd(self._last, outcome, self.elapsed()))
+
     def _follow(self, event: Event) -> None:
         match event:
-            case StepDone():
-                self._last, self.loss = event.step, event.loss
-            case StepSkipped():
+            case StepDone() | StepSkipped():
                 self._last = event.step
             case Resumed():
                 self._last = self._saved = event.step
@@ -166,25 +170,31 @@ class Session:
     # --- the start ----------------------------------------------------------------------------
 
     def _begin(self, left: str | None) -> None:
-        plan = self.plan
+        plan, contract = self.plan, self.plan.contract
         self.start = self._fresh() if plan.fresh else self._resumed()
-        settings, contract = plan.settings, plan.contract
-        before = checkpoint.origin(plan.run.checkpoints, self.start.step)
+        self.origin = before = checkpoint.origin(plan.run.checkpoints, self.start.step)
         same_rows = before.valid_digest == contract.data.valid_digest  # else they say nothing of it
-        validations = before.validations if same_rows else ()
-        self.progress = Progress(settings.patience, before.losses, validations)
-        limit = TimeLimit(settings.max_time, self.startup.began)
-        self.controller = RunController(plan, self.start, self.progress, self._stop, limit)
+        self.progress = Progress(
+            plan.settings.patience,
+            before.losses,
+            before.validations if same_rows else (),
+            before.skipped_in_a_row,
+        )
+        self.controller = RunController(plan, self.progress, self._stop, self.out_of_time)
         self._subscribers += [self.progress, self.controller]
-        self._announce(left, before.backends)
+        self._announce(left)
 
     def _fresh(self) -> TrainState:
         plan, path = self.plan, self.plan.run.path
         files.write_json(path / folder.PREFLIGHT, plan.preflight())
-        _write_skipped(path / folder.SKIPPED, plan.inputs.rows.report)
+        report = plan.inputs.rows.report
+        if skipped := [*report.listed] if report else []:  # malformed and duplicate rows
+            rows = [json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in skipped]
+            files.write_text(path / folder.SKIPPED, "".join(rows))
         if templated := plan.inputs.model.templated:  # a resumed run reads this copy
             files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
-        files.write_json(path / folder.PLAN, self._plan_json())
+        planned = {"planned": plan.pinned} if plan.pinned else {}
+        files.write_json(path / folder.PLAN, {**resume.metadata(plan), **planned})
         return self._beginning()
 
     def _beginning(self) -> TrainState:
@@ -195,7 +205,7 @@ class Session:
         run = self.plan.run
         for worked_in in (run.path, run.checkpoints):
             files.remove_leftovers(worked_in)
-        if checkpoint.numbered(run.checkpoints):
+        if folder.numbered(run.checkpoints):
             state, skipped = checkpoint.load_newest(run.checkpoints)
             path = str(run.checkpoints / f"step-{state.step}")
             self.emit(Resumed(state.step, path, tuple(skipped)))  # the first of this process
@@ -209,32 +219,19 @@ class Session:
         return state
 
     def _keep_plan(self, step: int) -> None:
-        """The plan that holds from now on, and what held before, if there is a difference."""
-        before, now = resume.plan_of(self.plan.run), self._plan_json()
-        changes = before.get("changes", [])
+        """Write the plan that holds from now on, and what held before, if they differ."""
+        before, now = resume.plan_of(self.plan.run), resume.metadata(self.plan)
         if made := self.plan.changes:
-            changes = [
-                *changes,
-                {"after_step": step, "contract": before["digest"], "changes": made},
-            ]
+            change = {"after_step": step, "contract": before["digest"], "changes": made}
+            before["changes"] = [*before.get("changes", []), change]
         elif before["settings"] == now["settings"]:
             return
-        now |= {"changes": changes} if changes else {}
-        if "planned" in before:  # the run began so
-            now["planned"] = before["planned"]
-        files.write_json(self.plan.run.path / folder.PLAN, now)
+        kept = {key: before[key] for key in ("changes", "planned") if key in before}
+        files.write_json(self.plan.run.path / folder.PLAN, {**now, **kept})
 
-    def _plan_json(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            **plan.execution.to_json(),
-            "settings": resume.recorded(plan.settings),
-            "sources": to_json(plan.sources),
-            **({"planned": plan.pinned} if plan.pinned else {}),
-        }
-
-    def _announce(self, left: str | None, used: tuple[checkpoint.BackendUse, ...]) -> None:
+    def _announce(self, left: str | None) -> None:
         plan, made, step = self.plan, self.plan.execution, self.start.step
+        used = self.origin.backends
         self.emit(Notice(plan.inputs.selection.why))
         if plan.pinned:
             self.emit(Notice(f"as it was planned; the plan's digest is {plan.pinned}"))
@@ -265,10 +262,3 @@ class Session:
                 quant=contract.quant,
             )
         )
-
-
-def _write_skipped(path: Path, report: Report | None) -> None:
-    """Write each row that is malformed or a duplicate as a line of JSON, if there are any."""
-    rows = [each.to_json() for each in report.listed] if report else []
-    if rows:
-        files.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -7,6 +7,7 @@ folder is opened (`session.py`), the backend trains (`loop.py`), and what it ret
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
@@ -14,7 +15,6 @@ from vox_core.run.advice import with_advice
 from vox_core.run.artifacts import TrainReport, report_of_ended, write_artifacts
 from vox_core.run.context import Observe, ignore
 from vox_core.run.loop import run_training
-from vox_core.run.metrics import Startup
 from vox_core.run.run_plan import plan_run
 from vox_core.run.session import Session
 
@@ -31,7 +31,6 @@ def train(
     observe: Observe = ignore,
     backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
-    began: float | None = None,
     pinned: PinnedPlan | None = None,
 ) -> TrainReport:
     """Train, or go on with `settings.resume`.
@@ -40,7 +39,6 @@ def train(
         observe: called with every event.
         backend_origin: where `settings.backend` was said, for the words of an error.
         progress: called while models are downloaded or converted.
-        began: when the command did, as `time.perf_counter` counts; without it, now.
         pinned: the plan that the run is held against; `settings` are its own.
 
     Raises:
@@ -48,18 +46,17 @@ def train(
         WorkError: something failed while working; the run folder keeps what was done.
         StoppedAtOnce: a second signal did not wait for the end of the step.
     """
+    began = time.perf_counter()
 
     def tell(text: str) -> None:
         observe(Notice(text))
 
-    with Startup(began) as startup:
-        plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned)
-        if plan.ended:
-            tell(f"the run has finished already ({plan.ended}); there is nothing to do")
-            return report_of_ended(plan)
-        plan = with_advice(plan, tell)
-        if plan.advice.refusal:
-            raise plan.advice.refusal
-        with Session.open(plan, observe, startup) as session:
-            result = run_training(session)
-            return write_artifacts(session, result)
+    plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned)
+    if plan.ended:
+        tell(f"the run has finished already ({plan.ended}); there is nothing to do")
+        return report_of_ended(plan)
+    plan = with_advice(plan, tell)
+    if plan.advice.refusal:
+        raise plan.advice.refusal
+    with Session.open(plan, observe, began) as session:
+        return write_artifacts(session, run_training(session))

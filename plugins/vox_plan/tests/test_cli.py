@@ -212,7 +212,7 @@ def test_as_json_it_is_one_object(vox, service) -> None:
         {"memory": 4 * GB, "option": told["options"][0], "measured": False}
     ]
     assert (told["run"], told["model"]["licence"]) == ("runs/m", "MIT")
-    assert (told["format"], told["settings"], told["exact"]) == ("vox-plan/1", {"rank": 16}, None)
+    assert (told["format"], told["settings"], told["exact"]) == ("vox-plan/2", {"rank": 16}, None)
     vox("plan")
     assert [call["to_be_run"] for call in service.calls] == [True, False]
 

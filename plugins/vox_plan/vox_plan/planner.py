@@ -90,7 +90,7 @@ def _report(
     there = bool(run.settings.data)
     seen, grid, tuned = forecast(run), alternatives(run), cached(run)
     steps = _steps(run, seen.batch, there)
-    kept = plans.exact(run) if there and to_be_run else None
+    kept = plans.metadata(run, whole=True) if there and to_be_run else None
     train, adapter = run.data.train, run.contract.adapter
     where, free = plans.space_free(run.run.path)
     return PlanReport(

@@ -12,7 +12,8 @@ from tests.run.history_samples import make_run, start, step, text_of, whole, wor
 
 from vox_core.contract import Notice, Resumed, RunEnd, Validation
 from vox_core.errors import AdapterError, ConfigError
-from vox_core.run.history import Summary, is_worked_in, read_run, runs_in
+from vox_core.run.folder import is_worked_in
+from vox_core.run.history import Summary, read_run, runs_in
 from vox_runs import plot as plotting
 from vox_runs.compare import compare, verdict
 from vox_runs.plot import plot
@@ -251,20 +252,20 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
             file.write(text_of([events.pop(0)]))
 
     with worked_in(run):
-        for told, summary in follow(run, wait):
+        for told in follow(run, wait):
             seen.append(len(told))
-            assert summary.status == ("done" if not events else "running")
+            assert read_run(run).status == ("done" if not events else "running")
     assert seen == [2, *[1] * 5]
-    assert summary.losses == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
+    assert read_run(run).losses == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
 
 
 def test_following_ends_when_the_process_is_gone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", [start(), step(1, 4.0)])
     with worked_in(run):
         looks = follow(run, lambda _seconds: None)
-        next(looks)
-        assert next(looks)[1].status == "running"
-    assert [summary.status for _, summary in looks] == ["died"]
+        assert [len(next(looks)), len(next(looks))] == [2, 0]
+    assert [*looks] == [[]]
+    assert read_run(run).status == "died"
 
 
 def test_following_one_that_has_told_nothing_yet(tmp_path: Path) -> None:
@@ -272,9 +273,9 @@ def test_following_one_that_has_told_nothing_yet(tmp_path: Path) -> None:
     (run / "telemetry.jsonl").unlink()
     with worked_in(run):
         looks = follow(run, lambda _seconds: None)
-        assert next(looks)[0] == []
+        assert next(looks) == []
         (run / "telemetry.jsonl").write_text(text_of(whole()))
-        assert len(next(looks)[0]) == 8
+        assert len(next(looks)) == 8
         assert list(looks) == []
 
 

@@ -7,39 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vox_core.api.progress import RECENT_STEPS, Display, display
-from vox_core.api.runs import (
-    TELEMETRY,
-    Line,
-    Summary,
-    Tail,
-    Tally,
-    completed,
-    is_worked_in,
-    require_run,
-)
-from vox_core.contract import Event, RunStart, StepDone, Validation
+from vox_core.api.runs import TELEMETRY, Summary, Tail, is_worked_in, read_run, require_run
+from vox_core.contract import Event, Resumed, RunEnd, RunStart, StepDone, Validation
 
 SECONDS = 0.5
 """Between two looks."""
 
 
-def follow(
-    folder: Path, wait: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[list[Line], Summary]]:
-    """Yield the events so far, then new events at each poll, each time with the run's summary.
+def follow(folder: Path, wait: Callable[[float], None] = time.sleep) -> Iterator[list[Event]]:
+    """Yield the events so far, then new events at each poll.
 
     Stops when the run ends, or at once if it has ended or died.
 
     Raises:
         AdapterError: A001, it is no run, or its telemetry cannot be read.
     """
-    lines, tally = Tail(require_run(folder) / TELEMETRY), Tally(str(folder))
+    lines, ended = Tail(require_run(folder) / TELEMETRY), False
     while True:
         worked_in = is_worked_in(folder)  # before the poll: see `read_run`
-        told = list(lines.new())
-        tally.add(told)
-        yield told, completed(tally, lines, folder, worked_in)
-        if tally.outcome or not worked_in:
+        events = [each.event for each in lines.new()]
+        for event in events:
+            if isinstance(event, RunStart | Resumed | RunEnd):
+                ended = isinstance(event, RunEnd)
+        yield events
+        if ended or not worked_in:
             return
         wait(SECONDS)
 
@@ -52,13 +43,12 @@ def shown_until_the_end(run: Path) -> Summary:
     """
     with display(by_the_way=False) as shown:
         begun, looks = False, follow(run)
-        told, summary = next(looks)
-        for event in _recent([each.event for each in told]):
+        for event in _recent(next(looks)):
             begun = _show(shown, event, begun)
-        for told, summary in looks:  # noqa: B007  (the last one is returned)
-            for each in told:
-                begun = _show(shown, each.event, begun)
-    return summary
+        for events in looks:
+            for event in events:
+                begun = _show(shown, event, begun)
+    return read_run(run)
 
 
 def _recent(events: Sequence[Event]) -> Iterator[Event]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.run.lines import read as read_lines
 
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
@@ -21,7 +22,6 @@ from vox_core.contract import (
     Validation,
 )
 from vox_core.host.observers import Observers
-from vox_core.run import telemetry
 from vox_core.run.train import train
 from vox_tensorboard import TensorBoard
 from vox_testing.tiny import make_model
@@ -119,7 +119,7 @@ def test_through_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "max_steps": 3,
     }
     run = train(validate(TrainSettings, settings)).run
-    told = list(telemetry.read(run / "telemetry.jsonl"))
+    told = list(read_lines(run / "telemetry.jsonl"))
     warned = [line["message"] for line in told if line["event"] == "warning"]
     assert not any("observer" in message for message in warned)
     drawn = read(run)
