@@ -1,13 +1,13 @@
 """Installed plugins: discover, probe, select and load them, as the conformance suite does."""
 
-from vox_core.host import Request, survey
+from vox_core.host import Request, Seen
 from vox_core.host.discover import Found, discover
-from vox_core.host.known import known_plugins
 from vox_core.host.load import Backend, load_backend
 from vox_core.host.manifest import Manifest
 from vox_core.host.probe import Hardware, ProbeFault, probe_all
 from vox_core.host.process import Failed, run
 from vox_core.host.select import select
+from vox_core.known import known_plugins
 from vox_core.run.plan import resolve_dtype
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Manifest",
     "ProbeFault",
     "Request",
+    "Seen",
     "discover",
     "known_plugins",
     "load_backend",
@@ -25,5 +26,4 @@ __all__ = [
     "resolve_dtype",
     "run",
     "select",
-    "survey",
 ]

@@ -306,12 +306,6 @@ def api_order(api: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def api_remedy(api: str, plugin_id: str) -> str:
-    """Return the remedy for a plugin whose `api` this vox does not support."""
-    newer = api_order(api) > api_order(API_VERSION)
-    return "upgrade vox-ml" if newer else f"vox plugin upgrade {plugin_id}"
-
-
 @cache
 def _schema() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
@@ -348,7 +342,7 @@ def _invalid(where: object, faults: list[str], api: object = None) -> BackendErr
     remedy = "upgrade the plugin; if that does not help, its author has to mend the file"
     if _is_newer(api):  # a newer API may allow what is an error here
         what = f"a plugin's manifest is written for API {api}, this vox speaks {API_VERSION}"
-        remedy = api_remedy(str(api), "")
+        remedy = "upgrade vox-ml"
     return BackendError("B006", what, where=where, faults=faults, remedy=remedy)
 
 

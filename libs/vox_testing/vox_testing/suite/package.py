@@ -15,11 +15,11 @@ from vox_core.api.host import (
     Hardware,
     ProbeFault,
     Request,
+    Seen,
     load_backend,
     resolve_dtype,
     run,
     select,
-    survey,
 )
 from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
@@ -108,7 +108,7 @@ def test_undeclared_capabilities_are_refused(
     monkeypatch.delenv("VOX_DISABLE_PLUGINS", raising=False)
     has, found = vox_declared.manifest.capabilities, vox_declared.found
     request = Request("train", explicit=found.id)
-    asked = survey(request, {})
+    asked = Seen().survey(request, ())
     assert select(request, *asked).chosen == found.id
     wishes: list[tuple[dict[str, Any], bool]] = [
         *(({"quant": quant}, quant in has.quantisations) for quant in get_args(Quant)),
