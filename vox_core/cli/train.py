@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MORE = 3
 """Factor of steps that the hint after a short run suggests."""
-SECTIONS: dict[str, tuple[str, ...]] = {
+TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "revision", "template", "backend", "dtype", "quant"),
         *("allow_cpu", "allow_overcommit"),
@@ -85,7 +85,7 @@ def _plan_option() -> click.Option:
     "train",
     cls=Command,
     params=[files_argument(), *options_of(TrainSettings), _plan_option(), json_option()],
-    sections=SECTIONS,
+    sections=TRAIN_SECTIONS,
     epilog="Example: vox train train.jsonl --model smollm2-135m --out runs/first",
 )
 @click.pass_context

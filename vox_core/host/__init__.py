@@ -12,22 +12,19 @@ observers.py runs the plugins that watch a run. inventory.py and doctor.py repor
 kind.
 """
 
-from vox_core.host.judge import Candidate, Environment, Operation, Origin, Request, Verdict
-from vox_core.host.seen import Explanation, Seen, choose, explain, list_backends
-from vox_core.host.select import TELLS_MORE, Selection
-
-__all__ = [
-    "TELLS_MORE",
-    "Candidate",
-    "Environment",
-    "Explanation",
-    "Operation",
-    "Origin",
-    "Request",
-    "Seen",
-    "Selection",
-    "Verdict",
-    "choose",
-    "explain",
-    "list_backends",
-]
+from vox_core.host.judge import (
+    Candidate as Candidate,
+    Environment as Environment,
+    Operation as Operation,
+    Origin as Origin,
+    Request as Request,
+    Verdict as Verdict,
+)
+from vox_core.host.seen import (
+    Explanation as Explanation,
+    Seen as Seen,
+    choose as choose,
+    explain as explain,
+    list_backends as list_backends,
+)
+from vox_core.host.select import TELLS_MORE as TELLS_MORE, Selection as Selection
