@@ -33,10 +33,10 @@ from vox_core.config.sections import (
     VoxToml as VoxToml,
     toml_schema as toml_schema,
 )
-from vox_core.config.source import DataSource as DataSource
 from vox_core.config.train import DEFAULT_MODEL as DEFAULT_MODEL, TrainSettings as TrainSettings
 from vox_core.config.values import (
     Change as Change,
+    DataSource as DataSource,
     Section as Section,
     homes as homes,
     is_table as is_table,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from vox_core.config.source import Sources
-from vox_core.config.values import Count, Names, Section, Share
+from vox_core.config.values import Count, Names, Section, Share, Sources
 from vox_core.contract import Curriculum, DataPolicy, Dedup, MalformedRows, Unrated
+from vox_core.text import did_you_mean
 
 ROW_FIELDS = (
     "messages", "turns", "conversations", "system", "tools", "prompt", "instruction", "input",
@@ -49,12 +50,11 @@ def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _meant(name: str, column: str) -> str:
-    from difflib import get_close_matches
-
     if column in ROW_FIELDS:
         return f"vox's field stands first: did you mean {column}={name}?"
-    near = [_ALSO[name]] if name in _ALSO else get_close_matches(name, ROW_FIELDS, n=1)
-    return f"did you mean {near[0]}?" if near else f"it has {', '.join(ROW_FIELDS)}"
+    if name in _ALSO:
+        return f"did you mean {_ALSO[name]}?"
+    return did_you_mean(name, ROW_FIELDS) or f"it has {', '.join(ROW_FIELDS)}"
 
 
 class DataSettings(Section):
@@ -104,18 +104,10 @@ class DataSettings(Section):
     def policy(self) -> DataPolicy:
         """Return the data filters as the contract records them; settings without effect are
         zero."""
-        skip, near = self.malformed_rows == "skip", self.dedup == "near"
-        return DataPolicy(
-            malformed_rows=self.malformed_rows,
-            max_skipped=self.max_skipped if skip else 0.0,
-            min_rating=self.min_rating,
-            unrated=self.unrated,
-            category=tuple(sorted({*self.category})),
-            lane=tuple(sorted({*self.lane})),
-            tag=tuple(sorted({*self.tag})),
-            min_chars=self.min_chars,
-            max_chars=self.max_chars,
-            dedup=self.dedup,
-            near_threshold=self.near_threshold if near else 0.0,
-            valid_share=self.valid_share,
-        )
+        values = {each.name: getattr(self, each.name) for each in fields(DataPolicy)}
+        values |= {name: tuple(sorted({*values[name]})) for name in ("category", "lane", "tag")}
+        if self.malformed_rows != "skip":
+            values["max_skipped"] = 0.0
+        if self.dedup != "near":
+            values["near_threshold"] = 0.0
+        return DataPolicy(**values)

@@ -131,14 +131,8 @@ class VoxToml(Section):
     plugin: PluginSettings = PluginSettings()
 
 
-SECTIONS: tuple[type[Section], ...] = (
-    DataSettings,
-    TrainSettings,
-    GenerateSettings,
-    ChatSettings,
-    MergeSettings,
-    ConvertSettings,
-    PluginSettings,
+SECTIONS: tuple[type[Section], ...] = tuple(
+    type(field.default) for field in VoxToml.model_fields.values()
 )
 
 
