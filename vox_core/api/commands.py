@@ -1,6 +1,6 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.errors import STOPPED as STOPPED, describe as describe, end_with as end_with
+from vox_core.cli.failures import STOPPED as STOPPED, describe as describe, end_with as end_with
 from vox_core.cli.lazy import (
     Command as Command,
     Group as Group,

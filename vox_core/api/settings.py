@@ -1,7 +1,7 @@
 """Settings: the sections of `vox.toml`, and what sections of plugins are made of."""
 
 from vox_core.config import TrainSettings as TrainSettings
-from vox_core.config.read import settings_faults as settings_faults
+from vox_core.config.loading import settings_faults as settings_faults
 from vox_core.config.values import seen_from as seen_from
 from vox_core.config.values import (
     Names as Names,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import click
 
-from vox_core.cli import errors
+from vox_core.cli import failures
 from vox_core.cli.lazy import Entry, LazyGroup
 
 COMMANDS = {
@@ -34,7 +34,7 @@ COMMANDS = {
     "model": Entry("vox_core.cli.model:model", "List and download models of the catalog."),
     "plugin": Entry("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
     "backend": Entry(
-        "vox_core.cli.backend:backend", "List installed backends; explain the choice."
+        "vox_core.cli.backends:backend", "List installed backends; explain the choice."
     ),
     "bundle": Entry(
         "vox_core.cli.bundle:bundle", "Bundle plugins into one file to install offline."
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
-    sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))
+    sys.exit(failures.run(root, sys.argv[1:] if arguments is None else arguments))
 
 
 def _complete_streams() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vox_core.cli.errors import describe, end_with
+from vox_core.cli.failures import describe, end_with
 from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option
 from vox_core.cli.options import data_options, files_argument, settings_from, with_files
 from vox_core.cli.output import print_json, printable

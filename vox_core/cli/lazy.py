@@ -214,7 +214,7 @@ def json_option() -> click.Option:
 
 
 def _debug_option() -> click.Option:
-    """Return `--debug`, which `errors.run` finds in the raw arguments, even where parsing fails."""
+    """Return `--debug`, which failures.py finds in the raw arguments, even where parsing fails."""
     return click.Option(
         ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."
     )

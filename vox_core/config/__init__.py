@@ -5,12 +5,11 @@ from it, `vox config schema` its JSON schema, `docs/reference/config.md` its tab
 spelt alike in all of them (`micro-batch-tokens`, `--micro-batch-tokens`,
 `VOX_TRAIN_MICRO_BATCH_TOKENS`). Unknown keys are errors that name the nearest known one.
 
-values.py defines the types of values; data.py, train.py and sections.py list the settings; read.py
-merges the sources.
+values.py defines the types of values; sections.py lists the settings; loading.py merges the
+sources; peers.py has the peers' names of settings.
 """
 
-from vox_core.config.data import DataSettings as DataSettings
-from vox_core.config.read import (
+from vox_core.config.loading import (
     CONFIG_FILE as CONFIG_FILE,
     given as given,
     load_settings as load_settings,
@@ -22,18 +21,20 @@ from vox_core.config.read import (
     validate as validate,
 )
 from vox_core.config.sections import (
+    DEFAULT_MODEL as DEFAULT_MODEL,
     SECTIONS as SECTIONS,
     ChatSettings as ChatSettings,
     ConvertSettings as ConvertSettings,
+    DataSettings as DataSettings,
     GenerateSettings as GenerateSettings,
     MergeSettings as MergeSettings,
     ModelUse as ModelUse,
     PluginSettings as PluginSettings,
     SamplingSettings as SamplingSettings,
+    TrainSettings as TrainSettings,
     VoxToml as VoxToml,
     toml_schema as toml_schema,
 )
-from vox_core.config.train import DEFAULT_MODEL as DEFAULT_MODEL, TrainSettings as TrainSettings
 from vox_core.config.values import (
     Change as Change,
     DataSource as DataSource,
