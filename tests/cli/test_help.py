@@ -97,7 +97,7 @@ def test_help_lists_commands_without_importing_them() -> None:
     )
     out = subprocess.check_output([sys.executable, "-c", script], text=True)
     *help_lines, imported = out.splitlines()
-    names = ("errors", "lazy", "plugin_commands")
+    names = ("failures", "lazy", "plugin_commands")
     assert imported.split() == [f"vox_core.cli.{name}" for name in names]
     assert [name for name in COMMANDS if f"  {name} " in "\n".join(help_lines)] == [*COMMANDS]
 

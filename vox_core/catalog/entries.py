@@ -136,7 +136,7 @@ class Source:
         return str(self.path or self.value)
 
 
-class Entry(BaseModel):
+class CatalogEntry(BaseModel):
     """One table of a catalog; fields have Python names, keys those of the file."""
 
     model_config = ConfigDict(
@@ -156,7 +156,7 @@ class Entry(BaseModel):
         return self._catalog
 
     @classmethod
-    def read(cls, table: Mapping[str, Any], file: Path) -> Entry:
+    def read(cls, table: Mapping[str, Any], file: Path) -> CatalogEntry:
         """Validate a table of `file` as an entry.
 
         Raises:
@@ -167,7 +167,7 @@ class Entry(BaseModel):
         return entry
 
 
-class PluginEntry(Entry):
+class PluginEntry(CatalogEntry):
     """A plugin that vox can install by id.
 
     A release or wheel is of its plugin's distribution, and of a version that `specifier` allows.
@@ -221,7 +221,7 @@ class PluginEntry(Entry):
         return self
 
 
-class BundleEntry(Entry):
+class BundleEntry(CatalogEntry):
     """Plugins that are installed together."""
 
     extends: Names = Field((), description="a list of ids of bundles, each once")
@@ -249,7 +249,7 @@ class ModelPart(BaseModel):
         return name, version
 
 
-class ModelEntry(Entry):
+class ModelEntry(CatalogEntry):
     """A model that vox can download by id: from `parts`, or else from `hub`."""
 
     licence: Text = Field(description="an SPDX identifier")
@@ -274,7 +274,7 @@ class ModelEntry(Entry):
         return self
 
 
-SECTIONS: dict[str, type[Entry]] = {
+SECTIONS: dict[str, type[CatalogEntry]] = {
     "plugin": PluginEntry,
     "bundle": BundleEntry,
     "model": ModelEntry,

@@ -15,31 +15,29 @@ from collections.abc import Sequence
 import click
 
 from vox_core.cli import failures
-from vox_core.cli.lazy import Entry, LazyGroup
+from vox_core.cli.lazy import Lazy, LazyGroup
 
 COMMANDS = {
-    "quickstart": Entry(
+    "quickstart": Lazy(
         "vox_core.cli.quickstart:quickstart",
         "Train, merge and chat with a small model in minutes.",
     ),
-    "train": Entry(
-        "vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."
-    ),
-    "data": Entry("vox_core.cli.data:data", "Check and inspect training data."),
-    "merge": Entry(
+    "train": Lazy("vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."),
+    "data": Lazy("vox_core.cli.data:data", "Check and inspect training data."),
+    "merge": Lazy(
         "vox_core.cli.merge:merge", "Merge the adapter into the base model and verify it."
     ),
-    "chat": Entry("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
-    "generate": Entry("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
-    "model": Entry("vox_core.cli.model:model", "List and download models of the catalog."),
-    "plugin": Entry("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
-    "backend": Entry(
+    "chat": Lazy("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
+    "generate": Lazy("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
+    "model": Lazy("vox_core.cli.model:model", "List and download models of the catalog."),
+    "plugin": Lazy("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
+    "backend": Lazy(
         "vox_core.cli.backends:backend", "List installed backends; explain the choice."
     ),
-    "bundle": Entry(
+    "bundle": Lazy(
         "vox_core.cli.bundle:bundle", "Bundle plugins into one file to install offline."
     ),
-    "config": Entry("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
+    "config": Lazy("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vox_core.cli.failures import describe, end_with
-from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option
+from vox_core.cli.lazy import Command, Lazy, LazyGroup, json_option
 from vox_core.cli.options import data_options, files_argument, settings_from, with_files
 from vox_core.cli.output import print_json, printable
 from vox_core.config import TrainSettings, given
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FAULTY = 2
 COMMANDS = {
-    "check": Entry("vox_core.cli.data:check", "Report faulty rows and summarise the files."),
+    "check": Lazy("vox_core.cli.data:check", "Report faulty rows and summarise the files."),
 }
 _NOT_TRAINED = {"preference": "preference (checked, and not trained)"}
 

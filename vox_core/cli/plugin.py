@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option, objection
+from vox_core.cli.lazy import Command, Lazy, LazyGroup, json_option, objection
 from vox_core.cli.options import config_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable, warn_of_unknown
 from vox_core.errors import command
@@ -24,15 +24,15 @@ from vox_core.install.plan import cut_off
 _HERE, _INSTALL = (f"vox_core.cli.{name}" for name in ("plugin", "plugin_install"))
 
 COMMANDS = {
-    "list": Entry(f"{_HERE}:list_plugins", "List installed plugins and those of the catalog."),
-    "info": Entry(f"{_HERE}:info", "Show a plugin's manifest and catalog entry."),
-    "install": Entry(f"{_INSTALL}:install", "Install plugins into this environment."),
-    "upgrade": Entry(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
-    "remove": Entry(f"{_INSTALL}:remove", "Remove plugins."),
-    "doctor": Entry(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
-    "enable": Entry(f"{_HERE}:enable", "Undo `vox plugin disable`."),
-    "disable": Entry(f"{_HERE}:disable", "Keep a plugin installed but unused."),
-    "lock": Entry(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
+    "list": Lazy(f"{_HERE}:list_plugins", "List installed plugins and those of the catalog."),
+    "info": Lazy(f"{_HERE}:info", "Show a plugin's manifest and catalog entry."),
+    "install": Lazy(f"{_INSTALL}:install", "Install plugins into this environment."),
+    "upgrade": Lazy(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
+    "remove": Lazy(f"{_INSTALL}:remove", "Remove plugins."),
+    "doctor": Lazy(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
+    "enable": Lazy(f"{_HERE}:enable", "Undo `vox plugin disable`."),
+    "disable": Lazy(f"{_HERE}:disable", "Keep a plugin installed but unused."),
+    "lock": Lazy(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
 }
 
 plugin = LazyGroup(

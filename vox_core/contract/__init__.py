@@ -9,8 +9,7 @@ numpy.
     batch.py     documents, steps
     state.py     adapters, training state
     events.py    events of a run
-    jobs.py      jobs, results, context
-    advice.py    a plugin's advice on a planned run
+    jobs.py      jobs, results, context, a plugin's advice on a planned run
     sampling.py  the choice of the next token
 
 These modules read nothing, and import numpy where they compute with it.
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vox_core.contract.advice import Advice as Advice
 from vox_core.contract.batch import (
     Batch as Batch,
     Step as Step,
@@ -41,6 +39,7 @@ from vox_core.contract.events import (
     Validation as Validation,
 )
 from vox_core.contract.jobs import (
+    Advice as Advice,
     Check as Check,
     LoadedModel as LoadedModel,
     LoadJob as LoadJob,

@@ -14,7 +14,7 @@ kind.
 
 from vox_core.host.judge import (
     Candidate as Candidate,
-    Environment as Environment,
+    Surroundings as Surroundings,
     Operation as Operation,
     Origin as Origin,
     Request as Request,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -202,22 +201,18 @@ def _manifest_file(
 
 def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
     """Give every plugin that shares its id with another a fault."""
-    owners: defaultdict[str, list[str]] = defaultdict(list)
+    alone = []
     for plugin in found:
-        owners[plugin.id].append(plugin.distribution)
-    return tuple(
-        replace(plugin, manifest=None, folder=None, fault=_namesakes(plugin.id, owners[plugin.id]))
-        if len(owners[plugin.id]) > 1
-        else plugin
-        for plugin in found
-    )
-
-
-def _namesakes(plugin_id: str, owners: list[str]) -> BackendError:
-    return BackendError(
-        "B006",
-        f"plugin id {plugin_id!r} is defined more than once",
-        found=f"distributions {' and '.join(owners)}",
-        expected="one plugin of that id",
-        remedy=f"remove all but one, for example: {command('vox', 'plugin', 'remove', owners[-1])}",
-    )
+        owners = [each.distribution for each in found if each.id == plugin.id]
+        if len(owners) > 1:
+            remove = command("vox", "plugin", "remove", owners[-1])
+            fault = BackendError(
+                "B006",
+                f"plugin id {plugin.id!r} is defined more than once",
+                found=f"distributions {' and '.join(owners)}",
+                expected="one plugin of that id",
+                remedy=f"remove all but one, for example: {remove}",
+            )
+            plugin = replace(plugin, manifest=None, folder=None, fault=fault)  # noqa: PLW2901
+        alone.append(plugin)
+    return tuple(alone)

@@ -9,7 +9,6 @@ A plugin that is blocked, broken or incompatible is not imported; its finding sa
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -39,7 +38,7 @@ from vox_core.host.probe import (
     probe_all,
     probe_remedy,
 )
-from vox_core.host.process import Failed, output_of
+from vox_core.host.process import Failed, child_command, output_of
 from vox_core.host.provide import POINTS
 from vox_core.known import known_plugins
 
@@ -47,11 +46,6 @@ LIMIT_S = 30.0
 """Time limit of a child; importing a tensor library from a cold disk may take half of it."""
 CHILDREN = 4
 """Concurrent children; each may hold a tensor library in memory."""
-
-_CHILD = (
-    "import json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
-    "from vox_core.host.child import answer; answer(request)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +212,8 @@ def _own_checks(plugins: Sequence[Found], limit_s: float) -> dict[str, tuple[Che
 
 
 def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:
-    request = {"id": plugin.id, "path": sys.path}
-    command = [sys.executable, "-P", "-c", _CHILD]
     try:
-        answer = output_of(command, limit_s, json.dumps(request).encode())
+        answer = output_of(child_command("answer", plugin.id), limit_s)
         return TypeAdapter(tuple[Check, ...]).validate_json(answer)
     except Failed as fault:
         how = str(fault)

@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class Surroundings:
     """The inputs of a selection besides the request and the plugins.
 
     Args:
@@ -135,7 +135,7 @@ class Judged:
     def accelerates(self) -> bool:
         return any(device.tag != "cpu" for device in self.hardware.devices)
 
-    def repair(self, environment: Environment) -> str:
+    def repair(self, environment: Surroundings) -> str:
         """Return the remedy for the refusal; it repairs the part that is at fault."""
         plugin, refusal = self.found, self.refusal
         assert refusal is not None, plugin.id
@@ -154,14 +154,14 @@ class Judged:
 
 
 def judge_all(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> list[Judged]:
     """Judge every candidate, sorted by id and distribution."""
     ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
     return [_judge(request, each, environment) for each in ordered]
 
 
-def _judge(request: Request, candidate: Candidate, environment: Environment) -> Judged:
+def _judge(request: Request, candidate: Candidate, environment: Surroundings) -> Judged:
     plugin, hardware = candidate.found, candidate.hardware
     refusal = static_refusal(request, plugin, environment)
     if refusal or plugin.manifest is None:
@@ -177,7 +177,7 @@ def _judge(request: Request, candidate: Candidate, environment: Environment) -> 
     return replace(judged, rank=rank)
 
 
-def static_refusal(request: Request, plugin: Found, environment: Environment) -> Refusal | None:
+def static_refusal(request: Request, plugin: Found, environment: Surroundings) -> Refusal | None:
     """Return the first reason for refusal that needs no probe, or None."""
     manifest = plugin.manifest
     if plugin.fault or manifest is None:

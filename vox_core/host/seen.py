@@ -20,7 +20,7 @@ from vox_core.errors import BackendError
 from vox_core.host import discover, probe
 from vox_core.host.blocked import blocked_plugins
 from vox_core.host.discover import Found
-from vox_core.host.judge import Candidate, Environment, Request, Verdict
+from vox_core.host.judge import Candidate, Request, Surroundings, Verdict
 from vox_core.host.load import Backend, load_backend
 from vox_core.host.machine import Machine, this_machine
 from vox_core.host.select import Selection, needs_probe, select, verdicts
@@ -54,7 +54,7 @@ class Seen:
 
     def survey(
         self, request: Request, known: Collection[str]
-    ) -> tuple[list[Candidate], Environment]:
+    ) -> tuple[list[Candidate], Surroundings]:
         """Return the installed backends, probed as far as `request` needs it, and the other inputs
         of a selection.
 
@@ -65,7 +65,7 @@ class Seen:
             ConfigError: an environment variable about plugins or hardware is wrong.
         """
         backends = [plugin for plugin in self.plugins if _may_be_backend(plugin)]
-        environment = Environment(
+        environment = Surroundings(
             accelerators=self._accelerators,
             machine=self.machine,
             blocked=self.blocked,

@@ -34,9 +34,9 @@ from vox_core.host.discover import Found
 from vox_core.host.judge import (
     ABSENT,
     Candidate,
-    Environment,
     Judged,
     Request,
+    Surroundings,
     Verdict,
     judge_all,
     lacking,
@@ -69,7 +69,7 @@ class Selection:
 
 
 def select(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> Selection:
     """Choose a backend for a request.
 
@@ -103,13 +103,13 @@ def select(
 
 
 def verdicts(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> tuple[Verdict, ...]:
     """Return the verdict on each candidate, sorted by id, without choosing one."""
     return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
 
 
-def needs_probe(request: Request, plugin: Found, environment: Environment) -> bool:
+def needs_probe(request: Request, plugin: Found, environment: Surroundings) -> bool:
     """Whether the choice of a candidate now depends on its hardware alone."""
     return static_refusal(request, plugin, environment) is None
 
@@ -117,7 +117,7 @@ def needs_probe(request: Request, plugin: Found, environment: Environment) -> bo
 # --- among several --------------------------------------------------------------------------------
 
 
-def _explicit(request: Request, judged: Sequence[Judged], environment: Environment) -> Selection:
+def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundings) -> Selection:
     chosen = next((each for each in judged if each.found.id == request.explicit), None)
     if chosen is None:
         raise _not_installed(request, judged, environment)
@@ -172,7 +172,7 @@ class _Idle:
     remedy: str = ""
 
 
-def _idle_accelerator(judged: Sequence[Judged], environment: Environment) -> _Idle | None:
+def _idle_accelerator(judged: Sequence[Judged], environment: Surroundings) -> _Idle | None:
     """Return the first idle accelerator that training asks about, else the first idle one."""
     found = (_idle(each, judged, environment) for each in environment.accelerators)
     idle = [each for each in found if each]
@@ -180,7 +180,7 @@ def _idle_accelerator(judged: Sequence[Judged], environment: Environment) -> _Id
 
 
 def _idle(
-    accelerator: Accelerator, judged: Sequence[Judged], environment: Environment
+    accelerator: Accelerator, judged: Sequence[Judged], environment: Surroundings
 ) -> _Idle | None:
     drivers = [each for each in judged if _may_drive(each, accelerator)]
     if any(each.accelerates for each in drivers):
@@ -202,7 +202,7 @@ def _idle(
     return _Idle(what, repair)
 
 
-def _without_backend(accelerator: Accelerator, environment: Environment) -> _Idle:
+def _without_backend(accelerator: Accelerator, environment: Surroundings) -> _Idle:
     backend = accelerator.backend
     what = f"{accelerator.name} is here, but its backend {backend!r} is not installed"
     if who := environment.blocked.get(backend):
@@ -226,7 +226,7 @@ def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def _none_installed(environment: Environment) -> BackendError:
+def _none_installed(environment: Surroundings) -> BackendError:
     fitting = [each.backend for each in environment.accelerators]
     example = next((name for name in [*fitting, "cpu"] if name in environment.known), "")
     return BackendError(
@@ -238,7 +238,7 @@ def _none_installed(environment: Environment) -> BackendError:
 
 
 def _none_usable(
-    request: Request, judged: Sequence[Judged], environment: Environment
+    request: Request, judged: Sequence[Judged], environment: Surroundings
 ) -> BackendError:
     """Return the error with a table of every candidate and its reason."""
     rows = [each.verdict for each in judged]
@@ -258,7 +258,7 @@ def _none_usable(
     )
 
 
-def _way_out(request: Request, judged: Sequence[Judged], environment: Environment) -> str:
+def _way_out(request: Request, judged: Sequence[Judged], environment: Surroundings) -> str:
     """Return the remedy that admits the named backend, or else the requirement that no backend
     meets."""
     (first, *others) = judged
@@ -269,7 +269,7 @@ def _way_out(request: Request, judged: Sequence[Judged], environment: Environmen
     return f"{first.repair(environment)}, or "
 
 
-def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
+def _who_quantises(judged: Sequence[Judged], environment: Surroundings) -> str:
     """Return the remedy that adds a plugin with the requested quantisation."""
     here = {each.found.id: each for each in judged}
     for name in environment.quantising:
@@ -293,7 +293,7 @@ def _concession(request: Request, judged: Sequence[Judged]) -> str:
 
 
 def _not_installed(
-    request: Request, judged: Sequence[Judged], environment: Environment
+    request: Request, judged: Sequence[Judged], environment: Surroundings
 ) -> BackendError:
     name, installed = str(request.explicit), [each.found.id for each in judged]
     near = nearest(name, sorted({*installed, *environment.known}))
@@ -320,7 +320,7 @@ def _tie(one: Judged, other: Judged) -> BackendError:
     )
 
 
-def _install(backend: str, environment: Environment) -> str:
+def _install(backend: str, environment: Surroundings) -> str:
     """Return the install command for an id in the catalog; package names are never guessed."""
     if backend in environment.known:
         return f"install {backend!r}: vox plugin install {backend}"

@@ -67,9 +67,9 @@ def test_importing_the_package_does_nothing(vox_declared: Declared, tmp_path: Pa
         done = run([sys.executable, "-c", _IMPORT, module, str(told)], HANGS_S)
     except Failed as fault:
         pytest.fail(f"importing {module}: its process {fault}")
-    assert done.returncode == 0, done.errors.decode(errors="replace")
-    assert done.errors == b"", f"importing {module} wrote to stderr"
-    assert done.output == b"", f"importing {module} wrote to stdout"
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert done.stderr == b"", f"importing {module} wrote to stderr"
+    assert done.stdout == b"", f"importing {module} wrote to stdout"
     modules, seconds = json.loads(told.read_text())
     assert sorted(set(LIBRARIES) & set(modules)) == [], "import these inside the hooks"
     assert seconds < IMPORT_LIMIT_S
