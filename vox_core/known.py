@@ -8,19 +8,21 @@ command. With `--config FILE` that file is the `vox.toml` (config.reading).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
-from vox_core.catalog import Catalog, load_catalog
+from vox_core.catalog import Catalog, PluginEntry, load_catalog
+from vox_core.config import PluginSettings, load_settings
 
 
-def known(environ: Mapping[str, str] = os.environ) -> Catalog:
+def known() -> Catalog:
     """Return the catalog with the user's additional files.
 
     Raises:
         ConfigError: a catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    from vox_core.config import PluginSettings, load_settings
+    return load_catalog(load_settings(PluginSettings, {}).catalogs)
 
-    settings = load_settings(PluginSettings, {}, environ=environ)
-    return load_catalog(settings.catalogs, environ=environ)
+
+def known_plugins() -> Mapping[str, PluginEntry]:
+    """Return id -> plugin of the catalog; errors as for `known`."""
+    return known().plugins

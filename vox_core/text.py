@@ -1,4 +1,4 @@
-"""Format numbers with units, and remove control characters from foreign text.
+"""Format numbers with units, suggest names, and remove control characters from foreign text.
 
 Package names and the output of probes and installers may contain control characters. `printable`
 escapes everything that could control a terminal.
@@ -6,8 +6,10 @@ escapes everything that could control a terminal.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Iterable
 
 # C0 and C1 control characters, Unicode's bidirectional controls and line separators, and
 # surrogates, which cannot be encoded.
@@ -24,6 +26,16 @@ def printable(text: object, *, lines: bool = False) -> str:
     """
     pattern = _CONTROLS_IN_LINES if lines else CONTROLS
     return pattern.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the name of `known` that is spelt most like `name`; empty if none is close."""
+    return next(iter(difflib.get_close_matches(name, [*known], n=1)), "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean …?` if a name of `known` is close, else ""."""
+    return f"did you mean {near}?" if (near := nearest(name, known)) else ""
 
 
 def losses(before: float | None, after: float | None) -> str:

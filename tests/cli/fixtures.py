@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.core.plugin_site import MANIFEST, Site
-from vox_core.cli import errors, root
+from vox_core.cli import failures, root
 
 
 class Done(NamedTuple):
@@ -41,7 +41,7 @@ def vox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         text = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
         monkeypatch.setattr("sys.stdin", text)
         capsys.readouterr()
-        code = errors.run(root, [str(argument) for argument in arguments])
+        code = failures.run(root, [str(argument) for argument in arguments])
         return Done(code, *capsys.readouterr())
 
     return run

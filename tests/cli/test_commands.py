@@ -309,7 +309,7 @@ def test_model_pull(vox, monkeypatch, flags) -> None:
         progress("downloading", 10**8, 10**8)
         return LocalModel(Path("cache/m"), reference, "abc", "Apache-2.0", "llama")
 
-    monkeypatch.setattr("vox_core.models.resolve", resolve)
+    monkeypatch.setattr("vox_core.cli.model.resolve", resolve)
     done = vox("model", "pull", "smollm2-135m", *flags)
     assert done.err == "downloading: 100 MB of 100 MB\n"
     sha256 = load_catalog().models["smollm2-135m"].sha256
@@ -330,7 +330,7 @@ def test_model_pull(vox, monkeypatch, flags) -> None:
 
 def test_model_pull_says_when_nothing_is_pinned(vox, monkeypatch) -> None:
     found = LocalModel(Path("cache/m"), "Qwen/Qwen3-0.6B", "abc", "Apache-2.0", "qwen3")
-    monkeypatch.setattr("vox_core.models.resolve", lambda reference, *, progress: found)
+    monkeypatch.setattr("vox_core.cli.model.resolve", lambda reference, *, progress: found)
     done = vox("model", "pull", "qwen3-0.6b")
     assert "note: nothing is pinned" in done.err
     assert "sha256" not in done.out
@@ -349,7 +349,7 @@ VERDICTS = (
 
 
 def test_backend_list(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.host.list_backends", lambda: VERDICTS)
+    monkeypatch.setattr("vox_core.cli.backends.list_backends", lambda: VERDICTS)
     assert vox("backend", "list").out.splitlines() == [
         "cpu     0.1.0  eligible  2 cores",
         "longer  1      broken    no manifest",
@@ -359,7 +359,7 @@ def test_backend_list(vox, monkeypatch) -> None:
 
 
 def test_backend_list_without_backends(vox, monkeypatch) -> None:
-    monkeypatch.setattr("vox_core.host.list_backends", lambda: ())
+    monkeypatch.setattr("vox_core.cli.backends.list_backends", lambda: ())
     done = vox("backend", "list")
     assert (done.code, done.out) == (0, "")
     assert "vox plugin install cpu" in done.err

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from vox_core import errors as tree
-from vox_core.cli import errors
+from vox_core.cli import failures
 from vox_core.cli.lazy import Command
 
 COMMAND = [sys.executable, "-m", "vox_core.cli"]
@@ -28,7 +28,7 @@ def outcome(
 
     json_flag = click.Option(["--json"], is_flag=True, expose_value=False)
     command = Command("fail", callback=fail, params=[json_flag])
-    return (errors.run(command, arguments), *capsys.readouterr())
+    return (failures.run(command, arguments), *capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_bug_has_its_json_too(capsys) -> None:
     code, out, _ = outcome(ZeroDivisionError("x"), capsys, "--json")
     assert code == 1
     described = json.loads(out)["error"]
-    assert [*described] == [*errors.KEYS, "faults"]
+    assert [*described] == [*failures.KEYS, "faults"]
     assert (described["code"], described["found"]) == ("VOX-X002", "ZeroDivisionError: x")
 
 

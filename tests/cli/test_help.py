@@ -14,7 +14,7 @@ import pytest
 
 from vox_core.cli import COMMANDS, root
 from vox_core.cli.lazy import Group
-from vox_core.cli.train import SECTIONS
+from vox_core.cli.train import TRAIN_SECTIONS
 from vox_core.config import TrainSettings
 
 PATHS = [
@@ -92,12 +92,12 @@ def test_each_command_has_help_and_takes_debug(vox, path: str) -> None:
 
 def test_help_lists_commands_without_importing_them() -> None:
     script = (
-        "import sys; from vox_core.cli import errors, root; errors.run(root, ['--help']);"
+        "import sys; from vox_core.cli import failures, root; failures.run(root, ['--help']);"
         "print(*sorted(m for m in sys.modules if m.startswith('vox_core.cli.')))"
     )
     out = subprocess.check_output([sys.executable, "-c", script], text=True)
     *help_lines, imported = out.splitlines()
-    names = ("errors", "lazy", "plugin_commands")
+    names = ("failures", "lazy", "plugin_commands")
     assert imported.split() == [f"vox_core.cli.{name}" for name in names]
     assert [name for name in COMMANDS if f"  {name} " in "\n".join(help_lines)] == [*COMMANDS]
 
@@ -125,12 +125,12 @@ def test_version(vox) -> None:
 
 
 def test_every_flag_of_train_stands_under_one_heading(vox) -> None:
-    placed = [name for names in SECTIONS.values() for name in names]
+    placed = [name for names in TRAIN_SECTIONS.values() for name in names]
     rest = ["config_file", "plan_file", "as_json"]
     assert sorted(placed) == sorted([*TrainSettings.model_fields, *rest])
     shown = vox("train", "--help").out
     headings = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == [*SECTIONS, "Options"]
+    assert headings == [*TRAIN_SECTIONS, "Options"]
 
 
 def test_groups_share_one_class() -> None:

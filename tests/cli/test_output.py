@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.core.plugin_site import MANIFEST, Site
-from vox_core.cli import errors, root
+from vox_core.cli import failures, root
 from vox_core.cli.output import print_json, printable
 
 STEERING = "a\x1b[2J\r\x9b1m\u202eb\ud800"
@@ -38,6 +38,6 @@ def test_ids_and_versions_of_packages(vox, site: Site, command: str) -> None:
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.run(root, ["plugin", "info", "\x1b[2J", "--json"])
+    failures.run(root, ["plugin", "info", "\x1b[2J", "--json"])
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err and r"\x1b[2J" in told.err

@@ -8,7 +8,7 @@ from typing import Any
 
 from vox_core.contract import DType, Quant
 from vox_core.errors import BackendError
-from vox_core.host import Candidate, Environment, Request, Selection
+from vox_core.host import Candidate, Request, Selection, Surroundings
 from vox_core.host.discover import Found
 from vox_core.host.machine import Machine
 from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires
@@ -95,8 +95,8 @@ def ask(id: str, **wishes: Any) -> Request:
     return Request("train", explicit=id, explicit_origin="--backend", **wishes)
 
 
-def environment(case: Case) -> Environment:
-    return Environment(case.machine, case.accelerators, case.blocked, case.known)
+def environment(case: Case) -> Surroundings:
+    return Surroundings(case.machine, case.accelerators, case.blocked, case.known)
 
 
 def answer(case: Case, candidates: list[Candidate]) -> Selection | str:

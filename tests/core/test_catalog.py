@@ -335,12 +335,16 @@ def test_one_report_lists_every_breach_of_every_rule(tmp_path: Path) -> None:
 
 
 def test_a_malformed_entry_hides_no_other_fault(tmp_path: Path) -> None:
-    """Its own keys are faults, references to it are not, and its other references still are."""
-    text = plugin("p", "api = 1") + bundle("b", "extends = 1", 'plugins = ["p", "c"]')
+    """Its own keys are faults, references to it are not, and those of other entries still are."""
+    text = (
+        plugin("p", "api = 1")
+        + bundle("b", "extends = 1")
+        + bundle("d", 'extends = ["b"]', 'plugins = ["p", "c"]')
+    )
     assert faults(write(tmp_path, text)) == (
         'plugin p: api: found 1, expected "MAJOR.MINOR" of the seam',
         "bundle b: extends: found 1, expected a list of ids of bundles, each once",
-        "bundle b: plugins: there is no plugin 'c'",
+        "bundle d: plugins: there is no plugin 'c'",
     )
 
 

@@ -34,7 +34,7 @@ from tests.core.select_samples import (
     here,
 )
 from vox_core.errors import BackendError
-from vox_core.host import Environment, Request
+from vox_core.host import Request, Surroundings
 from vox_core.host.blocked import COMMAND
 from vox_core.host.manifest import Requires
 from vox_core.host.probe import NVIDIA, ProbeFault
@@ -295,7 +295,7 @@ def test_the_table_is_for_reading() -> None:
 
 
 def test_the_record_tells_all_of_it() -> None:
-    selection = select(TRAIN, [CPU, CUDA, broken("bad")], Environment(MACHINE))
+    selection = select(TRAIN, [CPU, CUDA, broken("bad")], Surroundings(MACHINE))
     record = json.loads(json.dumps(selection.to_json()))
     assert record["chosen"] == "cuda"
     assert record["hardware"]["devices"][0]["tag"] == "nvidia"
@@ -304,7 +304,7 @@ def test_the_record_tells_all_of_it() -> None:
 
 
 def test_others_are_not_asked_for_when_one_is() -> None:
-    selection = select(ask("cpu"), [CPU, CUDA], Environment(MACHINE))
+    selection = select(ask("cpu"), [CPU, CUDA], Surroundings(MACHINE))
     reasons = {verdict.id: verdict.reason for verdict in selection.verdicts}
     assert reasons["cuda"] == "not asked for (--backend cpu)"
 
@@ -313,14 +313,14 @@ def test_only_survivors_need_their_hardware_probed() -> None:
     plugins = [CPU, CUDA, backend("old", None, api="0.1"), broken("bad")]
     request = Request("train", quant="nf4")
     probed = [
-        each.found.id for each in plugins if needs_probe(request, each.found, Environment(MACHINE))
+        each.found.id for each in plugins if needs_probe(request, each.found, Surroundings(MACHINE))
     ]
     assert probed == ["cuda"]
 
 
 def test_a_broken_backend_asked_for_keeps_the_cause() -> None:
     with pytest.raises(BackendError) as caught:
-        select(ask("bad"), [broken("bad")], Environment(MACHINE))
+        select(ask("bad"), [broken("bad")], Surroundings(MACHINE))
     assert isinstance(caught.value.__cause__, BackendError)
     assert caught.value.remedy == "mend it"
 
@@ -328,7 +328,7 @@ def test_a_broken_backend_asked_for_keeps_the_cause() -> None:
 @pytest.mark.parametrize("explicit", [None, "cpu"])
 def test_a_quantisation_that_only_the_catalog_has_names_who_to_install(explicit) -> None:
     request = replace(TRAIN, quant="affine4", explicit=explicit)
-    environment = Environment(MACHINE, known=KNOWN, quantising=("mlx",))
+    environment = Surroundings(MACHINE, known=KNOWN, quantising=("mlx",))
     with pytest.raises(BackendError) as caught:
         select(request, [CPU], environment)
     assert caught.value.code == "VOX-B002"
@@ -336,7 +336,7 @@ def test_a_quantisation_that_only_the_catalog_has_names_who_to_install(explicit)
 
 
 def test_a_quantisation_of_a_disabled_backend_names_how_to_take_it_off_the_list() -> None:
-    environment = Environment(
+    environment = Surroundings(
         MACHINE, known=KNOWN, quantising=("mlx",), blocked={"mlx": "vox plugin disable mlx"}
     )
     with pytest.raises(BackendError) as caught:

@@ -1,54 +1,33 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
-from vox_core.cli.errors import STOPPED, describe, end_with
-from vox_core.cli.lazy import Command, Entry, Group, LazyGroup, json_option
+from vox_core.cli.failures import STOPPED as STOPPED, describe as describe, end_with as end_with
+from vox_core.cli.lazy import (
+    Command as Command,
+    Group as Group,
+    json_option as json_option,
+)
 from vox_core.cli.options import (
-    DATA_SECTIONS,
-    data_options,
-    files_argument,
-    options_of,
-    settings_from,
-    with_files,
+    DATA_SECTIONS as DATA_SECTIONS,
+    data_options as data_options,
+    files_argument as files_argument,
+    options_of as options_of,
+    settings_from as settings_from,
+    with_files as with_files,
 )
 from vox_core.cli.output import (
-    duration,
-    losses,
-    megabytes,
-    print_columns,
-    print_json,
-    print_table,
-    printable,
+    duration as duration,
+    losses as losses,
+    megabytes as megabytes,
+    print_columns as print_columns,
+    print_json as print_json,
+    print_table as print_table,
+    printable as printable,
 )
-from vox_core.cli.train import SECTIONS as TRAIN_SECTIONS
-from vox_core.config import ConvertSettings, TrainSettings, given, source_of
-from vox_core.library import backend_origin
-
-__all__ = [
-    "DATA_SECTIONS",
-    "STOPPED",
-    "TRAIN_SECTIONS",
-    "Command",
-    "ConvertSettings",
-    "Entry",
-    "Group",
-    "LazyGroup",
-    "TrainSettings",
-    "backend_origin",
-    "data_options",
-    "describe",
-    "duration",
-    "end_with",
-    "files_argument",
-    "given",
-    "json_option",
-    "losses",
-    "megabytes",
-    "options_of",
-    "print_columns",
-    "print_json",
-    "print_table",
-    "printable",
-    "settings_from",
-    "source_of",
-    "with_files",
-]
+from vox_core.cli.train import TRAIN_SECTIONS as TRAIN_SECTIONS
+from vox_core.config import (
+    ConvertSettings as ConvertSettings,
+    TrainSettings as TrainSettings,
+    given as given,
+    source_of as source_of,
+)
+from vox_core.library import backend_origin as backend_origin

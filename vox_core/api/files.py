@@ -1,32 +1,18 @@
 """Atomic files: whole or not there, with StorageError for a full or failing disk."""
 
-from vox_core.bounded_json import read as read_json
-from vox_core.cache import cache_folder, cache_root
+from vox_core import bounded_json
+from vox_core.cache import cache_folder as cache_folder, cache_root as cache_root
 from vox_core.files import (
-    atomic_file,
-    atomic_folder,
-    make_folder,
-    require_absent,
-    require_apart,
-    storage_errors,
-    write_bytes,
-    write_json,
-    write_text,
+    atomic_file as atomic_file,
+    atomic_folder as atomic_folder,
+    make_folder as make_folder,
+    require_absent as require_absent,
+    require_apart as require_apart,
+    storage_errors as storage_errors,
+    write_bytes as write_bytes,
+    write_json as write_json,
+    write_text as write_text,
 )
-from vox_core.hashes import file_sha256
+from vox_core.hashes import file_sha256 as file_sha256
 
-__all__ = [
-    "atomic_file",
-    "atomic_folder",
-    "cache_folder",
-    "cache_root",
-    "file_sha256",
-    "make_folder",
-    "read_json",
-    "require_absent",
-    "require_apart",
-    "storage_errors",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
+read_json = bounded_json.read

@@ -1,77 +1,51 @@
 """Models, adapters and backends: find, read, write, load and compare them."""
 
 from vox_core.adapter.mlx import (
-    is_mlx_folder,
-    mlx_dropout,
-    read_mlx_adapter,
-    write_mlx_adapter,
+    is_mlx_folder as is_mlx_folder,
+    mlx_dropout as mlx_dropout,
+    read_mlx_adapter as read_mlx_adapter,
+    write_mlx_adapter as write_mlx_adapter,
 )
-from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
-from vox_core.adapter.targets import quantised_modules
-from vox_core.data.tokenizer import load_tokenizer
-from vox_core.digests import TOKENIZER_FILES
-from vox_core.host import Request, choose
-from vox_core.host.load import Backend
-from vox_core.host.seen import Seen
-from vox_core.models import LocalModel, Progress
-from vox_core.run.artifacts import base_name
-from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.folder import MANIFEST
-from vox_core.run.hf_checkpoint import Tensors, copy_companions, plain_copy, spec_of, write_shards
-from vox_core.run.plan import positions, require_no_experts
+from vox_core.adapter.peft import (
+    CONFIG as CONFIG,
+    read_adapter as read_adapter,
+    write_adapter as write_adapter,
+)
+from vox_core.adapter.targets import quantised_modules as quantised_modules
+from vox_core.data.tokenizer import load_tokenizer as load_tokenizer
+from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
+from vox_core.host import Request as Request, choose as choose
+from vox_core.host.load import Backend as Backend
+from vox_core.host.seen import Seen as Seen
+from vox_core.models import LocalModel as LocalModel, Progress as Progress
+from vox_core.run.artifacts import base_name as base_name
+from vox_core.run.context import Context as Context, Observe as Observe, ignore as ignore
+from vox_core.run.folder import MANIFEST as MANIFEST
+from vox_core.run.hf_checkpoint import (
+    Tensors as Tensors,
+    copy_companions as copy_companions,
+    plain_copy as plain_copy,
+    spec_of as spec_of,
+    write_shards as write_shards,
+)
+from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts
 from vox_core.run.proof import (
-    MAX_CARRIED,
-    MIN_CARRIED,
-    carried,
-    distance,
-    probe_logits,
-    probe_tokens,
+    MAX_CARRIED as MAX_CARRIED,
+    MIN_CARRIED as MIN_CARRIED,
+    carried as carried,
+    distance as distance,
+    probe_logits as probe_logits,
+    probe_tokens as probe_tokens,
 )
-from vox_core.run.reference import ModelReference, read_adapter_folder, resolve_reference
-from vox_core.weights import INDEX, Spec, WeightFolder, open_weights
-from vox_core.weights.quantised import require_same_in_mlx
-
-__all__ = [
-    "CONFIG",
-    "INDEX",
-    "MANIFEST",
-    "MAX_CARRIED",
-    "MIN_CARRIED",
-    "TOKENIZER_FILES",
-    "Backend",
-    "Context",
-    "LocalModel",
-    "ModelReference",
-    "Observe",
-    "Progress",
-    "Request",
-    "Seen",
-    "Spec",
-    "Tensors",
-    "WeightFolder",
-    "base_name",
-    "carried",
-    "choose",
-    "copy_companions",
-    "distance",
-    "ignore",
-    "is_mlx_folder",
-    "load_tokenizer",
-    "mlx_dropout",
-    "open_weights",
-    "plain_copy",
-    "positions",
-    "probe_logits",
-    "probe_tokens",
-    "quantised_modules",
-    "read_adapter",
-    "read_adapter_folder",
-    "read_mlx_adapter",
-    "require_no_experts",
-    "require_same_in_mlx",
-    "resolve_reference",
-    "spec_of",
-    "write_adapter",
-    "write_mlx_adapter",
-    "write_shards",
-]
+from vox_core.run.reference import (
+    ModelReference as ModelReference,
+    read_adapter_folder as read_adapter_folder,
+    resolve_reference as resolve_reference,
+)
+from vox_core.weights import (
+    INDEX as INDEX,
+    Spec as Spec,
+    WeightFolder as WeightFolder,
+    open_weights as open_weights,
+)
+from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx

@@ -1,81 +1,57 @@
 """Planned runs: the pipeline of `vox train` up to its first write, what `vox_advise` receives, and
 steps that train nothing."""
 
-from vox_core.adapter.targets import HasShape, parameter_names, quantised_modules
-from vox_core.config import TrainSettings
-from vox_core.data.batching import (
-    cut,
-    documents_in_step,
-    epochs_after,
-    make_step_batches,
-    micro_batches,
-    steps_for,
-    validation_batches,
+from vox_core.adapter.targets import (
+    HasShape as HasShape,
+    parameter_names as parameter_names,
+    quantised_modules as quantised_modules,
 )
-from vox_core.data.dataset import Dataset
-from vox_core.data.encode import Document
-from vox_core.digests import TOKENIZER_FILES
-from vox_core.host import Origin
-from vox_core.host.manifest import MemoryProfile
-from vox_core.host.probe import Device
-from vox_core.models import Progress
-from vox_core.run import folder
-from vox_core.run.advice import Tell, fixed_micro_batch, with_advice
-from vox_core.run.artifacts import versions
-from vox_core.run.context import Context
-from vox_core.run.dequantised_base import as_trained, seeded
-from vox_core.run.loop import is_validated
-from vox_core.run.merge import space_needed as merge_space_needed
-from vox_core.run.pinned_plan import FORMAT as PLAN_FORMAT
-from vox_core.run.pinned_plan import digest_of
-from vox_core.run.plan import has_linear_attention, possible_quants, text_config, vocabulary_size
-from vox_core.run.progress import peak_resident
-from vox_core.run.resume import in_force, metadata
-from vox_core.run.run_plan import RunPlan, account, plan_run, space_free, space_needed
-from vox_core.run.sources import Fetching
+from vox_core.config import TrainSettings as TrainSettings
+from vox_core.data.batching import (
+    cut as cut,
+    documents_in_step as documents_in_step,
+    epochs_after as epochs_after,
+    make_step_batches as make_step_batches,
+    micro_batches as micro_batches,
+    steps_for as steps_for,
+    validation_batches as validation_batches,
+)
+from vox_core.data.dataset import Dataset as Dataset
+from vox_core.data.encode import Document as Document
+from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
+from vox_core.host import Origin as Origin
+from vox_core.host.manifest import MemoryProfile as MemoryProfile
+from vox_core.host.probe import Device as Device
+from vox_core.models import Progress as Progress
+from vox_core.run import folder as folder
+from vox_core.run.advice import (
+    Tell as Tell,
+    fixed_micro_batch as fixed_micro_batch,
+    with_advice as with_advice,
+)
+from vox_core.run.artifacts import versions as versions
+from vox_core.run.context import Context as Context
+from vox_core.run.dequantised_base import as_trained as as_trained, seeded as seeded
+from vox_core.run.loop import is_validated as is_validated
+from vox_core.run.pinned_plan import digest_of as digest_of
+from vox_core.run.plan import (
+    has_linear_attention as has_linear_attention,
+    possible_quants as possible_quants,
+    text_config as text_config,
+    vocabulary_size as vocabulary_size,
+)
+from vox_core.run.progress import peak_resident as peak_resident
+from vox_core.run.resume import in_force as in_force, metadata as metadata
+from vox_core.run.run_plan import (
+    RunPlan as RunPlan,
+    account as account,
+    plan_run as plan_run,
+    space_free as space_free,
+    space_needed as space_needed,
+)
+from vox_core.run.sources import Fetching as Fetching
+from vox_core.run import merge
+from vox_core.run import pinned_plan
 
-__all__ = [
-    "PLAN_FORMAT",
-    "TOKENIZER_FILES",
-    "Context",
-    "Dataset",
-    "Device",
-    "Document",
-    "Fetching",
-    "HasShape",
-    "MemoryProfile",
-    "Origin",
-    "Progress",
-    "RunPlan",
-    "Tell",
-    "TrainSettings",
-    "account",
-    "as_trained",
-    "cut",
-    "digest_of",
-    "documents_in_step",
-    "epochs_after",
-    "fixed_micro_batch",
-    "folder",
-    "has_linear_attention",
-    "in_force",
-    "is_validated",
-    "make_step_batches",
-    "merge_space_needed",
-    "metadata",
-    "micro_batches",
-    "parameter_names",
-    "peak_resident",
-    "plan_run",
-    "possible_quants",
-    "quantised_modules",
-    "seeded",
-    "space_free",
-    "space_needed",
-    "steps_for",
-    "text_config",
-    "validation_batches",
-    "versions",
-    "vocabulary_size",
-    "with_advice",
-]
+merge_space_needed = merge.space_needed
+PLAN_FORMAT = pinned_plan.FORMAT

@@ -1,84 +1,52 @@
 """Data: rows, their facts and masks, tokens as training makes them, data sets."""
 
-from vox_core.cache import CACHE_VERSION
-from vox_core.data.audit import Audit, Finding, require_sound, row_findings
-from vox_core.data.checked import CheckedFile, check_files
-from vox_core.data.chosen import no_such_value
-from vox_core.data.dataset import build_dataset
-from vox_core.data.documents import Columns
-from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.encode_stats import StatsCollector
-from vox_core.data.faults import RowError, RowFault, changed
-from vox_core.data.fields import FieldMap
-from vox_core.data.formats import is_remote, place_of
-from vox_core.data.jsonl import raw_lines
-from vox_core.data.records import Placed, next_step, read_lines, readable
-from vox_core.data.render import Renderer, RenderError
-from vox_core.data.row_facts import (
-    KEPT,
-    NO_VALUE,
-    RowFacts,
-    digests,
-    duplicates,
-    filtered,
-    value_counts,
+from vox_core.cache import CACHE_VERSION as CACHE_VERSION
+from vox_core.data.audit import (
+    Audit as Audit,
+    Finding as Finding,
+    require_sound as require_sound,
+    row_findings as row_findings,
 )
-from vox_core.data.rows import Record, read_row
-from vox_core.data.sampler import apportion
-from vox_core.data.source import Source, most_bytes, open_source, too_much
-from vox_core.data.split import find_split
-from vox_core.data.tokenizer import Tokens, special_ids, tokenise
-from vox_core.models import Progress
-from vox_core.run.dataset import Opener, audits_of
-from vox_core.run.inputs import chosen_rows
-
-__all__ = [
-    "CACHE_VERSION",
-    "KEPT",
-    "NO_VALUE",
-    "Audit",
-    "CheckedFile",
-    "Columns",
-    "Encoded",
-    "Encoder",
-    "FieldMap",
-    "Finding",
-    "Opener",
-    "Placed",
-    "Progress",
-    "Record",
-    "RenderError",
-    "Renderer",
-    "RowError",
-    "RowFacts",
-    "RowFault",
-    "Source",
-    "StatsCollector",
-    "Tokens",
-    "apportion",
-    "audits_of",
-    "build_dataset",
-    "changed",
-    "check_files",
-    "chosen_rows",
-    "digests",
-    "duplicates",
-    "filtered",
-    "find_split",
-    "is_remote",
-    "most_bytes",
-    "next_step",
-    "no_such_value",
-    "open_source",
-    "place_of",
-    "raw_lines",
-    "read_lines",
-    "read_row",
-    "readable",
-    "require_sound",
-    "row_findings",
-    "special_ids",
-    "tokenise",
-    "too_much",
-    "value_counts",
-]
+from vox_core.data.checked import CheckedFile as CheckedFile, check_files as check_files
+from vox_core.data.chosen import no_such_value as no_such_value
+from vox_core.data.dataset import build_dataset as build_dataset
+from vox_core.data.documents import Columns as Columns
+from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder
+from vox_core.data.encode_stats import StatsCollector as StatsCollector
+from vox_core.data.faults import RowError as RowError, RowFault as RowFault, changed as changed
+from vox_core.data.fields import FieldMap as FieldMap
+from vox_core.data.formats import is_remote as is_remote, place_of as place_of
+from vox_core.data.jsonl import raw_lines as raw_lines
+from vox_core.data.records import (
+    Placed as Placed,
+    next_step as next_step,
+    read_lines as read_lines,
+    readable as readable,
+)
+from vox_core.data.render import Renderer as Renderer, RenderError as RenderError
+from vox_core.data.row_facts import (
+    KEPT as KEPT,
+    NO_VALUE as NO_VALUE,
+    RowFacts as RowFacts,
+    digests as digests,
+    duplicates as duplicates,
+    filtered as filtered,
+    value_counts as value_counts,
+)
+from vox_core.data.rows import Record as Record, read_row as read_row
+from vox_core.data.sampler import apportion as apportion
+from vox_core.data.source import (
+    Source as Source,
+    most_bytes as most_bytes,
+    open_source as open_source,
+    too_much as too_much,
+)
+from vox_core.data.split import find_split as find_split
+from vox_core.data.tokenizer import (
+    Tokens as Tokens,
+    special_ids as special_ids,
+    tokenise as tokenise,
+)
+from vox_core.models import Progress as Progress
+from vox_core.run.dataset import Opener as Opener, audits_of as audits_of
+from vox_core.run.inputs import chosen_rows as chosen_rows

@@ -6,49 +6,37 @@
 
 `catalog.toml` lies at the root of a source checkout and inside the package in a wheel.
 `VOX_CATALOG` and `[plugin] catalogs` in `vox.toml` name additional files; callers pass the latter.
-All faults of all files are reported together: entries.py has the types of an entry's keys, rules.py
-the rules between entries.
+All faults of all files are reported together: entries.py has the types of an entry's keys and the
+rules within an entry; this module has those between entries.
 
 This package downloads and installs nothing, and guesses no names.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
 from vox_core.catalog.entries import (
     SECTIONS,
-    BundleEntry,
-    ModelEntry,
-    ModelPart,
-    PluginEntry,
-    Source,
+    BundleEntry as BundleEntry,
+    ModelEntry as ModelEntry,
+    ModelPart as ModelPart,
+    PluginEntry as PluginEntry,
+    Source as Source,
     faults_of,
-    near,
-    objections,
+    hint,
+    objections as objections,
 )
-from vox_core.catalog.rules import Fault, Table, cross_faults, lineage
 from vox_core.errors import ConfigError
-
-__all__ = [
-    "BundleEntry",
-    "Catalog",
-    "ModelEntry",
-    "ModelPart",
-    "PluginEntry",
-    "Source",
-    "load_catalog",
-    "objections",
-    "read_catalogs",
-]
+from vox_core.text import did_you_mean
 
 VARIABLE = "VOX_CATALOG"
 _PACKAGE = Path(__file__).parents[1]
@@ -70,12 +58,11 @@ class Catalog:
         """
         if id in self.bundles:
             return self.bundles[id]
-        close = difflib.get_close_matches(id, self.bundles, n=1)
         raise ConfigError(
             "C007",
             f"the catalog has no bundle {id!r}",
             expected=f"one of: {', '.join(self.bundles)}",
-            remedy=f"did you mean {close[0]}?" if close else "`vox bundle list` shows them",
+            remedy=did_you_mean(id, self.bundles) or "`vox bundle list` shows them",
         )
 
     def lineage(self, bundle_id: str) -> tuple[BundleEntry, ...]:
@@ -84,9 +71,9 @@ class Catalog:
         Raises:
             ConfigError: C007, there is no such bundle.
         """
-        self.bundle(bundle_id)
-        extends = {id: bundle.extends for id, bundle in self.bundles.items()}
-        return tuple(self.bundles[id] for id in lineage(bundle_id, extends))
+        bundle = self.bundle(bundle_id)
+        bases = (each for id in bundle.extends for each in self.lineage(id))
+        return tuple({each.id: each for each in (*bases, bundle)}.values())
 
     def resolve(self, bundle_id: str) -> tuple[PluginEntry, ...]:
         """Return the plugins of a bundle, after those of the bundles it extends, each once.
@@ -117,21 +104,76 @@ def read_catalogs(paths: Sequence[Path]) -> Catalog:
     Raises:
         ConfigError: C005, a file cannot be read, or has faults; all of them are listed.
     """
-    faults: list[Fault] = []
-    tables: list[Table] = []
+    faults: list[tuple[Path, str]] = []
+    made: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    ids: list[tuple[str, str]] = []  # those of malformed entries, too
     for path in paths:
         content = _read(path, faults)
-        tables += _tables(content, path, faults)
-    made: dict[str, Any] = {section: {} for section in SECTIONS}
-    for table in tables:
-        try:
-            made[table.section][table.id] = SECTIONS[table.section].read(table.keys, table.path)
-        except ValidationError as error:
-            faults += map(table.fault, faults_of(table.section, table.keys, error))
-    faults += cross_faults(tables)
+        for section, number, table in _tables(content, path, faults):
+            id = str(table.get("id", f"number {number}"))
+            told = []
+            try:
+                entry = SECTIONS[section].read(table, path)
+                first = made[section].setdefault(entry.id, entry)
+                if first is not entry:
+                    told = [_repeated(first.catalog, path)]
+            except ValidationError as error:
+                told = faults_of(section, table, error)
+            faults += [(path, f"{section} {id}: {fault}") for fault in told]
+            ids.append((section, id))
+    faults += _between(made["plugin"], made["bundle"], ids)
     if faults:
         raise _invalid(faults)
     return Catalog(made["plugin"], made["model"], made["bundle"])
+
+
+def _repeated(first: Path, path: Path) -> str:
+    if first == path:
+        return "the id stands twice"
+    return f"the id is defined by two catalogs: {first} and {path}"
+
+
+def _between(
+    plugins: Mapping[str, PluginEntry],
+    bundles: Mapping[str, BundleEntry],
+    ids: Collection[tuple[str, str]],
+) -> Iterator[tuple[Path, str]]:
+    """Yield breaches of the rules between entries: one plugin for a distribution, and references
+    that exist, without a cycle."""
+    owners: dict[str, str] = {}
+    for plugin in plugins.values():
+        owner = owners.setdefault(canonicalize_name(plugin.distribution), plugin.id)
+        if owner != plugin.id:
+            what = f"distribution: {plugin.distribution!r} is that of plugin {owner!r}"
+            yield plugin.catalog, f"plugin {plugin.id}: {what}"
+    for bundle in bundles.values():
+        for key, section, names in (
+            ("extends", "bundle", bundle.extends),
+            ("plugins", "plugin", bundle.plugins),
+        ):
+            known = [id for its, id in ids if its == section]
+            for name in names:
+                if name not in known:
+                    what = f"{key}: there is no {section} {name!r}{hint(name, known)}"
+                    yield bundle.catalog, f"bundle {bundle.id}: {what}"
+    seen: set[str] = set()
+    for bundle in bundles.values():
+        if bundle.id not in seen and (way := _way_back(bundle.id, bundles)):
+            seen.update(way)
+            yield bundle.catalog, f"bundle {bundle.id}: extends: a cycle: {' -> '.join(way)}"
+
+
+def _way_back(start: str, bundles: Mapping[str, BundleEntry]) -> list[str]:
+    """Return the shortest path from a bundle to itself; empty if there is none."""
+    ways, seen = [[start]], set[str]()
+    for way in ways:
+        for base in bundles[way[-1]].extends if way[-1] in bundles else ():
+            if base == start:
+                return [*way, base]
+            if base not in seen:
+                seen.add(base)
+                ways.append([*way, base])
+    return []
 
 
 def _own_file() -> Path:
@@ -140,42 +182,42 @@ def _own_file() -> Path:
     return packaged if packaged.is_file() else _PACKAGE.parent / "catalog.toml"
 
 
-def _read(path: Path, faults: list[Fault]) -> bytes:
+def _read(path: Path, faults: list[tuple[Path, str]]) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        faults.append(Fault(path, f"cannot be read: {error.strerror}"))
+        faults.append((path, f"cannot be read: {error.strerror}"))
         return b""
 
 
-def _tables(content: bytes, path: Path, faults: list[Fault]) -> list[Table]:
-    """Return the entries of one file, unvalidated."""
+def _tables(
+    content: bytes, path: Path, faults: list[tuple[Path, str]]
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield section, number and keys of each entry of one file, unvalidated."""
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        faults.append(Fault(path, f"not TOML: {error}"))
-        return []
-    tables: list[Table] = []
+        faults.append((path, f"not TOML: {error}"))
+        return
     for section, listed in document.items():
         if section not in SECTIONS:
             sections = ", ".join(f"[[{name}]]" for name in SECTIONS)
-            hint = near(section, SECTIONS)
-            faults.append(Fault(path, f"{section}: unknown; expected {sections}{hint}"))
+            text = f"{section}: unknown; expected {sections}{hint(section, SECTIONS)}"
+            faults.append((path, text))
         elif not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            faults.append(Fault(path, f"{section}: expected [[{section}]] tables"))
+            faults.append((path, f"{section}: expected [[{section}]] tables"))
         else:
-            tables += [Table(section, number, each, path) for number, each in enumerate(listed, 1)]
-    return tables
+            yield from ((section, number, each) for number, each in enumerate(listed, 1))
 
 
-def _invalid(faults: Sequence[Fault]) -> ConfigError:
+def _invalid(faults: Sequence[tuple[Path, str]]) -> ConfigError:
     """Return one error for all faults; it names the file once if there is only one."""
-    paths = list(dict.fromkeys(fault.path for fault in faults))
+    paths = list(dict.fromkeys(path for path, _ in faults))
     several = len(paths) > 1
     return ConfigError(
         "C005",
         "the catalog is not valid",
         where=", ".join(map(str, paths)),
-        faults=[f"{fault.path}: {fault.text}" if several else fault.text for fault in faults],
+        faults=[f"{path}: {text}" if several else text for path, text in faults],
         remedy="correct the catalog, or install vox again if you did not change it",
     )

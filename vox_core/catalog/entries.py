@@ -9,12 +9,15 @@ hardware.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
+from urllib.parse import unquote, urlsplit
 
+from packaging.markers import Marker
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,11 +27,17 @@ from pydantic import (
     StrictBool,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from vox_core.contract import Quant
+from vox_core.text import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+_NO_PLUGINS = ("vox-ml", "torch")
 
 SourceKind: TypeAlias = Literal["local", "pypi", "git", "wheel"]
 
@@ -48,18 +57,36 @@ def _each_once(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-def _specifier(text: str) -> str:
-    from packaging.specifiers import SpecifierSet
+def _parsed_by(kind: Callable[[str], object]) -> AfterValidator:
+    """Check that `kind` accepts a text, which stays a text."""
 
-    SpecifierSet(text)
-    return text
+    def check(text: str) -> str:
+        kind(text)
+        return text
+
+    return AfterValidator(check)
 
 
-def _marker(text: str) -> str:
-    from packaging.markers import Marker
+def _require_named(key: str, source: str, distribution: str, specifier: str = "") -> None:
+    """Raise ValueError unless a source is of `distribution`, in a version that is allowed.
 
-    Marker(text)
-    return text
+    Of a folder or a commit only the archive that it gives has a name.
+    """
+    kind, _, value = source.partition(":")
+    if kind not in ("pypi", "wheel"):
+        return
+    file = unquote(urlsplit(value).path).rpartition("/")[2]
+    name, version, *_ = value.split("==") if kind == "pypi" else [*file.split("-"), ""]
+    if canonicalize_name(name) != canonicalize_name(distribution):
+        raise ValueError(f"{key}: names {name!r}, but the distribution is {distribution!r}")
+    if not SpecifierSet(specifier).contains(version, prereleases=True):
+        raise ValueError(f"{key}: names version {version}, but the specifier is {specifier!r}")
+
+
+def _named(libraries: Mapping[str, str]) -> Mapping[str, str]:
+    for name, source in libraries.items():
+        _require_named("libraries", source, name)
+    return libraries
 
 
 Text: TypeAlias = Annotated[str, StringConstraints(pattern=r"^.*\S.*$")]
@@ -72,6 +99,7 @@ Point: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$"
 Texts: TypeAlias = Annotated[tuple[Text, ...], AfterValidator(_each_once)]
 Names: TypeAlias = Annotated[tuple[Name, ...], AfterValidator(_each_once)]
 Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
+Libraries: TypeAlias = Annotated[Mapping[Distribution, SourceText], AfterValidator(_named)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +136,7 @@ class Source:
         return str(self.path or self.value)
 
 
-class Entry(BaseModel):
+class CatalogEntry(BaseModel):
     """One table of a catalog; fields have Python names, keys those of the file."""
 
     model_config = ConfigDict(
@@ -128,7 +156,7 @@ class Entry(BaseModel):
         return self._catalog
 
     @classmethod
-    def read(cls, table: Mapping[str, Any], file: Path) -> Entry:
+    def read(cls, table: Mapping[str, Any], file: Path) -> CatalogEntry:
         """Validate a table of `file` as an entry.
 
         Raises:
@@ -139,8 +167,11 @@ class Entry(BaseModel):
         return entry
 
 
-class PluginEntry(Entry):
-    """A plugin that vox can install by id."""
+class PluginEntry(CatalogEntry):
+    """A plugin that vox can install by id.
+
+    A release or wheel is of its plugin's distribution, and of a version that `specifier` allows.
+    """
 
     default_source: SourceText = Field(description=_SOURCES)
     distribution: Distribution = Field(description="the name of a distribution")
@@ -159,14 +190,12 @@ class PluginEntry(Entry):
         pattern=r"^[a-z][a-z0-9_-]*$",
         description="the tag of a device; without such a device the plugin is not installed",
     )
-    libraries: Mapping[Distribution, SourceText] = Field(
-        {}, description=f"a table DISTRIBUTION = {_SOURCES}"
-    )
-    specifier: Annotated[str, AfterValidator(_specifier)] = Field(
+    libraries: Libraries = Field({}, description=f"a table DISTRIBUTION = {_SOURCES}")
+    specifier: Annotated[str, _parsed_by(SpecifierSet)] = Field(
         "", description='versions as PEP 440 has them, such as ">=1,<2"'
     )
     api: str | None = Field(None, pattern=r"^\d+\.\d+$", description='"MAJOR.MINOR" of the seam')
-    platforms: Annotated[str, AfterValidator(_marker)] = Field(
+    platforms: Annotated[str, _parsed_by(Marker)] = Field(
         "", description="a PEP 508 marker, such as \"sys_platform == 'linux'\""
     )
     sha256: Mapping[Artifact, Digest] = Field({}, description=f"a table FILE = {_DIGEST}")
@@ -183,15 +212,21 @@ class PluginEntry(Entry):
         """`default_source`, parsed."""
         return Source.parse(self.default_source, self.catalog.parent)
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if canonicalize_name(self.distribution) in _NO_PLUGINS:
+            what = "is what plugins work with, and is none itself"
+            raise ValueError(f"distribution: {self.distribution!r} {what}")
+        _require_named("default-source", self.default_source, self.distribution, self.specifier)
+        return self
 
-class BundleEntry(Entry):
+
+class BundleEntry(CatalogEntry):
     """Plugins that are installed together."""
 
     extends: Names = Field((), description="a list of ids of bundles, each once")
     plugins: Names = Field((), description="a list of ids of plugins, each once")
-    libraries: Mapping[Distribution, SourceText] = Field(
-        {}, description=f"a table DISTRIBUTION = {_SOURCES}"
-    )
+    libraries: Libraries = Field({}, description=f"a table DISTRIBUTION = {_SOURCES}")
 
 
 class ModelPart(BaseModel):
@@ -214,7 +249,7 @@ class ModelPart(BaseModel):
         return name, version
 
 
-class ModelEntry(Entry):
+class ModelEntry(CatalogEntry):
     """A model that vox can download by id: from `parts`, or else from `hub`."""
 
     licence: Text = Field(description="an SPDX identifier")
@@ -230,8 +265,16 @@ class ModelEntry(Entry):
     )
     sha256: Digest | None = Field(None, description=f"{_DIGEST}, of the GGUF file")
 
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        pinned = [key for key in ("parts", "sha256") if getattr(self, key)]
+        if len(pinned) == 1 or not (pinned or self.hub):
+            found = ", ".join(pinned) or "no source"
+            raise ValueError(f"found {found}, expected parts and sha256, or hub")
+        return self
 
-SECTIONS: dict[str, type[Entry]] = {
+
+SECTIONS: dict[str, type[CatalogEntry]] = {
     "plugin": PluginEntry,
     "bundle": BundleEntry,
     "model": ModelEntry,
@@ -240,27 +283,31 @@ SECTIONS: dict[str, type[Entry]] = {
 
 def faults_of(section: str, table: Mapping[str, Any], error: ValidationError) -> list[str]:
     """Format pydantic's errors as faults of the file; each names the outermost key."""
-    return list(
-        dict.fromkeys(_fault(SECTIONS[section], table, each["loc"]) for each in error.errors())
-    )
+    return list(dict.fromkeys(_fault(SECTIONS[section], table, each) for each in error.errors()))
 
 
-def _fault(kind: type[BaseModel], table: Mapping[str, Any], location: tuple[int | str, ...]) -> str:
+def _fault(
+    kind: type[BaseModel], table: Mapping[str, Any], error: ErrorDetails, skip: int = 0
+) -> str:
+    location = error["loc"][skip:]
+    own = str(error["msg"]).removeprefix("Value error, ")
+    if not location or own.startswith("libraries: "):  # a rule of the entry, with its key
+        return own
     key = str(location[0])
     if key == "parts" and len(location) > 2:
         number = int(location[1])
-        return f"part {number + 1}: {_fault(ModelPart, table[key][number], location[2:])}"
+        return f"part {number + 1}: {_fault(ModelPart, table[key][number], error, skip + 2)}"
     takes = {info.alias or name: info.description for name, info in kind.model_fields.items()}
     if key not in takes:
-        return f"{key}: unknown; expected one of {', '.join(takes)}{near(key, takes)}"
+        return f"{key}: unknown; expected one of {', '.join(takes)}{hint(key, takes)}"
     found = f"found {table[key]!r}," if key in table else "missing;"
     return f"{key}: {found} expected {takes[key]}"
 
 
-def near(name: str, names: Iterable[str]) -> str:
-    """Return a hint at the nearest of `names`, or ""."""
-    found = difflib.get_close_matches(name, [each for each in names if each], n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean …?)` if a name of `known` is close, else ""."""
+    meant = did_you_mean(name, known)
+    return f" ({meant})" if meant else ""
 
 
 def objections(
@@ -272,18 +319,12 @@ def objections(
         tags: tags of the machine's devices (`nvidia`, …).
         environment: PEP 508 markers that differ from those of this process.
     """
-    return list(_objections(plugin, tags, dict(environment or {})))
-
-
-def _objections(
-    plugin: PluginEntry, tags: Collection[str], environment: dict[str, str]
-) -> Iterator[str]:
-    from packaging.markers import Marker
-
-    if plugin.platforms and not Marker(plugin.platforms).evaluate(environment):
-        yield f"{plugin.id}: not for this platform (needs: {plugin.platforms})"
+    reasons = []
+    if plugin.platforms and not Marker(plugin.platforms).evaluate(dict(environment or {})):
+        reasons.append(f"not for this platform (needs: {plugin.platforms})")
     if plugin.requires_tag is not None and plugin.requires_tag not in tags:
         found = ", ".join(sorted(tags)) or "none"
-        yield f"{plugin.id}: needs a device with tag {plugin.requires_tag} (found: {found})"
+        reasons.append(f"needs a device with tag {plugin.requires_tag} (found: {found})")
     if plugin.status == "yanked":
-        yield f"{plugin.id}: yanked{f': {plugin.advisory}' if plugin.advisory else ''}"
+        reasons.append(f"yanked{f': {plugin.advisory}' if plugin.advisory else ''}")
+    return [f"{plugin.id}: {reason}" for reason in reasons]

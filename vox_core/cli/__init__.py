@@ -14,29 +14,27 @@ from collections.abc import Sequence
 
 import click
 
-from vox_core.cli import errors
-from vox_core.cli.lazy import Entry, LazyGroup
+from vox_core.cli import failures
+from vox_core.cli.lazy import Lazy, LazyGroup
 
 COMMANDS = {
-    "quickstart": Entry(
+    "quickstart": Lazy(
         "vox_core.cli.quickstart:quickstart",
         "Train, merge and chat with a small model in minutes.",
     ),
-    "train": Entry(
-        "vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."
-    ),
-    "data": Entry("vox_core.cli:data", "Check and inspect training data."),
-    "merge": Entry(
+    "train": Lazy("vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."),
+    "data": Lazy("vox_core.cli:data", "Check and inspect training data."),
+    "merge": Lazy(
         "vox_core.cli.merge:merge", "Merge the adapter into the base model and verify it."
     ),
-    "chat": Entry("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
-    "generate": Entry("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
-    "model": Entry("vox_core.cli.model:model", "List and download models of the catalog."),
-    "plugin": Entry("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
-    "backend": Entry(
-        "vox_core.cli.backend:backend", "List installed backends; explain the choice."
+    "chat": Lazy("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
+    "generate": Lazy("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
+    "model": Lazy("vox_core.cli.model:model", "List and download models of the catalog."),
+    "plugin": Lazy("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
+    "backend": Lazy(
+        "vox_core.cli.backends:backend", "List installed backends; explain the choice."
     ),
-    "config": Entry("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
+    "config": Lazy("vox_core.cli.config:config", "Show the settings in effect, or their schema."),
 }
 
 data = LazyGroup(name="data", table={}, path=("data",), help=COMMANDS["data"].help)
@@ -80,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
-    sys.exit(errors.run(root, sys.argv[1:] if arguments is None else arguments))
+    sys.exit(failures.run(root, sys.argv[1:] if arguments is None else arguments))
 
 
 def _complete_streams() -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 
-class Entry(NamedTuple):
+class Lazy(NamedTuple):
     """A command's location (`module:attribute`), help line, and the plugin that declares it."""
 
     target: str
@@ -96,28 +96,28 @@ class LazyGroup(Group):
     """
 
     def __init__(
-        self, *args: Any, table: Mapping[str, Entry], path: tuple[str, ...] = (), **kwargs: Any
+        self, *args: Any, table: Mapping[str, Lazy], path: tuple[str, ...] = (), **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self.table = table
         self.path = path
 
     @cached_property
-    def declared(self) -> dict[str, tuple[Entry, ...]]:
+    def declared(self) -> dict[str, tuple[Lazy, ...]]:
         """Commands of plugins by name, without those of VOX_DISABLE_PLUGINS; more than one entry
         where plugins declare the same name."""
         from vox_core.cli.plugin_commands import installed_commands
 
         disabled = os.environ.get("VOX_DISABLE_PLUGINS", "").replace(" ", "").split(",")
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[Lazy]] = {}
         for command in installed_commands():
             below = command.path[len(self.path) :]
             if command.path[: len(self.path)] == self.path and command.plugin not in disabled:
                 if len(below) == 1:
-                    entry = Entry(command.entry, command.help, command.plugin)
+                    entry = Lazy(command.entry, command.help, command.plugin)
                     entries.setdefault(below[0], []).append(entry)
                 elif below and below[0] not in entries:
-                    entries[below[0]] = [Entry("", "Plugin commands.")]
+                    entries[below[0]] = [Lazy("", "Plugin commands.")]
         return {name: tuple(found) for name, found in entries.items() if name not in self.table}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -156,13 +156,13 @@ def objection(root: LazyGroup, path: tuple[str, ...]) -> str:
     return "it is a command of vox itself"
 
 
-def _shown(entries: Sequence[Entry]) -> Entry:
+def _shown(entries: Sequence[Lazy]) -> Lazy:
     if len(entries) == 1:
         return entries[0]
-    return Entry("", f"Declared by plugins {' and '.join(each.plugin for each in entries)}.")
+    return Lazy("", f"Declared by plugins {' and '.join(each.plugin for each in entries)}.")
 
 
-def _decided(entries: Sequence[Entry], path: Sequence[str]) -> Entry:
+def _decided(entries: Sequence[Lazy], path: Sequence[str]) -> Lazy:
     """The entry of the plugin that the user's `vox.toml` names.
 
     Raises:
@@ -174,13 +174,13 @@ def _decided(entries: Sequence[Entry], path: Sequence[str]) -> Entry:
     return next(each for each in entries if each.plugin == chosen)
 
 
-def _imported(entry: Entry) -> click.Command:
+def _imported(entry: Lazy) -> click.Command:
     module, _, attribute = entry.target.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
 
 
-def _of_plugin(entry: Entry) -> click.Command:
+def _of_plugin(entry: Lazy) -> click.Command:
     """Import a plugin's command.
 
     Raises:
@@ -210,7 +210,7 @@ def json_option() -> click.Option:
 
 
 def _debug_option() -> click.Option:
-    """Return `--debug`, which `errors.run` finds in the raw arguments, even where parsing fails."""
+    """Return `--debug`, which failures.py finds in the raw arguments, even where parsing fails."""
     return click.Option(
         ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from vox_core.catalog import ModelEntry
 from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.display import display
-
-if TYPE_CHECKING:
-    from vox_core.catalog import ModelEntry
-
+from vox_core.known import known
+from vox_core.models import resolve
 
 _COLUMNS = ("id", "parameters", "in bf16", "licence", "source", "description")
 _BF16 = 2
@@ -31,8 +28,6 @@ def model() -> None:
 @model.command("list", params=[config_option(exposed=False), json_option()])
 def list_models(as_json: bool) -> None:
     """List the models of the catalog."""
-    from vox_core.known import known
-
     entries = known().models.values()
     if as_json:
         print_json([entry.model_dump() for entry in entries])
@@ -69,9 +64,6 @@ def pull(id: str, as_json: bool) -> None:
 
     ID is an id of `vox model list`, or of the Hugging Face hub (owner/name).
     """
-    from vox_core.known import known
-    from vox_core.models import resolve
-
     with display() as shown:
         local = resolve(id, progress=shown.transfer)
     entry = known().models.get(id)

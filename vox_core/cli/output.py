@@ -8,18 +8,13 @@ from dataclasses import asdict, is_dataclass
 
 import click
 
-from vox_core.text import CONTROLS, duration, losses, megabytes, printable
-
-__all__ = [
-    "duration",
-    "losses",
-    "megabytes",
-    "print_columns",
-    "print_json",
-    "print_table",
-    "printable",
-    "warn_of_unknown",
-]
+from vox_core.text import (
+    CONTROLS,
+    duration as duration,
+    losses as losses,
+    megabytes as megabytes,
+    printable as printable,
+)
 
 
 def print_json(result: object) -> None:

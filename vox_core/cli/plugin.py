@@ -7,30 +7,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from vox_core.cli.lazy import Command, Entry, LazyGroup, json_option
+from vox_core.cli.lazy import Command, Lazy, LazyGroup, json_option, objection
 from vox_core.cli.options import config_option
 from vox_core.cli.output import print_columns, print_json, print_table, printable, warn_of_unknown
 from vox_core.errors import command
-
-if TYPE_CHECKING:
-    from vox_core.host.doctor import Examined
+from vox_core.host.blocked import disabled, set_disabled
+from vox_core.host.discover import discover
+from vox_core.host.doctor import LIMIT_S, Examined, examine
+from vox_core.host.inventory import details, inventory, unknown_plugin
+from vox_core.install.plan import cut_off
 
 _HERE, _INSTALL = (f"vox_core.cli.{name}" for name in ("plugin", "plugin_install"))
 
 COMMANDS = {
-    "list": Entry(f"{_HERE}:list_plugins", "List installed plugins and those of the catalog."),
-    "info": Entry(f"{_HERE}:info", "Show a plugin's manifest and catalog entry."),
-    "install": Entry(f"{_INSTALL}:install", "Install plugins into this environment."),
-    "upgrade": Entry(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
-    "remove": Entry(f"{_INSTALL}:remove", "Remove plugins."),
-    "doctor": Entry(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
-    "enable": Entry(f"{_HERE}:enable", "Undo `vox plugin disable`."),
-    "disable": Entry(f"{_HERE}:disable", "Keep a plugin installed but unused."),
-    "lock": Entry(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
+    "list": Lazy(f"{_HERE}:list_plugins", "List installed plugins and those of the catalog."),
+    "info": Lazy(f"{_HERE}:info", "Show a plugin's manifest and catalog entry."),
+    "install": Lazy(f"{_INSTALL}:install", "Install plugins into this environment."),
+    "upgrade": Lazy(f"{_INSTALL}:upgrade", "Upgrade installed plugins."),
+    "remove": Lazy(f"{_INSTALL}:remove", "Remove plugins."),
+    "doctor": Lazy(f"{_HERE}:doctor", "Check plugins and hardware; suggest fixes."),
+    "enable": Lazy(f"{_HERE}:enable", "Undo `vox plugin disable`."),
+    "disable": Lazy(f"{_HERE}:disable", "Keep a plugin installed but unused."),
+    "lock": Lazy(f"{_INSTALL}:lock", "Lock the installed plugins in pylock.toml."),
 }
 
 plugin = LazyGroup(
@@ -52,8 +54,6 @@ def list_plugins(as_json: bool) -> None:
     Each line shows a status (installed, disabled, available, incompatible or broken) and the
     reason. No plugin is imported; `vox plugin doctor` checks more.
     """
-    from vox_core.host.inventory import inventory
-
     listed = inventory()
     warn_of_unknown()
     if as_json:
@@ -67,8 +67,6 @@ def list_plugins(as_json: bool) -> None:
 @click.command("info", cls=Command, params=[_id(), config_option(exposed=False), json_option()])
 def info(id: str, as_json: bool) -> None:
     """Show a plugin's manifest, installation and catalog entry."""
-    from vox_core.host.inventory import details
-
     facts = details(id)
     if as_json:
         print_json(facts)
@@ -103,9 +101,6 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     reported and stops nothing else. Exit code 1 if a check fails.
     """
     from vox_core.cli import root
-    from vox_core.cli.lazy import objection
-    from vox_core.host.doctor import LIMIT_S, examine
-    from vox_core.install.plan import cut_off
 
     examined = examine(
         id,
@@ -128,8 +123,6 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
 @click.command("enable", cls=Command, params=[_id()])
 def enable(id: str) -> None:
     """Undo `vox plugin disable`."""
-    from vox_core.host.blocked import disabled, set_disabled
-
     before = disabled()
     if id in before:
         click.echo(f"{id} is enabled ({_shown(set_disabled({*before} - {id}))})")
@@ -141,8 +134,6 @@ def enable(id: str) -> None:
 @click.command("disable", cls=Command, params=[_id()])
 def disable(id: str) -> None:
     """Keep a plugin installed, but exclude it from every command and run."""
-    from vox_core.host.blocked import disabled, set_disabled
-
     _require_installed(id)
     click.echo(f"{id} is disabled ({_shown(set_disabled({*disabled(), id}))})")
     click.echo(printable(f"next: {command('vox', 'plugin', 'enable', id)}, to use it again"))
@@ -160,9 +151,6 @@ def _print_examined(examined: Examined) -> None:
 
 
 def _require_installed(id: str) -> None:
-    from vox_core.host.discover import discover
-    from vox_core.host.inventory import unknown_plugin
-
     installed = [each.id for each in discover()]
     if id not in installed:
         raise unknown_plugin(id, installed)

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import vox_core
+from vox_core import files
 from vox_core.cli import root
 from vox_core.cli.lazy import Command
 from vox_core.cli.output import duration, losses, print_table
@@ -47,8 +48,6 @@ def quickstart(ctx: click.Context, out: Path) -> None:
     Asks a question, trains on a small data set about vox, asks again and merges. Each step prints
     the command that it runs, so you can repeat it by hand.
     """
-    from vox_core import files
-
     files.require_absent(out)
     Tour(ctx, out).go()
 
@@ -97,8 +96,6 @@ class Tour:
         return result
 
     def _write_data(self) -> None:
-        from vox_core import files
-
         folder = self._out / "data"
         files.make_folder(folder)
         for name in FILES:

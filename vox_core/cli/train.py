@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from vox_core import library
-from vox_core.cli.errors import STOPPED
+from vox_core.cli.failures import STOPPED
 from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import files_argument, options_of, with_files
 from vox_core.cli.output import duration, losses, print_json, print_table, printable
@@ -18,74 +18,40 @@ from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_core.run.artifacts import TrainReport
-    from vox_core.run.context import StoppedAtOnce
 
 MORE = 3
 """Factor of steps that the hint after a short run suggests."""
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Model": (
-        *("model", "revision", "template", "backend", "dtype", "quant"),
-        *("allow_cpu", "allow_overcommit"),
-    ),
-    "Data": ("data", "source", "valid", "fields", "seq_len", "curriculum"),
-    "Data filters": (
-        "malformed_rows",
-        "max_skipped",
-        "min_rating",
-        "unrated",
-        "category",
-        "lane",
-        "tag",
-        "min_chars",
-        "max_chars",
-        "dedup",
-        "near_threshold",
-        "valid_share",
-    ),
-    "Adapter": ("method", "rank", "alpha", "dropout", "targets", "modules_to_save"),
-    "Optimisation": (
-        "epochs",
-        "max_steps",
-        "batch_size",
-        "micro_batch_tokens",
-        "tune",
-        "tune_budget",
-        "gradient_checkpointing",
-        "optimizer",
-        "lr",
-        "schedule",
-        "warmup",
-        "weight_decay",
-        "clip",
-        "seed",
-    ),
-    "Run": ("out", "eval_every", "plan_file", "config_file", "as_json"),
-    "Checkpoints": ("save_every", "save_minutes", "save_epochs", "keep", "keep_every"),
-    "Stopping and resuming": (
-        "max_time",
-        "patience",
-        "load_best_at_end",
-        "max_bad_steps",
-        "resume",
+TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
+    heading: tuple(names.split())
+    for heading, names in {
+        "Model": "model revision template backend dtype quant allow_cpu allow_overcommit",
+        "Data": "data source valid fields seq_len curriculum",
+        "Data filters": "malformed_rows max_skipped min_rating unrated category lane tag min_chars "
+        "max_chars dedup near_threshold valid_share",
+        "Adapter": "method rank alpha dropout targets modules_to_save",
+        "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
+        "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
+        "Run": "out eval_every plan_file config_file as_json",
+        "Checkpoints": "save_every save_minutes save_epochs keep keep_every",
+        "Stopping and resuming": "max_time patience load_best_at_end max_bad_steps resume "
         "allow_change",
-    ),
+    }.items()
 }
 
 
-def _plan_option() -> click.Option:
-    return click.Option(
-        ["--plan", "plan_file"],
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="Run the plan that `vox plan --json > FILE` wrote; fail if it cannot be met.",
-    )
+PLAN_OPTION = click.Option(
+    ["--plan", "plan_file"],
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Run the plan that `vox plan --json > FILE` wrote; fail if it cannot be met.",
+)
 
 
 @click.command(
     "train",
     cls=Command,
-    params=[files_argument(), *options_of(TrainSettings), _plan_option(), json_option()],
-    sections=SECTIONS,
+    params=[files_argument(), *options_of(TrainSettings), PLAN_OPTION, json_option()],
+    sections=TRAIN_SECTIONS,
     epilog="Example: vox train train.jsonl --model smollm2-135m --out runs/first",
 )
 @click.pass_context
@@ -113,32 +79,29 @@ def train(
             **with_files(files, flags),
         ).report
     except StoppedAtOnce as stop:
-        click.echo(_stopped_at_once(stop), err=True)
-        ctx.exit(STOPPED)
+        kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
+        _stop(ctx, f"stopped at once, {kept}", stop.run)
     if as_json:
         print_json(report)
     else:
         _show(report)
     if report.stopped:
-        click.echo(f"stopped; resume with: {_resume(report.run)}", err=True)
-        ctx.exit(STOPPED)
+        _stop(ctx, "stopped", report.run)
     return report
 
 
-def _stopped_at_once(stop: StoppedAtOnce) -> str:
-    kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"
-    return f"stopped at once, {kept}; resume with: {_resume(stop.run)}"
-
-
-def _resume(run: Path) -> str:
-    return printable(command("vox", "train", "--resume", run))
+def _stop(ctx: click.Context, how: str, run: Path) -> NoReturn:
+    resume = printable(command("vox", "train", "--resume", run))
+    click.echo(f"{how}; resume with: {resume}", err=True)
+    ctx.exit(STOPPED)
 
 
 def _show(report: TrainReport) -> None:
+    seconds = report.startup_seconds
+    startup = "" if seconds is None else f" (startup {seconds:.1f} s)"
     rows = {
         "run": str(report.run),
-        "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}"
-        + _startup(report.startup_seconds),
+        "steps": f"{report.steps} of {report.total_steps} in {duration(report.seconds)}{startup}",
         "loss": "" if report.loss is None else f"{report.loss:.4f}",
         "validation loss": losses(report.valid_before, report.valid_after),
         "best": _best(report),
@@ -170,7 +133,3 @@ def _best(report: TrainReport) -> str:
     written = report.adapter_step == report.best_step
     which = "this adapter" if written else "--load-best-at-end would have written its adapter"
     return f"{report.best_loss:.4f} after step {report.best_step}; {which}"
-
-
-def _startup(seconds: float | None) -> str:
-    return "" if seconds is None else f" (startup {seconds:.1f} s)"

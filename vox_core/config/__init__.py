@@ -5,64 +5,40 @@ from it, `vox config schema` its JSON schema, `docs/reference/config.md` its tab
 spelt alike in all of them (`micro-batch-tokens`, `--micro-batch-tokens`,
 `VOX_TRAIN_MICRO_BATCH_TOKENS`). Unknown keys are errors that name the nearest known one.
 
-values.py defines the types of values; data.py, train.py and sections.py list the settings; read.py
-merges the sources.
+values.py defines the types of values; sections.py lists the settings; loading.py merges the
+sources; peers.py has the peers' names of settings.
 """
 
-from vox_core.config.data import DataSettings
-from vox_core.config.read import (
-    CONFIG_FILE,
-    given,
-    load_settings,
-    read_toml,
-    reading,
-    settings_file,
-    source_of,
-    unknown_settings,
-    validate,
+from vox_core.config.loading import (
+    CONFIG_FILE as CONFIG_FILE,
+    given as given,
+    load_settings as load_settings,
+    read_toml as read_toml,
+    reading as reading,
+    settings_file as settings_file,
+    source_of as source_of,
+    unknown_settings as unknown_settings,
+    validate as validate,
 )
 from vox_core.config.sections import (
-    SECTIONS,
-    ChatSettings,
-    ConvertSettings,
-    GenerateSettings,
-    MergeSettings,
-    ModelUse,
-    PluginSettings,
-    SamplingSettings,
-    VoxToml,
-    toml_schema,
+    DEFAULT_MODEL as DEFAULT_MODEL,
+    SECTIONS as SECTIONS,
+    ChatSettings as ChatSettings,
+    ConvertSettings as ConvertSettings,
+    DataSettings as DataSettings,
+    GenerateSettings as GenerateSettings,
+    MergeSettings as MergeSettings,
+    ModelUse as ModelUse,
+    PluginSettings as PluginSettings,
+    SamplingSettings as SamplingSettings,
+    TrainSettings as TrainSettings,
+    VoxToml as VoxToml,
+    toml_schema as toml_schema,
 )
-from vox_core.config.source import DataSource
-from vox_core.config.train import DEFAULT_MODEL, TrainSettings
-from vox_core.config.values import Change, Section, homes, is_table
-
-__all__ = [
-    "CONFIG_FILE",
-    "DEFAULT_MODEL",
-    "SECTIONS",
-    "Change",
-    "ChatSettings",
-    "ConvertSettings",
-    "DataSettings",
-    "DataSource",
-    "GenerateSettings",
-    "MergeSettings",
-    "ModelUse",
-    "PluginSettings",
-    "SamplingSettings",
-    "Section",
-    "TrainSettings",
-    "VoxToml",
-    "given",
-    "homes",
-    "is_table",
-    "load_settings",
-    "read_toml",
-    "reading",
-    "settings_file",
-    "source_of",
-    "toml_schema",
-    "unknown_settings",
-    "validate",
-]
+from vox_core.config.values import (
+    Change as Change,
+    DataSource as DataSource,
+    Section as Section,
+    homes as homes,
+    is_table as is_table,
+)

@@ -6,8 +6,9 @@ differs the hint says how, so that nobody copies a number that means something e
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
+
+from vox_core.text import nearest
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
 _ACCUMULATION = f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss"
@@ -98,5 +99,5 @@ def meant(name: str, known: Collection[str], shown: Callable[[str], str] = str) 
         return differs
     if setting in known:
         return f"did you mean {shown(setting)}?" + (f" ({differs})" if differs else "")
-    near = difflib.get_close_matches(spelt, known, n=1)
-    return f"did you mean {shown(near[0])}?" if near else ""
+    near = nearest(spelt, known)
+    return f"did you mean {shown(near)}?" if near else ""

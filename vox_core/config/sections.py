@@ -1,29 +1,251 @@
-"""The sections of `vox.toml` other than `[train]` and `[data]`, and the whole file."""
+"""The sections of `vox.toml`: the only list of all settings, with their types and defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from vox_core.config.data import DataSettings
-from vox_core.config.train import TrainSettings
 from vox_core.config.values import (
+    Changes,
     Count,
     DTypeChoice,
     Names,
     Paths,
     PositiveInt,
+    Seconds,
     Section,
     Seed,
     Share,
+    Sources,
     Temperature,
     Texts,
     kebab,
 )
-from vox_core.contract import Quant
+from vox_core.contract import Curriculum, DataPolicy, Dedup, MalformedRows, Quant, Unrated
+from vox_core.text import did_you_mean
+
+ROW_FIELDS = (
+    "messages", "turns", "conversations", "system", "tools", "prompt", "instruction", "input",
+    "completion", "response", "output", "text", "chosen", "rejected", "rating", "category",
+    "difficulty", "lane", "response_mode", "task_family", "tags",
+)  # fmt: skip
+"""Fields of a row that vox reads."""
+
+
+_ALSO = {"question": "prompt", "answer": "completion"}
+"""Aliases that a row may use but a mapping may not -> the field to map."""
+
+
+def _pairs(value: Any) -> Any:
+    """Convert `("prompt=question", …)`, the form of `--field`, to a table.
+
+    Raises:
+        ValueError: one of them has no `=`.
+    """
+    if not isinstance(value, tuple):
+        return value
+    if wrong := [each for each in value if "=" not in each]:
+        raise ValueError(f"found {wrong[0]}, expected NAME=PATH, such as prompt=question")
+    return dict(each.split("=", 1) for each in value)
+
+
+def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
+    """Check the mapped fields.
+
+    Raises:
+        ValueError: a name is no field of a row.
+    """
+    unknown = next((name for name in fields if name not in ROW_FIELDS), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown} is no field of a row; {_meant(unknown, fields[unknown])}")
+    return fields
+
+
+def _meant(name: str, column: str) -> str:
+    if column in ROW_FIELDS:
+        return f"vox's field stands first: did you mean {column}={name}?"
+    if name in _ALSO:
+        return f"did you mean {_ALSO[name]}?"
+    return did_you_mean(name, ROW_FIELDS) or f"it has {', '.join(ROW_FIELDS)}"
+
+
+class DataSettings(Section):
+    """Settings of reading, filtering and mixing rows, shared by `train`, `plan` and `data`."""
+
+    section: ClassVar[str] = "data"
+
+    fields: Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_known)] = Field(
+        {},
+        description="Read a field from another column or path: prompt=question, "
+        "completion=meta.answers.0; an empty path drops the field. Repeatable; in vox.toml a "
+        "table [data.fields].",
+    )
+    malformed_rows: MalformedRows = Field(
+        "strict", description="Malformed rows: abort before training (strict), or skip them."
+    )
+    max_skipped: Share = Field(
+        0.01, description="Abort if more than this fraction of rows would be skipped."
+    )
+    min_rating: float | None = Field(None, description="Keep rows with at least this rating.")
+    unrated: Unrated | None = Field(
+        None, description="Keep or drop rows without a rating; required with --min-rating."
+    )
+    category: Names = Field((), description="Keep rows of this category. Repeatable.")
+    lane: Names = Field((), description="Keep rows whose `lane` field has this value. Repeatable.")
+    tag: Names = Field((), description="Keep rows with this tag. Repeatable.")
+    min_chars: Count = Field(0, description="Keep rows with at least this many characters of text.")
+    max_chars: Count = Field(
+        0, description="Keep rows with at most this many characters of text; 0: no limit."
+    )
+    dedup: Dedup = Field(
+        "none", description="Drop rows whose text repeats an earlier one, exactly or nearly."
+    )
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = Field(
+        0.8, description="Jaccard similarity at which --dedup near drops a row."
+    )
+    valid_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Fraction of the rows to use for validation, chosen by their content."
+    )
+    source: Sources = Field(
+        (), description="Data and its weight in each epoch, instead of --data. Repeatable."
+    )
+    curriculum: Curriculum = Field(
+        "none", description="Order of the rows in an epoch: random, or from easy to difficult."
+    )
+
+    def policy(self) -> DataPolicy:
+        """Return the data filters as the contract records them; settings without effect are
+        zero."""
+        values = {each.name: getattr(self, each.name) for each in fields(DataPolicy)}
+        values |= {name: tuple(sorted({*values[name]})) for name in ("category", "lane", "tag")}
+        if self.malformed_rows != "skip":
+            values["max_skipped"] = 0.0
+        if self.dedup != "near":
+            values["near_threshold"] = 0.0
+        return DataPolicy(**values)
+
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class TrainSettings(DataSettings):
+    """`vox train`."""
+
+    section: ClassVar[str] = "train"
+
+    model: str = Field(
+        DEFAULT_MODEL, description="Base model: folder, hub id, GGUF file or catalog id."
+    )
+    revision: str | None = Field(None, description="Commit or tag of a hub model.")
+    template: Path | Literal["chatml", "alpaca"] | None = Field(
+        None,
+        description="Chat template instead of the model's own: chatml, alpaca or a Jinja file.",
+    )
+    data: Paths = Field(
+        (),
+        description="Data file (JSONL, JSON, CSV, TSV, TXT, Parquet; .gz, .zst), folder with "
+        "train.jsonl (and valid.jsonl), hf:owner/name, or - for JSONL from stdin. Repeatable.",
+    )
+    valid: Path | None = Field(None, description="Validation data file.")
+    out: Path | None = Field(None, description="Run folder to create.  [default: runs/MODEL-TIME]")
+    backend: str | None = Field(None, description="Use this backend only.")
+    dtype: DTypeChoice = Field("auto", description="Compute dtype of the base and the adapter.")
+    quant: Quant = Field(
+        "none", description="Quantisation of the base's linear layers; none: as stored."
+    )
+    method: Literal["lora", "rslora", "dora"] = Field("lora", description="Adapter type.")
+    rank: PositiveInt = Field(16, description="Rank of the adapter.")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        32.0, description="LoRA alpha; the scale is alpha / rank."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Adapter dropout.")
+    targets: Names = Field(
+        ("all-linear",),
+        description="Modules that get an adapter: all-linear, or names. Repeatable.",
+    )
+    modules_to_save: Names = Field(
+        (), description="Modules trained in full, such as lm_head. Repeatable."
+    )
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="Passes over the data.")
+    max_steps: Count = Field(0, description="Max optimizer steps; 0: set by --epochs.")
+    batch_size: PositiveInt = Field(8, description="Examples per optimizer step.")
+    micro_batch_tokens: PositiveInt = Field(
+        2048, description="Max tokens per micro-batch. Affects memory and speed, not results."
+    )
+    tune: Literal["use", "refresh", "ignore"] = Field(
+        "use",
+        description="Fastest settings for this machine: use stored measurements, refresh them "
+        "before training, or ignore them.",
+    )
+    tune_budget: Literal["minimal", "balanced", "full"] = Field(
+        "balanced", description="Time limit of measuring: about 1, 5 or 20 minutes."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, slower."
+    )
+    seq_len: Annotated[int, Field(gt=1)] = Field(
+        2048, description="Max tokens per example; longer ones are cut or split."
+    )
+    optimizer: Literal["adamw", "adamw-8bit"] = Field(
+        "adamw", description="AdamW; adamw-8bit stores its state of large tensors in 8 bits."
+    )
+    lr: Annotated[float, Field(gt=0)] = Field(2e-4, description="Peak learning rate.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Learning rate schedule after warm-up."
+    )
+    warmup: Share = Field(0.03, description="Fraction of the steps that warm up the learning rate.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight decay of AdamW.")
+    clip: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Gradient clipping (max global norm); 0 disables."
+    )
+    seed: Seed = Field(42, description="Seed of adapter weights, data order and dropout.")
+    eval_every: Count = Field(0, description="Steps between validations; 0: only at the end.")
+    save_every: Count = Field(100, description="Steps between checkpoints; 0: only at the end.")
+    save_minutes: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Also save a checkpoint every so many minutes; 0 disables."
+    )
+    save_epochs: bool = Field(False, description="Also save a checkpoint after each epoch.")
+    keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
+    keep_every: Count = Field(
+        0, description="Never delete checkpoints of multiples of this step; 0 disables."
+    )
+    max_time: Seconds = Field(
+        0.0, description="Stop after this time and save: 90m, 2h or seconds; 0: no limit."
+    )
+    patience: Count = Field(
+        0, description="Stop after this many validations without improvement; 0: never."
+    )
+    load_best_at_end: bool = Field(
+        False, description="Write the adapter with the lowest validation loss, not the last."
+    )
+    max_bad_steps: PositiveInt = Field(
+        3, description="Abort after this many consecutive steps with NaN or infinite values."
+    )
+    resume: Path | Literal["auto"] | None = Field(
+        None, description="Run folder to resume; auto: that of --out, or a new run."
+    )
+    allow_change: Changes = Field(
+        (), description="Setting that may differ from the resumed run. Repeatable."
+    )
+    allow_cpu: bool = Field(False, description="Train on the CPU even if there is an accelerator.")
+    allow_overcommit: bool = Field(
+        False, description="Train even if predicted memory exceeds the device's."
+    )
+
+    @model_validator(mode="after")
+    def _data_of_sources(self) -> Self:
+        """Set `data` to the paths of `source`."""
+        paths = tuple(source.path for source in self.source)
+        if paths and self.data not in ((), paths):
+            raise ValueError("data and source exclude each other: a source names data and a weight")
+        if paths:
+            self.__dict__["data"] = paths
+            self.model_fields_set.add("data")
+        return self
 
 
 class ModelUse(Section):
@@ -131,14 +353,8 @@ class VoxToml(Section):
     plugin: PluginSettings = PluginSettings()
 
 
-SECTIONS: tuple[type[Section], ...] = (
-    DataSettings,
-    TrainSettings,
-    GenerateSettings,
-    ChatSettings,
-    MergeSettings,
-    ConvertSettings,
-    PluginSettings,
+SECTIONS: tuple[type[Section], ...] = tuple(
+    type(field.default) for field in VoxToml.model_fields.values()
 )
 
 

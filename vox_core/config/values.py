@@ -1,4 +1,4 @@
-"""Types of settings' values, and the base class of all sections."""
+"""Types of settings' values, such as data with a weight, and the base class of all sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _one_or_many(value: Any) -> Any:
     """Convert a single value to a list of one."""
-    return (value,) if isinstance(value, str | Path) else value
+    return (value,) if isinstance(value, str | Path | dict | DataSource) else value
 
 
 def _seconds(value: Any) -> Any:
@@ -90,3 +90,45 @@ def homes(kind: type[Section]) -> list[type[Section]]:
     """Return the sections that define the fields of `kind`: its bases and itself."""
     bases = [base for base in reversed(kind.__mro__) if issubclass(base, Section)]
     return [base for base in bases if "section" in vars(base)]
+
+
+class DataSource(BaseModel):
+    """Data files and their weight in training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    path: Path = Field(description="As --data takes it.")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        description="Share of the documents of an epoch, beside the other weights."
+    )
+
+
+def _path_and_weight(value: Any) -> Any:
+    """Convert `train.jsonl=0.7` to a table.
+
+    Raises:
+        ValueError: there is no weight.
+    """
+    if not isinstance(value, str):
+        return value
+    path, equals, weight = value.rpartition("=")
+    if not equals or not path:
+        raise ValueError("give a path and a weight, such as train.jsonl=0.7")
+    return {"path": path, "weight": weight}
+
+
+Sources = Annotated[
+    tuple[Annotated[DataSource, BeforeValidator(_path_and_weight)], ...],
+    BeforeValidator(_one_or_many),
+]
+
+
+def seen_from(folder: Path, value: Any) -> Any:
+    """Resolve the paths in a file of `folder`: a text, those of a list, and `path` of a table; hub
+    references stay."""
+    if isinstance(value, list):
+        return [seen_from(folder, one) for one in value]
+    if isinstance(value, dict) and "path" in value:
+        return {**value, "path": seen_from(folder, value["path"])}
+    local = isinstance(value, str) and not value.startswith("hf:")
+    return str(folder / value) if local else value

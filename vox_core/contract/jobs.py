@@ -6,15 +6,16 @@ Shape legend: T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vox_core.contract.batch import Batch, Step
-from vox_core.contract.events import Event
+from vox_core.contract.events import Event, Notice
 from vox_core.contract.sampling import Sampling
 from vox_core.contract.spec import DType, ExecutionPlan, ModuleShape, Quant
 from vox_core.contract.state import AdapterState, TrainState
+from vox_core.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -182,3 +183,21 @@ class Check:
     ok: bool
     detail: str
     remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The result of `vox_advise`; it changes time and memory, never the trained numbers.
+
+    Args:
+        notices: shown, and kept in the run's telemetry.
+        micro_batch_tokens: replaces the plan's value, unless the user set it or there is dropout,
+            whose mask depends on the micro-batch.
+        tuning: values for the backend's knobs, by name.
+        refusal: why the run cannot succeed. It is raised by `vox train`, and shown by `vox plan`.
+    """
+
+    notices: tuple[Notice, ...] = ()
+    micro_batch_tokens: int | None = None
+    tuning: Mapping[str, str] = field(default_factory=dict)
+    refusal: PlanError | None = None

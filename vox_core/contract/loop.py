@@ -82,21 +82,18 @@ class _Way:
         return False
 
     def _take(self, step: Step) -> StepDone | StepSkipped:
-        done = _taken(self._stepper, step)
+        done: StepDone | StepSkipped
+        try:
+            done = self._stepper.step(step)
+        except NotFinite as error:
+            done = StepSkipped(step.number, error.loss, error.grad_norm)
+            self._skipped += 1
         self.step = step.number
-        self._skipped += isinstance(done, StepSkipped)
         return done
 
     def _validate(self) -> None:
         loss = self._stepper.evaluate(self._job.validation)
         self._context.emit(Validation(self.step, loss))
-
-
-def _taken(stepper: Stepper, step: Step) -> StepDone | StepSkipped:
-    try:
-        return stepper.step(step)
-    except NotFinite as error:
-        return StepSkipped(step.number, error.loss, error.grad_norm)
 
 
 class _Untouched(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from vox_core.host.discover import discover
-from vox_core.host.known import known_plugins
+from vox_core.known import known_plugins
 
 Kind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "text", "plugin"]
 Compression: TypeAlias = Literal["", "gzip", "zstd"]

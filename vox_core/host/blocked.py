@@ -18,58 +18,63 @@ Linux).
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from platformdirs import user_config_path
+
 from vox_core import files
+from vox_core.config import PluginSettings, load_settings, settings_file
 from vox_core.errors import ConfigError, OutputError, StorageError
-from vox_core.host.known import known_plugins
+from vox_core.known import known_plugins
+from vox_core.text import did_you_mean
 
 VARIABLE = "VOX_DISABLE_PLUGINS"
 COMMAND = "`vox plugin disable`"
 STATE_FILE = "plugins.json"
 
 
-def blocked_plugins(
-    installed: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def blocked_plugins(installed: Sequence[str]) -> dict[str, str]:
     """Return id -> the place that blocks it, for every blocked plugin.
 
     Raises:
         ConfigError: the variable names one that is unknown, or a file cannot be read.
     """
-    variable = [name.strip() for name in environ.get(VARIABLE, "").split(",") if name.strip()]
-    if unknown := {*variable} - {*installed}:
-        _require_known(unknown, sorted({*installed, *known_plugins(environ)}))
-    project, file = _project(environ)
+    variable = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if {*variable} - {*installed}:
+        known = sorted({*installed, *known_plugins()})
+        if unknown := sorted({*variable} - {*known}):
+            raise ConfigError(
+                "C002",
+                f"{VARIABLE} names unknown plugins",
+                faults=[_unknown(name, known) for name in unknown],
+                expected=f"some of: {', '.join(known)}",
+                remedy="correct it; `vox plugin list` lists the plugins",
+            )
+    project = load_settings(PluginSettings, {}).blocked
     return {
-        **dict.fromkeys(disabled(environ), COMMAND),
-        **dict.fromkeys(project, file),
+        **dict.fromkeys(disabled(), COMMAND),
+        **dict.fromkeys(project, str(settings_file())),
         **dict.fromkeys(variable, VARIABLE),
     }
 
 
-def unknown_blocked(
-    installed: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> tuple[str, ...]:
+def unknown_blocked(installed: Sequence[str]) -> tuple[str, ...]:
     """Return a warning for each id in `vox.toml` that is neither installed nor in the catalog.
 
     Raises:
         ConfigError: `vox.toml` is wrong.
     """
-    project, file = _project(environ)
-    if not ({*project} - {*installed}):
-        return ()
+    unknown = {*load_settings(PluginSettings, {}).blocked} - {*installed}
     try:
-        known = sorted({*installed, *known_plugins(environ)})
+        known = sorted({*installed, *known_plugins()}) if unknown else []
     except ConfigError:  # a faulty catalog is reported by those who need it
         return ()
     return tuple(
-        f"[plugin] blocked in {file}: there is no plugin {_unknown(name, known)}"
-        for name in sorted({*project} - {*known})
+        f"[plugin] blocked in {settings_file()}: there is no plugin {_unknown(name, known)}"
+        for name in sorted(unknown - {*known})
     )
 
 
@@ -126,33 +131,11 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the user's own settings, which may not exist yet."""
     if named := environ.get("VOX_CONFIG"):
         return Path(named).expanduser().absolute()
-    from platformdirs import user_config_path
-
     return user_config_path("vox", appauthor=False)
 
 
-def _project(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """Return the ids that `vox.toml` blocks, and the path of the file."""
-    from vox_core.config import PluginSettings, load_settings, settings_file
-
-    blocked = load_settings(PluginSettings, {}, environ=environ).blocked
-    return blocked, str(settings_file())
-
-
-def _require_known(names: set[str], known: Sequence[str]) -> None:
-    if unknown := sorted(names - {*known}):
-        raise ConfigError(
-            "C002",
-            f"{VARIABLE} names unknown plugins",
-            faults=[_unknown(name, known) for name in unknown],
-            expected=f"some of: {', '.join(known)}",
-            remedy="correct it; `vox plugin list` lists the plugins",
-        )
-
-
 def _unknown(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return name + (f"; did you mean {near[0]}?" if near else "")
+    return "; ".join(filter(None, (name, did_you_mean(name, known))))
 
 
 def _unreadable(file: Path, found: str) -> ConfigError:

@@ -20,7 +20,6 @@ from vox_core.contract import Check, Event
 from vox_core.errors import BackendError, VoxError
 from vox_core.host.discover import Found, discover
 from vox_core.host.load import format_error, load_plugin
-from vox_core.host.remedies import authors
 
 
 def answer(request: dict[str, Any]) -> None:
@@ -93,7 +92,7 @@ def _checks(found: Found) -> list[Check]:
     try:
         hooks = load_plugin(found).hook
     except BackendError as fault:
-        return [Check("code", False, fault.found or fault.what, authors(found))]
+        return [Check("code", False, fault.found or fault.what, found.upgrade_or_report)]
     implemented = [name for name in vars(hooks) if getattr(hooks, name).get_hookimpls()]
     loaded = Check("code", True, f"loads; has {', '.join(sorted(implemented)) or 'no hooks'}")
     if found.manifest:
@@ -102,7 +101,7 @@ def _checks(found: Found) -> list[Check]:
                 _require_command(command.entry)
             except BaseException as error:  # noqa: BLE001 - a plugin may raise anything at all
                 words = f"vox {command.name}: {command.entry}: {format_error(error)}"
-                return [loaded, Check("command", False, words, authors(found))]
+                return [loaded, Check("command", False, words, found.upgrade_or_report)]
     try:
         own = [check for result in hooks.vox_doctor() for check in _checked(result)]
     except VoxError as error:  # in the user's terms already: a setting, a missing library

@@ -5,18 +5,13 @@ package that the entry point names (`find_spec` does not import a top-level pack
 finders of editable installs too), or else among the distribution's files.
 
 A faulty plugin gets a `fault` and does not affect the others. This module does not look at the
-machine, and chooses no plugin.
-
-Nothing is cached: of the 300 ms of `vox plugin list` with 300 distributions, the scan takes 8
-(benchmarks/plugins.py), and rewriting an `entry_points.txt` does not change the modification time
-of its folder on `sys.path`.
+machine, and chooses no plugin. Nothing is cached: see docs/adr/0004-no-discovery-cache.md.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,6 +45,37 @@ class Found:
     folder: Path | None = None
     fault: BackendError | None = None
 
+    @property
+    def shown_version(self) -> str:
+        """The manifest's version, or without one the distribution's."""
+        return self.manifest.version if self.manifest else self.version
+
+    @property
+    def mismatch(self) -> str:
+        """Says that manifest and distribution have different versions; empty if they agree.
+
+        Such a plugin stays in use: its author forgot to update one of the two numbers, and the
+        code works.
+        """
+        if self.manifest is None or self.version == UNKNOWN:
+            return ""
+        with suppress(InvalidVersion):
+            if Version(self.version) == Version(self.manifest.version):
+                return ""
+        return f"its manifest says {self.manifest.version}, {self.distribution} is {self.version}"
+
+    @property
+    def reinstall(self) -> str:
+        """The remedy for a damaged installation; the id may be in no catalog."""
+        return f"install it again, or remove it: vox plugin remove {self.id}"
+
+    @property
+    def upgrade_or_report(self) -> str:
+        """The remedy for a fault of the plugin itself, which a reinstallation would not fix."""
+        homepage = self.manifest.homepage if self.manifest else None
+        where = f"at {homepage}" if homepage else f"to the authors of {self.distribution}"
+        return f"upgrade it: vox plugin upgrade {self.id}; if that does not help, report it {where}"
+
 
 def discover(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     """Return every installed plugin, sorted by id; a broken one has a `fault`.
@@ -70,33 +96,8 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     versions: dict[str, str] = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
-            versions[canonicalize_name(name)] = _version(metadata.distribution(name))
+            versions[canonicalize_name(name)] = _field(metadata.distribution(name), "Version")
     return {name: version for name, version in versions.items() if version != UNKNOWN}
-
-
-def reinstall(plugin_id: str) -> str:
-    """Return the remedy for a damaged installation; the id may be in no catalog."""
-    return f"install it again, or remove it: vox plugin remove {plugin_id}"
-
-
-def upgrade_or_report(plugin_id: str, distribution: str, homepage: str | None = None) -> str:
-    """Return the remedy for a fault of the plugin itself, which a reinstallation would not fix."""
-    where = f"at {homepage}" if homepage else f"to the authors of {distribution}"
-    return f"upgrade it: vox plugin upgrade {plugin_id}; if that does not help, report it {where}"
-
-
-def version_mismatch(plugin: Found) -> str:
-    """Say that manifest and distribution have different versions; empty if they agree.
-
-    Such a plugin stays in use: its author forgot to update one of the two numbers, and the code
-    works.
-    """
-    if plugin.manifest is None or plugin.version == UNKNOWN:
-        return ""
-    with suppress(InvalidVersion):
-        if Version(plugin.version) == Version(plugin.manifest.version):
-            return ""
-    return f"its manifest says {plugin.manifest.version}, {plugin.distribution} is {plugin.version}"
 
 
 def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
@@ -104,26 +105,14 @@ def _with_plugins(path: Sequence[str] | None) -> Iterator[metadata.Distribution]
     seen: set[str] = set()
     everything = metadata.distributions() if path is None else metadata.distributions(path=[*path])
     for distribution in everything:
-        if ENTRY_POINTS not in _entry_point_text(distribution):
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+        except (OSError, UnicodeDecodeError):  # the damaged distribution has no plugin of vox
             continue
-        if (name := canonicalize_name(_name(distribution))) not in seen:
+        name = canonicalize_name(_field(distribution, "Name")) if ENTRY_POINTS in text else ""
+        if name and name not in seen:
             seen.add(name)
             yield distribution
-
-
-def _entry_point_text(distribution: metadata.Distribution) -> str:
-    try:
-        return distribution.read_text("entry_points.txt") or ""
-    except (OSError, UnicodeDecodeError):  # the damaged distribution has no plugin of vox
-        return ""
-
-
-def _name(distribution: metadata.Distribution) -> str:
-    return _field(distribution, "Name")
-
-
-def _version(distribution: metadata.Distribution) -> str:
-    return _field(distribution, "Version")
 
 
 def _field(distribution: metadata.Distribution, key: str) -> str:
@@ -140,7 +129,7 @@ def _entry_points(distribution: metadata.Distribution) -> list[metadata.EntryPoi
     try:
         return list(distribution.entry_points.select(group=ENTRY_POINTS))
     except Exception:  # noqa: BLE001 - the parser may raise anything
-        return [metadata.EntryPoint(_name(distribution), "", ENTRY_POINTS)]
+        return [metadata.EntryPoint(_field(distribution, "Name"), "", ENTRY_POINTS)]
 
 
 def _examine(
@@ -148,25 +137,48 @@ def _examine(
     entry_point: metadata.EntryPoint,
     path: Sequence[str] | None,
 ) -> Found:
-    plugin = Found(entry_point.name, _name(distribution), _version(distribution), entry_point)
+    name, version = _field(distribution, "Name"), _field(distribution, "Version")
+    plugin = Found(entry_point.name, name, version, entry_point)
     try:
-        _require_id(plugin)
-        file = _manifest_file(distribution, entry_point, path)
+        if not re.fullmatch(ID, plugin.id):
+            raise BackendError(
+                "B006",
+                "an entry point has a name that no plugin can have",
+                where=f"{name} {version}",
+                found=repr(plugin.id),
+                expected="lower-case letters, digits, - and _, beginning with a letter",
+                remedy="the plugin's author has to rename it; to remove it: "
+                + command("vox", "plugin", "remove", name),
+            )
+        file = _manifest_file(plugin, distribution, path)
         manifest = parse_manifest(file.read_text(encoding="utf-8"), file)
-        _require_same_id(plugin, manifest, file)
+        if manifest.id != plugin.id:
+            raise BackendError(
+                "B006",
+                "a plugin's manifest and its entry point disagree about the id",
+                where=file,
+                found=f"id {manifest.id!r}",
+                expected=f"id {plugin.id!r}, the name of the entry point in {name}",
+                remedy="the plugin's author has to give both the same name",
+            )
     except BackendError as fault:
         return replace(plugin, fault=fault)
     except Exception as error:  # noqa: BLE001 - import finders may raise anything
-        return replace(plugin, fault=_unreadable(plugin, error))
+        unreadable = BackendError(
+            "B006",
+            f"the manifest of plugin {plugin.id!r} cannot be read",
+            where=f"{name} {version}, entry point {entry_point.value!r}",
+            found=f"{type(error).__name__}: {error}",
+            remedy=plugin.reinstall,
+        )
+        return replace(plugin, fault=unreadable)
     return replace(plugin, manifest=manifest, folder=file.parent)
 
 
 def _manifest_file(
-    distribution: metadata.Distribution,
-    entry_point: metadata.EntryPoint,
-    path: Sequence[str] | None,
+    plugin: Found, distribution: metadata.Distribution, path: Sequence[str] | None
 ) -> Path:
-    package = entry_point.module.partition(".")[0]
+    package = plugin.entry_point.module.partition(".")[0]
     spec = (
         importlib.util.find_spec(package) if path is None else PathFinder.find_spec(package, path)
     )
@@ -179,70 +191,28 @@ def _manifest_file(
             return file
     raise BackendError(
         "B006",
-        f"plugin {entry_point.name!r} has no manifest",
-        where=f"{_name(distribution)} {_version(distribution)}",
+        f"plugin {plugin.id!r} has no manifest",
+        where=f"{plugin.distribution} {plugin.version}",
         found=f"no {FILE_NAME} in package {package!r}" if spec else f"no package {package!r}",
         expected=f"{FILE_NAME} as package data beside {package}/__init__.py",
-        remedy=upgrade_or_report(entry_point.name, _name(distribution))
-        if spec
-        else reinstall(entry_point.name),
-    )
-
-
-def _require_id(plugin: Found) -> None:
-    """Raise B006 if the entry point's name is not a valid id."""
-    if not re.fullmatch(ID, plugin.id):
-        raise BackendError(
-            "B006",
-            "an entry point has a name that no plugin can have",
-            where=f"{plugin.distribution} {plugin.version}",
-            found=repr(plugin.id),
-            expected="lower-case letters, digits, - and _, beginning with a letter",
-            remedy="the plugin's author has to rename it; to remove it: "
-            + command("vox", "plugin", "remove", plugin.distribution),
-        )
-
-
-def _require_same_id(plugin: Found, manifest: Manifest, file: Path) -> None:
-    if manifest.id != plugin.id:
-        raise BackendError(
-            "B006",
-            "a plugin's manifest and its entry point disagree about the id",
-            where=file,
-            found=f"id {manifest.id!r}",
-            expected=f"id {plugin.id!r}, the name of the entry point in {plugin.distribution}",
-            remedy="the plugin's author has to give both the same name",
-        )
-
-
-def _unreadable(plugin: Found, error: Exception) -> BackendError:
-    return BackendError(
-        "B006",
-        f"the manifest of plugin {plugin.id!r} cannot be read",
-        where=f"{plugin.distribution} {plugin.version}, entry point {plugin.entry_point.value!r}",
-        found=f"{type(error).__name__}: {error}",
-        remedy=reinstall(plugin.id),
+        remedy=plugin.upgrade_or_report if spec else plugin.reinstall,
     )
 
 
 def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
     """Give every plugin that shares its id with another a fault."""
-    owners: defaultdict[str, list[str]] = defaultdict(list)
+    alone = []
     for plugin in found:
-        owners[plugin.id].append(plugin.distribution)
-    return tuple(
-        replace(plugin, manifest=None, folder=None, fault=_namesakes(plugin.id, owners[plugin.id]))
-        if len(owners[plugin.id]) > 1
-        else plugin
-        for plugin in found
-    )
-
-
-def _namesakes(plugin_id: str, owners: list[str]) -> BackendError:
-    return BackendError(
-        "B006",
-        f"plugin id {plugin_id!r} is defined more than once",
-        found=f"distributions {' and '.join(owners)}",
-        expected="one plugin of that id",
-        remedy=f"remove all but one, for example: {command('vox', 'plugin', 'remove', owners[-1])}",
-    )
+        owners = [each.distribution for each in found if each.id == plugin.id]
+        if len(owners) > 1:
+            remove = command("vox", "plugin", "remove", owners[-1])
+            fault = BackendError(
+                "B006",
+                f"plugin id {plugin.id!r} is defined more than once",
+                found=f"distributions {' and '.join(owners)}",
+                expected="one plugin of that id",
+                remedy=f"remove all but one, for example: {remove}",
+            )
+            plugin = replace(plugin, manifest=None, folder=None, fault=fault)  # noqa: PLW2901
+        alone.append(plugin)
+    return tuple(alone)

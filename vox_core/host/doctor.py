@@ -9,11 +9,10 @@ A plugin that is blocked, broken or incompatible is not imported; its finding sa
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,27 +20,32 @@ from pydantic import TypeAdapter, ValidationError
 
 from vox_core.contract import Check
 from vox_core.errors import ConfigError
-from vox_core.host import remedies
 from vox_core.host.blocked import blocked_plugins, blocking
-from vox_core.host.discover import Found, discover, version_mismatch
+from vox_core.host.discover import Found, discover
 from vox_core.host.inventory import unknown_plugin
 from vox_core.host.judge import ABSENT, on_one_line
-from vox_core.host.known import known_plugins
-from vox_core.host.machine import Machine, requirements, this_machine
-from vox_core.host.manifest import CommandEntry
-from vox_core.host.probe import Hardware, ProbeFault, accelerators, probe_all
-from vox_core.host.process import Failed, output_of
+from vox_core.host.machine import (
+    Machine,
+    requirement_remedy,
+    requirements,
+    this_machine,
+)
+from vox_core.host.probe import (
+    Hardware,
+    ProbeFault,
+    accelerators,
+    hardware_remedy,
+    probe_all,
+    probe_remedy,
+)
+from vox_core.host.process import Failed, child_command, output_of
 from vox_core.host.provide import POINTS
+from vox_core.known import known_plugins
 
 LIMIT_S = 30.0
 """Time limit of a child; importing a tensor library from a cold disk may take half of it."""
 CHILDREN = 4
 """Concurrent children; each may hold a tensor library in memory."""
-
-_CHILD = (
-    "import json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
-    "from vox_core.host.child import answer; answer(request)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,6 @@ class Examined:
 def examine(
     plugin_id: str | None = None,
     limit_s: float = LIMIT_S,
-    environ: Mapping[str, str] = os.environ,
     objection: Callable[[tuple[str, ...]], str] = lambda path: "",
     further: Sequence[Check] = (),
 ) -> tuple[Examined, ...]:
@@ -77,7 +80,7 @@ def examine(
     """
     everything = discover()
     machine = this_machine(everything)
-    blocked = blocked_plugins([plugin.id for plugin in everything], environ)
+    blocked = blocked_plugins([plugin.id for plugin in everything])
     plugins = [plugin for plugin in everything if plugin_id in (None, plugin.id)]
     if plugin_id is not None and not plugins:
         raise unknown_plugin(plugin_id, [plugin.id for plugin in everything])
@@ -87,96 +90,92 @@ def examine(
         for plugin, checks in zip(plugins, static, strict=True)
         if plugin.id not in blocked and all(check.ok for check in checks)
     ]
-    hardware = _hardware(sound, environ)
+    hardware = probe_all([each for each in sound if each.manifest and each.manifest.probe])
     own = _own_checks(sound, limit_s)
-    examined = [
-        Examined(
-            plugin.id,
-            plugin.distribution,
-            (
-                *checks,
-                *_versions(plugin),
-                *_commands(plugin, everything, objection),
-                *_unknown_points(plugin),
-                *hardware.get(plugin.id, ()),
-                *own.get(plugin.id, ()),
-            ),
-        )
-        for plugin, checks in zip(plugins, static, strict=True)
-    ]
-    return (*([] if plugin_id else [_environment(machine, environ, further)]), *examined)
+    examined = [] if plugin_id else [_environment(machine, further)]
+    for plugin, its in zip(plugins, static, strict=True):
+        checks = [*its]
+        if plugin.mismatch:  # the plugin is used either way
+            checks.append(Check("version", False, plugin.mismatch, _same_version(plugin)))
+        checks += [*_commands(plugin, everything, objection), *_unknown_points(plugin)]
+        if plugin.id in hardware:
+            checks.append(_hardware_check(plugin, hardware[plugin.id]))
+        checks += own.get(plugin.id, ())
+        examined.append(Examined(plugin.id, plugin.distribution, tuple(checks)))
+    return tuple(examined)
 
 
 # --- by the core ----------------------------------------------------------------------------------
 
 
-def _environment(
-    machine: Machine, environ: Mapping[str, str], further: Sequence[Check]
-) -> Examined:
-    seen = [accelerator.name for accelerator in accelerators(environ)]
+def _environment(machine: Machine, further: Sequence[Check]) -> Examined:
+    seen = [accelerator.name for accelerator in accelerators()]
     facts = {
         "python": f"{machine.python} ({sys.executable})",
         "platform": f"{machine.os} {machine.arch}, {platform.release()}",
         "accelerators": ", ".join(seen) or "none that the core can see",
+        **{name: os.environ[name] for name in sorted(os.environ) if name.startswith("VOX_")},
     }
-    told = {name: environ[name] for name in sorted(environ) if name.startswith("VOX_")}
-    checks = [Check(name, True, detail) for name, detail in {**facts, **told}.items()]
-    return Examined("environment", "", (*checks, _catalog(environ), *further))
+    checks = [Check(name, True, detail) for name, detail in facts.items()]
+    return Examined("environment", "", (*checks, _catalog(), *further))
 
 
-def _catalog(environ: Mapping[str, str]) -> Check:
+def _catalog() -> Check:
     """Check the catalog; a faulty one is a finding here and an error in other commands."""
     try:
-        known = known_plugins(environ)
+        known = known_plugins()
     except ConfigError as error:
         return Check("catalog", False, f"{on_one_line(error)} ({error.where})", error.remedy)
     return Check("catalog", True, f"{len(known)} plugins: {', '.join(known)}")
 
 
-def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> tuple[Check, ...]:
+def _static(plugin: Found, machine: Machine, blocked_by: str | None) -> list[Check]:
     if plugin.manifest is None:
         assert plugin.fault is not None, plugin.id
-        return (Check("manifest", False, on_one_line(plugin.fault), plugin.fault.remedy),)
+        return [Check("manifest", False, on_one_line(plugin.fault), plugin.fault.remedy)]
     manifest = plugin.manifest
     checks = [Check("manifest", True, f"version {manifest.version}, API {manifest.api}")]
     for kind, reason in requirements(manifest, machine).items():
-        remedy = remedies.requirement(plugin, kind) if reason else None
+        remedy = requirement_remedy(manifest, kind) if reason else None
         checks.append(Check(kind, not reason, reason or "as required", remedy))
     if blocked_by:
         detail = f"its own code was not run: {blocking(plugin.id, blocked_by)}"
         checks.append(Check("blocked", True, detail))
-    return tuple(checks)
+    return checks
 
 
-def _versions(plugin: Found) -> tuple[Check, ...]:
-    """Check that manifest and distribution have the same version; the plugin is used either way."""
-    if mismatch := version_mismatch(plugin):
-        return (Check("version", False, mismatch, remedies.versions(plugin)),)
-    return ()
+def _same_version(plugin: Found) -> str:
+    return (
+        f"as its user: vox plugin upgrade {plugin.id}, or install a changed checkout again; "
+        f"as its author: give vox_plugin.toml and {plugin.distribution} the same version"
+    )
 
 
 def _commands(
     plugin: Found, everything: Sequence[Found], objection: Callable[[tuple[str, ...]], str]
-) -> tuple[Check, ...]:
+) -> list[Check]:
     """Check declared commands; the core's win, and of two plugins `vox.toml` decides."""
-    if plugin.manifest is None or not plugin.manifest.commands:
-        return ()
-    owners = [(each.id, name.name) for each in everything for name in _declared(each)]
+    owned = [
+        (each.id, name)
+        for each in everything
+        if each.manifest
+        for name in each.manifest.provided.get("commands", ())
+    ]
+    mine = [name for owner, name in owned if owner == plugin.id]
     checks = []
-    for command in plugin.manifest.commands:
-        others = [id for id, name in owners if _clash(name, command.name) and id != plugin.id]
-        if reason := objection(tuple(command.name.split())):
+    for name in mine:
+        others = [owner for owner, its in owned if _clash(its, name) and owner != plugin.id]
+        if reason := objection(tuple(name.split())):
             remedy = "its author has to rename the command"
-            checks.append(Check("command", False, f"vox {command.name}: {reason}", remedy))
+            checks.append(Check("command", False, f"vox {name}: {reason}", remedy))
         elif others:
-            also = f"vox {command.name}: plugin {', '.join(others)} declares it, too"
+            also = f"vox {name}: plugin {', '.join(others)} declares it, too"
             remedy = (
                 f"disable one of them: vox plugin disable {others[0]}; or decide in vox.toml: "
-                f'[plugin.provider] "commands.{command.name}" = "{plugin.id}"'
+                f'[plugin.provider] "commands.{name}" = "{plugin.id}"'
             )
             checks.append(Check("command", False, also, remedy))
-    names = ", ".join(command.name for command in plugin.manifest.commands)
-    return tuple(checks) or (Check("commands", True, names),)
+    return checks or [Check("commands", True, ", ".join(mine))] * bool(mine)
 
 
 def _clash(one: str, other: str) -> bool:
@@ -184,33 +183,20 @@ def _clash(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other} ") or other.startswith(f"{one} ")
 
 
-def _declared(plugin: Found) -> Sequence[CommandEntry]:
-    return plugin.manifest.commands if plugin.manifest else ()
-
-
-def _unknown_points(plugin: Found) -> tuple[Check, ...]:
+def _unknown_points(plugin: Found) -> list[Check]:
     """Note extension points unknown to the core, which other plugins may define."""
     unknown = sorted({*plugin.manifest.provides} - {*POINTS}) if plugin.manifest else []
     words = f"{', '.join(unknown)}: not extension points of vox, which ignores them"
-    return (Check("provides", True, words),) if unknown else ()
-
-
-def _hardware(plugins: Sequence[Found], environ: Mapping[str, str]) -> dict[str, tuple[Check, ...]]:
-    probed = [plugin for plugin in plugins if plugin.manifest and plugin.manifest.probe]
-    checks: dict[str, tuple[Check, ...]] = {}
-    results = probe_all(probed, environ)
-    for plugin in probed:
-        checks[plugin.id] = (_hardware_check(plugin, results[plugin.id]),)
-    return checks
+    return [Check("provides", True, words)] * bool(unknown)
 
 
 def _hardware_check(plugin: Found, found: Hardware | ProbeFault) -> Check:
     if isinstance(found, ProbeFault):
-        return Check("hardware", False, found.reason, remedies.probe(plugin, found.reason))
+        return Check("hardware", False, found.reason, probe_remedy(plugin, found.reason))
     if found.present:
         return Check("hardware", True, found.detail)
     tag = plugin.manifest.requires.hardware_tag if plugin.manifest else None
-    look = f"if this machine has it: {remedies.hardware(tag)}"
+    look = f"if this machine has it: {hardware_remedy(tag)}"
     return Check("hardware", False, f"{ABSENT}{found.detail}", look)
 
 
@@ -226,13 +212,11 @@ def _own_checks(plugins: Sequence[Found], limit_s: float) -> dict[str, tuple[Che
 
 
 def _ask(plugin: Found, limit_s: float) -> tuple[Check, ...]:
-    request = {"id": plugin.id, "path": sys.path}
-    command = [sys.executable, "-P", "-c", _CHILD]
     try:
-        answer = output_of(command, limit_s, json.dumps(request).encode())
+        answer = output_of(child_command("answer", plugin.id), limit_s)
         return TypeAdapter(tuple[Check, ...]).validate_json(answer)
     except Failed as fault:
-        return (Check("code", False, f"its code {fault}", remedies.authors(plugin)),)
+        how = str(fault)
     except ValidationError:  # the plugin exited with code 0
-        remedy = remedies.authors(plugin)
-        return (Check("code", False, "its code ended the process", remedy),)
+        how = "ended the process"
+    return (Check("code", False, f"its code {how}", plugin.upgrade_or_report),)

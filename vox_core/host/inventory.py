@@ -12,9 +12,7 @@ hardware and imports the code.
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,11 +21,12 @@ from packaging.utils import canonicalize_name
 from vox_core.catalog import PluginEntry, objections
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins, blocking
-from vox_core.host.discover import Found, discover, version_mismatch
+from vox_core.host.discover import Found, discover
 from vox_core.host.judge import on_one_line
-from vox_core.host.known import known_plugins
 from vox_core.host.machine import Machine, this_machine, unmet
 from vox_core.host.probe import device_tags
+from vox_core.known import known_plugins
+from vox_core.text import did_you_mean
 
 Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]
 
@@ -43,23 +42,23 @@ class Listed:
     distribution: str = ""
 
 
-def inventory(environ: Mapping[str, str] = os.environ) -> tuple[Listed, ...]:
+def inventory() -> tuple[Listed, ...]:
     """Return every plugin, sorted by id; plugins that share an id are all listed.
 
     Raises:
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    plugins, known = discover(), known_plugins(environ)
+    plugins, known = discover(), known_plugins()
     machine = this_machine(plugins)
-    blocked = blocked_plugins([plugin.id for plugin in plugins], environ)
+    blocked = blocked_plugins([plugin.id for plugin in plugins])
     listed = [_installed(plugin, machine, blocked.get(plugin.id)) for plugin in plugins]
     present = {plugin.id for plugin in plugins}
-    tags = device_tags(environ)
+    tags = device_tags()
     listed += [_offered(entry, tags) for entry in known.values() if entry.id not in present]
     return tuple(sorted(listed, key=lambda each: (each.id, each.distribution)))
 
 
-def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def details(plugin_id: str) -> dict[str, Any]:
     """Return all facts about one plugin as JSON types: `id`, `listed`, `installed`, `catalog`.
 
     `installed` holds one object for each distribution that defines the id, `catalog` its entry or
@@ -69,11 +68,11 @@ def details(plugin_id: str, environ: Mapping[str, str] = os.environ) -> dict[str
         BackendError: B003; it is neither installed nor in the catalog.
         ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
     """
-    everything = inventory(environ)
+    everything = inventory()
     listed = [each for each in everything if each.id == plugin_id]
     if not listed:
         raise unknown_plugin(plugin_id, [each.id for each in everything])
-    entry = known_plugins(environ).get(plugin_id)
+    entry = known_plugins().get(plugin_id)
     return {
         "id": plugin_id,
         "listed": [asdict(each) for each in listed],
@@ -99,33 +98,29 @@ def unknown_plugin(plugin_id: str, known: Sequence[str]) -> BackendError:
             f"plugin {plugin_id!r} is not installed",
             remedy=f"vox plugin install {plugin_id}",
         )
-    near = difflib.get_close_matches(plugin_id, sorted(set(known)), n=1)
+    names = sorted(set(known))
     return BackendError(
         "B003",
         f"plugin {plugin_id!r} is unknown",
-        found=f"known plugins: {', '.join(sorted(set(known))) or 'none'}",
-        remedy=f"did you mean {near[0]}?" if near else "`vox plugin list` lists the plugins",
+        found=f"known plugins: {', '.join(names) or 'none'}",
+        remedy=did_you_mean(plugin_id, names) or "`vox plugin list` lists the plugins",
     )
 
 
 def _installed(plugin: Found, machine: Machine, blocked_by: str | None) -> Listed:
-    status, reason = _standing(plugin, machine)
-    if blocked_by and status == "installed":
-        status, reason = "disabled", blocking(plugin.id, blocked_by)
-    if mismatch := version_mismatch(plugin):
-        reason = f"{reason}; {mismatch}"
-    version = plugin.manifest.version if plugin.manifest else plugin.version
-    return Listed(plugin.id, status, reason, version, plugin.distribution)
-
-
-def _standing(plugin: Found, machine: Machine) -> tuple[Status, str]:
+    status: Status = "broken"
     if plugin.manifest is None:
         assert plugin.fault is not None, plugin.id
-        return "broken", on_one_line(plugin.fault)
-    if requirement := unmet(plugin.manifest, machine):
-        broken = requirement[0] == "distribution"
-        return "broken" if broken else "incompatible", ": ".join(requirement)
-    return "installed", plugin.manifest.name
+        reason = on_one_line(plugin.fault)
+    elif requirement := unmet(plugin.manifest, machine):
+        status = "broken" if requirement[0] == "distribution" else "incompatible"
+        reason = ": ".join(requirement)
+    elif blocked_by:
+        status, reason = "disabled", blocking(plugin.id, blocked_by)
+    else:
+        status, reason = "installed", plugin.manifest.name
+    reason = "; ".join(filter(None, (reason, plugin.mismatch)))
+    return Listed(plugin.id, status, reason, plugin.shown_version, plugin.distribution)
 
 
 def _offered(entry: PluginEntry, tags: Collection[str]) -> Listed:
@@ -143,5 +138,5 @@ def _facts(plugin: Found) -> dict[str, Any]:
         "folder": str(plugin.folder) if plugin.folder else None,
         "manifest": asdict(plugin.manifest) if plugin.manifest else None,
         "fault": str(plugin.fault) if plugin.fault else None,
-        "warning": version_mismatch(plugin) or None,
+        "warning": plugin.mismatch or None,
     }

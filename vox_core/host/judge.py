@@ -1,4 +1,4 @@
-"""Judge one candidate backend: refuse it for a reason, or give its hardware and rank.
+"""The request for a backend, and the judgement on each candidate: refused for a reason, or ranked.
 
 The first applicable reason counts, in this order: a damaged manifest, the user named another
 backend, blocked, API, platform, Python, distributions, capabilities, chosen only by name; then the
@@ -9,20 +9,100 @@ select.py chooses among several candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
+from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import VoxError
-from vox_core.host import Candidate, Environment, Request, Status, Verdict
-from vox_core.host.blocked import blocking
+from vox_core.host.blocked import blocking, unblock
 from vox_core.host.discover import Found
-from vox_core.host.machine import unmet
+from vox_core.host.machine import Machine, requirement_remedy, unmet
 from vox_core.host.manifest import Capabilities
-from vox_core.host.probe import Device, Hardware, ProbeFault
+from vox_core.host.probe import (
+    Accelerator,
+    Hardware,
+    ProbeFault,
+    hardware_remedy,
+    probe_remedy,
+)
+
+Operation: TypeAlias = Literal["train", "merge", "load"]
+Origin: TypeAlias = Literal["--backend", "--plan", "VOX_BACKEND", "vox.toml"]
+Status: TypeAlias = Literal["chosen", "eligible", "rejected", "broken"]
 
 ABSENT = "no such hardware: "
-
 _BROKEN = ("manifest", "distribution", "probe")
+_NOT_PROBED = Hardware(False, (), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The requirements of an operation on its backend; None leaves one open.
+
+    Args:
+        explicit: the id that the user named; `explicit_origin` says where (flag, variable, file).
+        resumed_from: the id of the backend that the resumed run used.
+        memory_needed: bytes, on one device.
+        allow_cpu: train on the CPU even if an accelerator stays idle.
+        streamed: the job will set `LoadJob.streamed`.
+    """
+
+    operation: Operation
+    quant: Quant | None = None
+    dtype: DType | None = None
+    method: Method | None = None
+    model_type: str | None = None
+    explicit: str | None = None
+    explicit_origin: Origin | None = None
+    resumed_from: str | None = None
+    memory_needed: int | None = None
+    allow_cpu: bool = False
+    streamed: bool = False
+    optimizer: Optimizer | None = None
+
+    @property
+    def asked(self) -> str:
+        """The flag or setting that chose the backend: `--backend cpu`."""
+        return f"{self.explicit_origin or 'by name:'} {self.explicit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The inputs of a selection besides the request and the plugins.
+
+    Args:
+        accelerators: those that the core detects without a plugin.
+        blocked: id of a plugin that the user disabled or blocked -> where.
+        known: ids of the catalog.
+        quantising: ids, from the catalog, of plugins for this machine that have the quantisation
+            that the request needs.
+    """
+
+    machine: Machine
+    accelerators: tuple[Accelerator, ...] = ()
+    blocked: Mapping[str, str] = field(default_factory=dict)
+    known: Collection[str] = ()
+    quantising: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An installed backend and the result of its probe; None if the probe was not needed."""
+
+    found: Found
+    hardware: Hardware | ProbeFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one candidate is chosen or refused, and why."""
+
+    id: str
+    version: str
+    distribution: str
+    status: Status
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +113,55 @@ class Refusal:
     reason: str
 
 
-_NOT_ASKED = Hardware(False, (), "")
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A candidate with its refusal, or with its hardware and rank."""
 
     found: Found
     refusal: Refusal | None
-    hardware: Hardware = _NOT_ASKED
+    hardware: Hardware = _NOT_PROBED
     rank: tuple[int, bool, int] = (0, False, 0)
 
     @property
     def verdict(self) -> Verdict:
-        plugin = self.found
-        version = plugin.manifest.version if plugin.manifest else plugin.version
+        plugin, reason = self.found, self.hardware.detail
         status: Status = "eligible"
-        reason = self.hardware.detail
         if self.refusal:
             status = "broken" if self.refusal.kind in _BROKEN else "rejected"
             reason = self.refusal.reason
-        return Verdict(plugin.id, version, plugin.distribution, status, reason)
+        return Verdict(plugin.id, plugin.shown_version, plugin.distribution, status, reason)
 
     @property
     def accelerates(self) -> bool:
         return any(device.tag != "cpu" for device in self.hardware.devices)
 
+    def repair(self, environment: Surroundings) -> str:
+        """Return the remedy for the refusal; it repairs the part that is at fault."""
+        plugin, refusal = self.found, self.refusal
+        assert refusal is not None, plugin.id
+        if plugin.fault or plugin.manifest is None:
+            return plugin.fault.remedy if plugin.fault else plugin.reinstall
+        match refusal.kind:
+            case "blocked":
+                return unblock(plugin.id, environment.blocked.get(plugin.id, ""))
+            case "probe":
+                return probe_remedy(plugin, refusal.reason)
+            case "hardware":
+                return hardware_remedy(plugin.manifest.requires.hardware_tag)
+            case "api" | "platform" | "python" | "distribution":
+                return requirement_remedy(plugin.manifest, refusal.kind)
+        return plugin.reinstall
+
 
 def judge_all(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> list[Judged]:
     """Judge every candidate, sorted by id and distribution."""
     ordered = sorted(candidates, key=lambda each: (each.found.id, each.found.distribution))
     return [_judge(request, each, environment) for each in ordered]
 
 
-def _judge(request: Request, candidate: Candidate, environment: Environment) -> Judged:
+def _judge(request: Request, candidate: Candidate, environment: Surroundings) -> Judged:
     plugin, hardware = candidate.found, candidate.hardware
     refusal = static_refusal(request, plugin, environment)
     if refusal or plugin.manifest is None:
@@ -85,13 +177,13 @@ def _judge(request: Request, candidate: Candidate, environment: Environment) -> 
     return replace(judged, rank=rank)
 
 
-def static_refusal(request: Request, plugin: Found, environment: Environment) -> Refusal | None:
+def static_refusal(request: Request, plugin: Found, environment: Surroundings) -> Refusal | None:
     """Return the first reason for refusal that needs no probe, or None."""
     manifest = plugin.manifest
     if plugin.fault or manifest is None:
         return Refusal("manifest", on_one_line(plugin.fault) if plugin.fault else "no manifest")
     if request.explicit not in (None, plugin.id):
-        return Refusal("explicit", f"not asked for ({how_asked(request)})")
+        return Refusal("explicit", f"not asked for ({request.asked})")
     if who := environment.blocked.get(plugin.id):
         return Refusal("blocked", blocking(plugin.id, who))
     if requirement := unmet(manifest, environment.machine):
@@ -131,17 +223,8 @@ def _has_memory(judged: Judged, needed: int | None) -> bool:
     """Whether one device has enough memory; unknown sizes count as enough."""
     devices = judged.hardware.devices
     counted = [d for d in devices if d.tag != "cpu"] if judged.accelerates else devices
-    sizes = [_memory(device) for device in counted]
+    sizes = [d.memory_bytes if d.available_bytes is None else d.available_bytes for d in counted]
     return needed is None or any(size is None or size >= needed for size in sizes)
-
-
-def _memory(device: Device) -> int | None:
-    return device.memory_bytes if device.available_bytes is None else device.available_bytes
-
-
-def how_asked(request: Request) -> str:
-    """Name the flag or setting that chose the backend: `--backend cpu`."""
-    return f"{request.explicit_origin or 'by name:'} {request.explicit}"
 
 
 def on_one_line(fault: VoxError) -> str:

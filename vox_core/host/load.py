@@ -31,9 +31,8 @@ from vox_core.contract import (
 )
 from vox_core.errors import BackendError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
-from vox_core.host import Operation
 from vox_core.host.discover import Found
-from vox_core.host.remedies import authors
+from vox_core.host.judge import Operation
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
@@ -84,11 +83,15 @@ def call_hook(found: Found, hook: str, **arguments: object) -> Any:
         BackendError: B004; it cannot be loaded, or lacks the hook.
         PluginError: X001, the hook raised something of its own.
     """
-    caller = getattr(load_plugin(found).hook, hook)
-    if not caller.get_hookimpls():
-        raise broken(found, f"no {hook}", f"{hook}, marked with @hookimpl")
+    manager = load_plugin(found)
+    _require_hook(manager, found, hook)
     with foreign_errors(found.id, hook, "plugin"):
-        return caller(**arguments)
+        return getattr(manager.hook, hook)(**arguments)
+
+
+def _require_hook(manager: pluggy.PluginManager, found: Found, hook: str) -> None:
+    if not getattr(manager.hook, hook).get_hookimpls():
+        raise broken(found, f"no {hook}", f"{hook}, marked with @hookimpl")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +107,7 @@ class Backend:
 
     @property
     def version(self) -> str:
-        return self.found.manifest.version if self.found.manifest else self.found.version
+        return self.found.shown_version
 
     def train(self, job: TrainJob, context: RunContext) -> TrainResult:
         """Call `vox_train`."""
@@ -130,9 +133,7 @@ class Backend:
         Raises:
             BackendError: B004; the hook is missing.
         """
-        hook = f"vox_{operation}"
-        if not getattr(self.manager.hook, hook).get_hookimpls():
-            raise broken(self.found, f"no {hook}", f"{hook}, marked with @hookimpl")
+        _require_hook(self.manager, self.found, f"vox_{operation}")
 
     def _call(self, operation: Operation, job: object, context: RunContext) -> object:
         self.require(operation)
@@ -220,7 +221,7 @@ def broken(found: Found, what_is: str, expected: str | None = None) -> BackendEr
         where=f"{found.distribution} {found.version}, entry point {found.entry_point.value}",
         found=what_is,
         expected=expected,
-        remedy=authors(found) + ("; or choose another with --backend" if backend else ""),
+        remedy=found.upgrade_or_report + ("; or choose another with --backend" if backend else ""),
     )
 
 

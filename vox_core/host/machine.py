@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from vox_core.contract import API_VERSION
 from vox_core.host.discover import Found, installed_versions
-from vox_core.host.manifest import Manifest, Requires, api_order, api_remedy
+from vox_core.host.manifest import Manifest, Requires, api_order
 
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 _ARCHITECTURES = {"aarch64": "arm64", "amd64": "x86_64"}
@@ -66,36 +66,36 @@ def unmet(manifest: Manifest, machine: Machine) -> tuple[str, str] | None:
 def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
     """Return each kind of requirement -> why it is not met, or ""."""
     needs = manifest.requires
+    sides = ((machine.os, needs.os), (machine.arch, needs.arch))
+    platforms = [
+        f"{here} (needs: {', '.join(allowed)})"
+        for here, allowed in sides
+        if allowed and here not in allowed
+    ]
+    theirs, ours = api_order(manifest.api), api_order(API_VERSION)
+    api = f"written for {manifest.api}, this vox speaks {API_VERSION}; {_api_remedy(manifest)}"
+    python = SpecifierSet(needs.python).contains(machine.python, prereleases=True)
     return {
-        "api": _unmet_api(manifest),
-        "platform": _unmet_platform(needs, machine),
-        "python": _unmet_python(needs, machine),
+        "api": "" if theirs[0] == ours[0] and theirs <= ours else api,
+        "platform": ", ".join(platforms),
+        "python": "" if python else f"{machine.python} (needs: {needs.python})",
         "distribution": _unmet_distributions(needs, machine),
     }
 
 
-def _unmet_api(manifest: Manifest) -> str:
-    """Require the same major version and a minor version that is not newer than vox's."""
-    theirs, ours = api_order(manifest.api), api_order(API_VERSION)
-    if theirs[0] == ours[0] and theirs <= ours:
-        return ""
-    remedy = api_remedy(manifest.api, manifest.id)
-    return f"written for {manifest.api}, this vox speaks {API_VERSION}; {remedy}"
+def requirement_remedy(manifest: Manifest, kind: str) -> str:
+    """Return the remedy for an unmet kind of requirement."""
+    return {
+        "api": _api_remedy(manifest),
+        "platform": "install a plugin for this machine: `vox plugin list` shows them",
+        "python": "install vox and the plugin under a Python that it supports",
+        "distribution": f"install its requirements: vox plugin upgrade {manifest.id}, or by hand",
+    }[kind]
 
 
-def _unmet_platform(needs: Requires, machine: Machine) -> str:
-    sides = ((machine.os, needs.os), (machine.arch, needs.arch))
-    return ", ".join(
-        f"{here} (needs: {', '.join(allowed)})"
-        for here, allowed in sides
-        if allowed and here not in allowed
-    )
-
-
-def _unmet_python(needs: Requires, machine: Machine) -> str:
-    if SpecifierSet(needs.python).contains(machine.python, prereleases=True):
-        return ""
-    return f"{machine.python} (needs: {needs.python})"
+def _api_remedy(manifest: Manifest) -> str:
+    newer = api_order(manifest.api) > api_order(API_VERSION)
+    return "upgrade vox-ml" if newer else f"vox plugin upgrade {manifest.id}"
 
 
 def _unmet_distributions(needs: Requires, machine: Machine) -> str:

@@ -47,9 +47,8 @@ them with the machine.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import PurePosixPath
@@ -72,6 +71,7 @@ from pydantic import (
 
 from vox_core.contract import API_VERSION, DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
+from vox_core.text import did_you_mean
 
 FILE_NAME = "vox_plugin.toml"
 
@@ -81,34 +81,31 @@ Architecture: TypeAlias = Literal["x86_64", "arm64", "ppc64le", "riscv64", "s390
 Item = TypeVar("Item")
 
 
-def _version(text: str) -> str:
-    Version(text)
-    return text
+def _checked_by(check: Callable[[Any], object]) -> AfterValidator:
+    """Let `check` raise ValueError for a value, which stays as it is."""
+
+    def validate(value: Item) -> Item:
+        check(value)
+        return value
+
+    return AfterValidator(validate)
 
 
-def _version_range(text: str) -> str:
-    SpecifierSet(text)
-    return text
-
-
-def _plain_requirement(text: str) -> str:
+def _plain_requirement(text: str) -> None:
     requirement = Requirement(text)
     if requirement.marker or requirement.url or requirement.extras:
         raise ValueError("give a distribution and a version range, nothing else")
-    return text
 
 
-def _file_inside(text: str) -> str:
+def _file_inside(text: str) -> None:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
         raise ValueError("give a .py file inside the package")
-    return text
 
 
-def _at_least_one(items: tuple[Item, ...]) -> tuple[Item, ...]:
+def _at_least_one(items: tuple[object, ...]) -> None:
     if not items:
         raise ValueError("name at least one")
-    return items
 
 
 def _listed(families: object) -> object:
@@ -127,17 +124,16 @@ def _flat(names: object) -> object:
     return [*suffixes, *(f"{scheme}:" for scheme in schemes)]
 
 
-def _knob(values: tuple[str, ...]) -> tuple[str, ...]:
+def _knob(values: tuple[str, ...]) -> None:
     if len(values) < 2 or len(set(values)) < len(values):
         raise ValueError("give two or more different values, what it is if untouched first")
-    return values
 
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 ID = "[a-z][a-z0-9_-]*"
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=f"^{ID}$")]
-Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_at_least_one)]
-Knob: TypeAlias = Annotated[tuple[Text, ...], AfterValidator(_knob)]
+Some: TypeAlias = Annotated[tuple[Item, ...], _checked_by(_at_least_one)]
+Knob: TypeAlias = Annotated[tuple[Text, ...], _checked_by(_knob)]
 
 Names: TypeAlias = Annotated[tuple[Text, ...], BeforeValidator(_flat)]
 
@@ -172,8 +168,8 @@ class Requires:
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     os: tuple[OperatingSystem, ...] = ()
     arch: tuple[Architecture, ...] = ()
-    python: Annotated[str, AfterValidator(_version_range)] = ""
-    distributions: tuple[Annotated[str, AfterValidator(_plain_requirement)], ...] = ()
+    python: Annotated[str, _checked_by(SpecifierSet)] = ""
+    distributions: tuple[Annotated[str, _checked_by(_plain_requirement)], ...] = ()
     native_libs: tuple[Text, ...] = ()
     hardware_tag: Name | None = None
 
@@ -183,7 +179,7 @@ class Probe:
     """A script that uses the standard library only; `file` is relative to the manifest's folder."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
-    file: Annotated[str, AfterValidator(_file_inside)]
+    file: Annotated[str, _checked_by(_file_inside)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ class Manifest:
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     id: Name
     name: Text
-    version: Annotated[str, AfterValidator(_version)]
+    version: Annotated[str, _checked_by(Version)]
     api: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")]
     licence: Text
     homepage: Annotated[str, StringConstraints(pattern=r"^https?://")] | None = None
@@ -306,12 +302,6 @@ def api_order(api: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def api_remedy(api: str, plugin_id: str) -> str:
-    """Return the remedy for a plugin whose `api` this vox does not support."""
-    newer = api_order(api) > api_order(API_VERSION)
-    return "upgrade vox-ml" if newer else f"vox plugin upgrade {plugin_id}"
-
-
 @cache
 def _schema() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
@@ -338,9 +328,9 @@ def _describe(detail: Mapping[str, Any]) -> str:
 
 def _nearest(location: tuple[int | str, ...]) -> str:
     table = Manifest if len(location) == 1 else _TABLES[str(location[0])]
-    known = [field.name.replace("_", "-") for field in fields(table)]
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    known = (field.name.replace("_", "-") for field in fields(table))
+    meant = did_you_mean(str(location[-1]), known)
+    return f" ({meant})" if meant else ""
 
 
 def _invalid(where: object, faults: list[str], api: object = None) -> BackendError:
@@ -348,7 +338,7 @@ def _invalid(where: object, faults: list[str], api: object = None) -> BackendErr
     remedy = "upgrade the plugin; if that does not help, its author has to mend the file"
     if _is_newer(api):  # a newer API may allow what is an error here
         what = f"a plugin's manifest is written for API {api}, this vox speaks {API_VERSION}"
-        remedy = api_remedy(str(api), "")
+        remedy = "upgrade vox-ml"
     return BackendError("B006", what, where=where, faults=faults, remedy=remedy)
 
 

@@ -17,16 +17,14 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
-from vox_core.errors import BackendError
 from vox_core.host.discover import Found
-from vox_core.host.load import broken
 from vox_core.host.machine import Machine, unmet
+from vox_core.host.process import child_command, signal_name
 from vox_core.host.seen import Seen
 
 LOAD_S = 60.0
@@ -37,11 +35,6 @@ FINISH_S = 30.0
 """Time limit of the remaining events when the run ends, the plugin's own exit included."""
 WAITING = 10_000
 """Length of an observer's queue: the events of `LOAD_S` at a hundred steps a second."""
-
-_CHILD = (
-    "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
-    "from vox_core.host.child import listen; listen(request)"
-)
 
 
 class Observers:
@@ -83,13 +76,14 @@ class Observers:
 
     def _admit(self, plugin: Found, machine: Machine) -> None:
         assert plugin.manifest is not None, plugin.id
+        why = ": ".join(unmet(plugin.manifest, machine) or ())
         try:
-            if requirement := unmet(plugin.manifest, machine):
-                raise broken(plugin, ": ".join(requirement))
-            self._listening.append(_Observer(plugin.id))
-        except (BackendError, OSError) as fault:
-            why = fault.found if isinstance(fault, BackendError) else fault
-            self._faults.append(f"observer {plugin.id!r} is left out: {why}")
+            if not why:
+                self._listening.append(_Observer(plugin.id))
+                return
+        except OSError as error:
+            why = str(error)
+        self._faults.append(f"observer {plugin.id!r} is left out: {why}")
 
     def _drop(self, observer: _Observer) -> None:
         self._listening.remove(observer)
@@ -117,9 +111,8 @@ class _Observer:
         self._stage = "is left out"
         self._since, self._limit_s = time.monotonic(), LOAD_S
         self._waiting: queue.Queue[Event | None] = queue.Queue(WAITING)
-        request = {"id": id, "path": sys.path, "limit_s": 2 * EVENT_S}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD, json.dumps(request)],
+            child_command("listen", id, limit_s=2 * EVENT_S),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the run only
@@ -198,5 +191,4 @@ def _observes(plugin: Found) -> bool:
 def _how_ended(returncode: int) -> str:
     if returncode >= 0:
         return f"its process ended with exit {returncode}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"its process was ended by {known.get(-returncode, f'signal {-returncode}')}"
+    return f"its process was ended by {signal_name(returncode)}"

@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from vox_core.contract import DType
 from vox_core.errors import ConfigError
 from vox_core.host.discover import Found
@@ -89,10 +91,15 @@ class Accelerator:
     backend: str
 
 
+_HARDWARE = TypeAdapter(Hardware)
 NVIDIA = Accelerator("nvidia", "an NVIDIA GPU", "cuda")
 APPLE = Accelerator("apple", "an Apple GPU", "mlx")
 ACCELERATORS = (NVIDIA, APPLE)
 
+_LOOK_AT = {
+    "nvidia": "check that `nvidia-smi` lists the GPU; a container needs access to both",
+    "apple": "check that macOS offers the GPU to Metal; a virtual machine may have none",
+}
 # The driver's control device; WSL has none, so there Windows' driver library.
 _NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
@@ -105,7 +112,11 @@ def accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, 
     """
     if (pretended := _override(environ)) is not None:
         return tuple(known for known in ACCELERATORS if known.tag in pretended)
-    here = {NVIDIA: _nvidia_is_here(environ), APPLE: _apple_is_here()}
+    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # set by the user
+    here = {
+        NVIDIA: not hidden and any(path.exists() for path in _NVIDIA_DRIVER),
+        APPLE: sys.platform == "darwin" and platform.machine() == "arm64",
+    }
     return tuple(known for known in ACCELERATORS if here[known])
 
 
@@ -133,6 +144,23 @@ def probe_all(
         return {plugin.id: result for plugin, result in zip(plugins, results, strict=True)}
 
 
+def hardware_remedy(tag: str | None) -> str:
+    """Return the remedy for hardware that is not found."""
+    return _LOOK_AT.get(tag or "", "see that the hardware is connected and its driver works")
+
+
+def probe_remedy(found: Found, reason: str) -> str:
+    """Return the remedy for a probe that failed for `reason`."""
+    assert found.manifest is not None, found.id
+    requires = found.manifest.requires
+    missing = [name for name in requires.native_libs if name in reason]
+    if missing:
+        return f"install what brings {', '.join(missing)}, and see that it is on the library path"
+    if requires.hardware_tag:  # a hanging driver hangs the probe
+        return f"{hardware_remedy(requires.hardware_tag)}; or {found.upgrade_or_report}"
+    return found.upgrade_or_report
+
+
 def _override(environ: Mapping[str, str]) -> frozenset[str] | None:
     if not (text := environ.get(OVERRIDE, "")):
         return None
@@ -149,53 +177,32 @@ def _override(environ: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(tags - {"none"})
 
 
-def _nvidia_is_here(environ: Mapping[str, str]) -> bool:
-    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # set by the user
-    return not hidden and any(path.exists() for path in _NVIDIA_DRIVER)
-
-
-def _apple_is_here() -> bool:
-    return sys.platform == "darwin" and platform.machine() == "arm64"
-
-
 def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeFault:
     manifest, folder = plugin.manifest, plugin.folder
     assert manifest is not None and manifest.probe is not None and folder is not None, plugin.id
-    if pretended is not None and (tag := manifest.requires.hardware_tag) is not None:
-        return _pretend(tag, pretended)
+    tag = manifest.requires.hardware_tag
+    if pretended is not None and tag is not None:
+        said = f"{OVERRIDE}={','.join(sorted(pretended)) or 'none'}"
+        if tag not in pretended:
+            return Hardware(False, (), f"no {tag} hardware ({said})")
+        return Hardware(True, (Device(tag, tag),), f"{tag} ({said})")
     try:
-        return _understand(_run(folder / manifest.probe.file, manifest))
+        hardware = _HARDWARE.validate_json(_run(folder / manifest.probe.file, manifest))
     except Failed as fault:
         return ProbeFault(f"its probe {fault}")
-
-
-def _pretend(tag: str, pretended: frozenset[str]) -> Hardware:
-    said = f"{OVERRIDE}={','.join(sorted(pretended)) or 'none'}"
-    if tag not in pretended:
-        return Hardware(False, (), f"no {tag} hardware ({said})")
-    return Hardware(True, (Device(tag, tag),), f"{tag} ({said})")
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "output"
+        return ProbeFault(f"its probe gave a wrong answer: {place}: {first['msg']}")
+    if wrong := next(_wrong(hardware), None):
+        return ProbeFault(f"its probe gave a wrong answer: {wrong}")
+    return hardware
 
 
 def _run(file: Path, manifest: Manifest) -> bytes:
     """Run a probe and return its output; -I and -S restrict it to the standard library."""
-    return output_of(
-        [sys.executable, "-I", "-S", "-c", _CHILD, str(file), *manifest.requires.native_libs],
-        LIMIT_S,
-    )
-
-
-def _understand(output: bytes) -> Hardware:
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        hardware = TypeAdapter(Hardware).validate_json(output)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "output"
-        raise Failed(f"gave a wrong answer: {place}: {first['msg']}") from error
-    if wrong := next(_wrong(hardware), None):
-        raise Failed(f"gave a wrong answer: {wrong}")
-    return hardware
+    script = [sys.executable, "-I", "-S", "-c", _CHILD, str(file)]
+    return output_of([*script, *manifest.requires.native_libs], LIMIT_S)
 
 
 def _wrong(hardware: Hardware) -> Iterator[str]:

@@ -6,15 +6,15 @@ ends, exceeds a limit, or this process is interrupted, its whole process group i
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
 import subprocess
-import tempfile
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 OUTPUT_BYTES = 4 * 2**20
 """Limit on stdout; answers have a few kilobytes."""
@@ -25,58 +25,54 @@ _WORDS = 500
 _CHUNK = 2**16
 
 
+_CHILD = (
+    "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
+    "from vox_core.host import child; getattr(child, request['call'])(request)"
+)
+
+
 class Failed(Exception):
     """A process without a valid output; the text says what happened: `was ended by SIGSEGV`."""
 
 
-class Late(Failed):
-    """The process exceeded its time limit."""
+def child_command(call: str, plugin_id: str, **more: object) -> list[str]:
+    """Return the command that calls a function of child.py for one plugin."""
+    request = {"call": call, "id": plugin_id, "path": sys.path, **more}
+    return [sys.executable, "-P", "-c", _CHILD, json.dumps(request)]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The exit status of a process, all of its stdout, and the end of its stderr."""
-
-    returncode: int
-    output: bytes
-    errors: bytes
-
-
-def output_of(command: Sequence[str], limit_s: float, given: bytes = b"") -> bytes:
-    """Return what `command` prints on stdout, with `given` on its stdin.
+def output_of(command: Sequence[str], limit_s: float) -> bytes:
+    """Return what `command` prints on stdout.
 
     Raises:
         Failed: it exceeded the time limit, printed too much, was ended by a signal, or exited with
             anything but 0.
     """
-    ended = run(command, limit_s, given)
+    ended = run(command, limit_s)
     if ended.returncode:
         raise Failed(_how(ended))
-    return ended.output
+    return ended.stdout
 
 
-def run(command: Sequence[str], limit_s: float, given: bytes = b"") -> Ended:
-    """Run `command` with `given` on its stdin, and return its exit status and output.
+def run(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run `command` without stdin; return its exit status, its stdout, and the end of its stderr.
 
     Raises:
-        Late: it exceeded the time limit.
-        Failed: it printed more than `OUTPUT_BYTES` on stdout.
+        Failed: it exceeded the time limit, or printed more than `OUTPUT_BYTES` on stdout.
     """
     until, pipe = time.monotonic() + limit_s, subprocess.PIPE
-    with tempfile.TemporaryFile() as stdin:  # a pipe would have to be fed concurrently
-        stdin.write(given)
-        stdin.seek(0)
-        with subprocess.Popen(
-            command, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as process:
-            try:
-                output, errors = _heard(process, until)
-                return Ended(process.wait(_left(until)), output, errors)
-            except (subprocess.TimeoutExpired, TimeoutError):
-                raise Late(f"did not end in {limit_s:g} s") from None
-            finally:
-                with suppress(ProcessLookupError, PermissionError):  # the process group is gone
-                    os.killpg(process.pid, signal.SIGKILL)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            output, errors = _heard(process, until)
+            returncode = process.wait(_left(until))
+            return subprocess.CompletedProcess(command, returncode, output, errors)
+        except (subprocess.TimeoutExpired, TimeoutError):
+            raise Failed(f"did not end in {limit_s:g} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # the process group is gone
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
@@ -105,9 +101,16 @@ def _left(until: float) -> float:
     return left
 
 
-def _how(ended: Ended) -> str:
+def signal_name(returncode: int) -> str:
+    """Return the name of the signal that ended a process."""
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def _how(ended: subprocess.CompletedProcess[bytes]) -> str:
     if ended.returncode < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {known.get(-ended.returncode, f'signal {-ended.returncode}')}"
-    last = ended.errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"was ended by {signal_name(ended.returncode)}"
+    last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     return f"failed: {last[:_WORDS] or f'exit {ended.returncode}'}"

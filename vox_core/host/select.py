@@ -9,35 +9,67 @@ no order of discovery, clock or environment variable changes its answer.
 3. The probe results of the rest. *Not installed*, *broken* and *no such hardware* differ.
 4. Rank: an accelerator with enough memory, then anything with enough memory; then the backend that
    the run being resumed was on; then the priority that plugins declare. A tie is an error.
-5. Training does not choose the CPU by itself if there is an accelerator whose backend is missing,
-   broken or without its driver (idle.py).
+5. Training does not choose the CPU by itself if the core detects an accelerator (probe.py) and
 
-The filters are in judge.py. Nothing here runs a probe (probe.py) or imports a plugin (load.py).
+    its backend is                                                   training
+    not installed, and the catalog has it                            asks
+    broken, or written for another API, system or Python             asks
+    without hardware, by its own probe: the driver is at fault       asks
+    disabled or blocked: the user's own will                         goes on, and says so
+    not capable of what the contract asks for                        goes on, and says so
+    not installed, and nobody offers it                              goes on, and says so
+
+The filters are in judge.py. Nothing here runs a probe or imports a plugin (load.py).
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from vox_core.errors import BackendError
-from vox_core.host import (
-    TELLS_MORE,
-    Candidate,
-    Environment,
-    Request,
-    Selection,
-    Verdict,
-    remedies,
-)
+from vox_core.host.blocked import blocking
 from vox_core.host.discover import Found
-from vox_core.host.idle import Idle, idle_accelerator
-from vox_core.host.judge import Judged, how_asked, judge_all, lacking, static_refusal
+from vox_core.host.judge import (
+    ABSENT,
+    Candidate,
+    Judged,
+    Request,
+    Surroundings,
+    Verdict,
+    judge_all,
+    lacking,
+    static_refusal,
+)
+from vox_core.host.probe import Accelerator, Hardware, hardware_remedy
+from vox_core.text import nearest
+
+TELLS_MORE = "see `vox backend explain`"
+_GOES_ON = ("blocked", "capability")
+_CONCESSIONS: tuple[tuple[str, Callable[[Request], Request]], ...] = (
+    ("--quant none", lambda request: replace(request, quant="none")),
+    ("--dtype auto", lambda request: replace(request, dtype=None)),
+    ("--method lora", lambda request: replace(request, method="lora")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen backend, the reason in one line, its hardware, and every candidate's verdict."""
+
+    chosen: str
+    why: str
+    hardware: Hardware
+    verdicts: tuple[Verdict, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON types, for the record of the run."""
+        return asdict(self)
 
 
 def select(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> Selection:
     """Choose a backend for a request.
 
@@ -58,21 +90,26 @@ def select(
     ranked = sorted(usable, key=lambda each: each.rank, reverse=True)
     if len(ranked) > 1 and ranked[0].rank == ranked[1].rank:
         raise _tie(ranked[0], ranked[1])
-    idle = None if ranked[0].accelerates else idle_accelerator(judged, environment)
-    if idle and idle.asks and request.operation == "train" and not request.allow_cpu:
-        raise _would_lie_idle(idle)
+    idle = None if ranked[0].accelerates else _idle_accelerator(judged, environment)
+    if idle and idle.remedy and request.operation == "train" and not request.allow_cpu:
+        raise BackendError(
+            "B007",
+            "training would run on the CPU while an accelerator lies idle",
+            found=idle.what,
+            remedy=f"{idle.remedy}; or train on the CPU with --allow-cpu",
+        )
     why = _why(ranked, request) + (f"; {idle.what}" if idle else "")
     return _selection(ranked[0], why, judged)
 
 
 def verdicts(
-    request: Request, candidates: Sequence[Candidate], environment: Environment
+    request: Request, candidates: Sequence[Candidate], environment: Surroundings
 ) -> tuple[Verdict, ...]:
     """Return the verdict on each candidate, sorted by id, without choosing one."""
     return tuple(judged.verdict for judged in judge_all(request, candidates, environment))
 
 
-def needs_probe(request: Request, plugin: Found, environment: Environment) -> bool:
+def needs_probe(request: Request, plugin: Found, environment: Surroundings) -> bool:
     """Whether the choice of a candidate now depends on its hardware alone."""
     return static_refusal(request, plugin, environment) is None
 
@@ -80,25 +117,32 @@ def needs_probe(request: Request, plugin: Found, environment: Environment) -> bo
 # --- among several --------------------------------------------------------------------------------
 
 
-def _explicit(request: Request, judged: Sequence[Judged], environment: Environment) -> Selection:
+def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundings) -> Selection:
     chosen = next((each for each in judged if each.found.id == request.explicit), None)
     if chosen is None:
         raise _not_installed(request, judged, environment)
-    if chosen.verdict.status == "broken":
-        raise _broken(chosen, environment) from chosen.found.fault
+    verdict = chosen.verdict
+    if verdict.status == "broken":
+        raise BackendError(
+            "B004",
+            f"backend {verdict.id!r} is installed but broken",
+            where=f"{verdict.distribution} {chosen.found.version}",
+            found=verdict.reason,
+            remedy=chosen.repair(environment),
+        ) from chosen.found.fault
     if chosen.refusal:
         raise _none_usable(request, [chosen], environment)
-    return _selection(chosen, f"asked for ({how_asked(request)})", judged)
+    return _selection(chosen, f"asked for ({request.asked})", judged)
 
 
 def _selection(chosen: Judged, why: str, judged: Sequence[Judged]) -> Selection:
     verdict = chosen.verdict
     why = f"backend {verdict.id} {verdict.version}, {why}: {chosen.hardware.detail}"
-    told = (
+    listed = (
         replace(each.verdict, status="chosen", reason=why) if each is chosen else each.verdict
         for each in judged
     )
-    return Selection(verdict.id, why, chosen.hardware, tuple(told))
+    return Selection(verdict.id, why, chosen.hardware, tuple(listed))
 
 
 def _why(ranked: Sequence[Judged], request: Request) -> str:
@@ -116,12 +160,75 @@ def _why(ranked: Sequence[Judged], request: Request) -> str:
     return f"priority {priority}, before {second} with {next_priority}"
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- idle accelerators ----------------------------------------------------------------------------
 
 
-def _none_installed(environment: Environment) -> BackendError:
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """An accelerator that no backend drives: its state in words, and the command or step that would
+    put it to use; empty where training goes on."""
+
+    what: str
+    remedy: str = ""
+
+
+def _idle_accelerator(judged: Sequence[Judged], environment: Surroundings) -> _Idle | None:
+    """Return the first idle accelerator that training asks about, else the first idle one."""
+    found = (_idle(each, judged, environment) for each in environment.accelerators)
+    idle = [each for each in found if each]
+    return next((each for each in idle if each.remedy), next(iter(idle), None))
+
+
+def _idle(
+    accelerator: Accelerator, judged: Sequence[Judged], environment: Surroundings
+) -> _Idle | None:
+    drivers = [each for each in judged if _may_drive(each, accelerator)]
+    if any(each.accelerates for each in drivers):
+        return None
+    if not drivers:
+        return _without_backend(accelerator, environment)
+    asking = [each for each in drivers if each.refusal is None or each.refusal.kind not in _GOES_ON]
+    driver = (asking or drivers)[0]
+    verdict = driver.verdict
+    # Its own probe found at most a CPU although the core detects the accelerator.
+    no_hardware = driver.refusal is None or driver.refusal.kind == "hardware"
+    state = f"is {verdict.status} ({verdict.reason})"
+    if no_hardware:
+        state = f"cannot use it ({verdict.reason.removeprefix(ABSENT)})"
+    what = f"{accelerator.name} is here, but its backend {verdict.id!r} {state}"
+    if not asking:
+        return _Idle(what)
+    repair = hardware_remedy(accelerator.tag) if no_hardware else driver.repair(environment)
+    return _Idle(what, repair)
+
+
+def _without_backend(accelerator: Accelerator, environment: Surroundings) -> _Idle:
+    backend = accelerator.backend
+    what = f"{accelerator.name} is here, but its backend {backend!r} is not installed"
+    if who := environment.blocked.get(backend):
+        return _Idle(f"{what} ({blocking(backend, who)})")
+    if backend in environment.known:
+        return _Idle(what, _install(backend, environment))
+    return _Idle(
+        f"{accelerator.name} is here and stays idle: vox knows no plugin for it to install"
+    )
+
+
+def _may_drive(judged: Judged, accelerator: Accelerator) -> bool:
+    """Whether the backend may drive the accelerator; one chosen only by name may not."""
+    manifest = judged.found.manifest
+    if manifest is not None and not manifest.automatic:
+        return False
+    tagged = manifest is not None and manifest.requires.hardware_tag == accelerator.tag
+    return tagged or judged.found.id == accelerator.backend
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def _none_installed(environment: Surroundings) -> BackendError:
     fitting = [each.backend for each in environment.accelerators]
-    example = next((name for name in [*fitting, "cpu"] if name in environment.known), None)
+    example = next((name for name in [*fitting, "cpu"] if name in environment.known), "")
     return BackendError(
         "B001",
         "no backend is installed",
@@ -131,38 +238,27 @@ def _none_installed(environment: Environment) -> BackendError:
 
 
 def _none_usable(
-    request: Request, judged: Sequence[Judged], environment: Environment
+    request: Request, judged: Sequence[Judged], environment: Surroundings
 ) -> BackendError:
     """Return the error with a table of every candidate and its reason."""
-    told = [each.verdict for each in judged]
-    id_width, version_width = (max(map(len, column)) for column in _columns(told))
+    rows = [each.verdict for each in judged]
+    ids, versions = (max(len(getattr(v, key)) for v in rows) for key in ("id", "version"))
     who = "no usable backend" if request.explicit is None else f"{request.explicit!r} is unusable"
-    return BackendError(
-        "B002",
-        f"{who} for `{request.operation}`{_wishes(request)}",
-        faults=[
-            f"{v.id:<{id_width}}  {v.version:<{version_width}}  {v.status:<8}  {v.reason}"
-            for v in told
-        ],
-        remedy=f"{_way_out(request, judged, environment)}{TELLS_MORE}",
-    )
-
-
-def _columns(told: Sequence[Verdict]) -> tuple[list[str], list[str]]:
-    return [verdict.id for verdict in told], [verdict.version for verdict in told]
-
-
-def _wishes(request: Request) -> str:
     wishes = {
         "quantisation": None if request.quant == "none" else request.quant,
         "dtype": request.dtype,
         "method": None if request.method == "lora" else request.method,
     }
-    told = [f"{what} {value}" for what, value in wishes.items() if value is not None]
-    return f" with {', '.join(told)}" if told else ""
+    wished = ", ".join(f"{what} {value}" for what, value in wishes.items() if value is not None)
+    return BackendError(
+        "B002",
+        f"{who} for `{request.operation}`" + (f" with {wished}" if wished else ""),
+        faults=[f"{v.id:<{ids}}  {v.version:<{versions}}  {v.status:<8}  {v.reason}" for v in rows],
+        remedy=f"{_way_out(request, judged, environment)}{TELLS_MORE}",
+    )
 
 
-def _way_out(request: Request, judged: Sequence[Judged], environment: Environment) -> str:
+def _way_out(request: Request, judged: Sequence[Judged], environment: Surroundings) -> str:
     """Return the remedy that admits the named backend, or else the requirement that no backend
     meets."""
     (first, *others) = judged
@@ -170,10 +266,10 @@ def _way_out(request: Request, judged: Sequence[Judged], environment: Environmen
         return elsewhere
     if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
         return _concession(request, judged)
-    return f"{_repair(first, environment)}, or "
+    return f"{first.repair(environment)}, or "
 
 
-def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
+def _who_quantises(judged: Sequence[Judged], environment: Surroundings) -> str:
     """Return the remedy that adds a plugin with the requested quantisation."""
     here = {each.found.id: each for each in judged}
     for name in environment.quantising:
@@ -181,7 +277,7 @@ def _who_quantises(judged: Sequence[Judged], environment: Environment) -> str:
             return f"{_install(name, environment)}, which has it; or "
         refusal = here[name].refusal
         if refusal and refusal.kind == "blocked":
-            return f"{_repair(here[name], environment)}, or "
+            return f"{here[name].repair(environment)}, or "
     return ""
 
 
@@ -196,39 +292,21 @@ def _concession(request: Request, judged: Sequence[Judged]) -> str:
     return ""
 
 
-_CONCESSIONS: tuple[tuple[str, Callable[[Request], Request]], ...] = (
-    ("--quant none", lambda request: replace(request, quant="none")),
-    ("--dtype auto", lambda request: replace(request, dtype=None)),
-    ("--method lora", lambda request: replace(request, method="lora")),
-)
-
-
 def _not_installed(
-    request: Request, judged: Sequence[Judged], environment: Environment
+    request: Request, judged: Sequence[Judged], environment: Surroundings
 ) -> BackendError:
     name, installed = str(request.explicit), [each.found.id for each in judged]
-    near = difflib.get_close_matches(name, sorted({*installed, *environment.known}), n=1)
-    remedy = _install(name, environment)
-    if name not in environment.known:
-        meant = f"{near[0]!r}, if you meant that" if near else "one that is installed"
-        remedy = f"ask for {meant}, or leave the choice to vox"
+    near = nearest(name, sorted({*installed, *environment.known}))
+    meant = f"{near!r}, if you meant that" if near else "one that is installed"
+    known = name in environment.known
     return BackendError(
         "B003",
         f"backend {name!r} is not installed",
-        where=how_asked(request),
+        where=request.asked,
         found=f"installed: {', '.join(installed) or 'none'}",
-        remedy=remedy,
-    )
-
-
-def _broken(judged: Judged, environment: Environment) -> BackendError:
-    verdict = judged.verdict
-    return BackendError(
-        "B004",
-        f"backend {verdict.id!r} is installed but broken",
-        where=f"{verdict.distribution} {judged.found.version}",
-        found=verdict.reason,
-        remedy=_repair(judged, environment),
+        remedy=_install(name, environment)
+        if known
+        else f"ask for {meant}, or leave the choice to vox",
     )
 
 
@@ -242,23 +320,8 @@ def _tie(one: Judged, other: Judged) -> BackendError:
     )
 
 
-def _would_lie_idle(idle: Idle) -> BackendError:
-    return BackendError(
-        "B007",
-        "training would run on the CPU while an accelerator lies idle",
-        found=idle.what,
-        remedy=f"{idle.remedy}; or train on the CPU with --allow-cpu",
-    )
-
-
-def _repair(judged: Judged, environment: Environment) -> str:
-    assert judged.refusal is not None, judged.found.id
-    who = environment.blocked.get(judged.found.id, "")
-    return remedies.repair(judged.found, judged.refusal.kind, judged.refusal.reason, who)
-
-
-def _install(backend: str | None, environment: Environment) -> str:
+def _install(backend: str, environment: Surroundings) -> str:
     """Return the install command for an id in the catalog; package names are never guessed."""
-    if backend is not None and backend in environment.known:
+    if backend in environment.known:
         return f"install {backend!r}: vox plugin install {backend}"
     return "install a backend for this machine"

@@ -30,7 +30,6 @@ from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
 from vox_core.errors import InputError, command
 from vox_core.host.discover import UNKNOWN, Found, discover
-from vox_core.host.known import known_plugins
 from vox_core.install import targets, undo
 from vox_core.install.environment import (
     CORE,
@@ -45,6 +44,7 @@ from vox_core.install.environment import (
 )
 from vox_core.install.targets import Target, needs_build, project_table
 from vox_core.install.uv import ONLY_WHEELS, Report, Row, Uv
+from vox_core.known import known_plugins
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.cli import errors, root
+from vox_core.cli import failures, root
 from vox_core.errors import BackendError, PluginError
 from vox_testing import check as testing_check
 from vox_testing import suite
@@ -108,7 +108,7 @@ def test_what_is_declared_and_broken_fails(
 ) -> None:
     monkeypatch.setattr(testing_check, "_SUITE", checks)
     folder = project(tmp_path, "broken", declared=DECLARED)
-    code = errors.run(root, ["plugin", "check", str(folder), "--json"])
+    code = failures.run(root, ["plugin", "check", str(folder), "--json"])
     out, progress = capfd.readouterr()
     told = json.loads(out)
     found = {each["check"]: each for each in told["checks"]}
@@ -125,7 +125,7 @@ def test_what_is_declared_and_broken_fails(
 
 def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     noisy = "print('hello')\n" + HOOKS
-    code = errors.run(root, ["plugin", "check", str(project(tmp_path, "noisy", noisy))])
+    code = failures.run(root, ["plugin", "check", str(project(tmp_path, "noisy", noisy))])
     out = capfd.readouterr().out
     assert code == 1
     (failed,) = [line for line in out.splitlines() if line.startswith("failed")]
@@ -137,7 +137,7 @@ def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_a_plugin_of_which_nothing_was_checked_has_not_passed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code = errors.run(root, ["plugin", "check", str(project(tmp_path, "idle")), "--json"])
+    code = failures.run(root, ["plugin", "check", str(project(tmp_path, "idle")), "--json"])
     out, progress = capfd.readouterr()
     assert (code, json.loads(out)["ok"]) == (1, False)
     assert (

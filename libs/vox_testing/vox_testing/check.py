@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vox_core.api.host import discover
 from vox_core.errors import BackendError, PluginError
 from vox_core.hookspecs import ENTRY_POINTS
 from vox_testing.guard import Overdue, call
+from vox_testing.subject import find
 
 IMPORT_LIMIT_S = 60.0
 """For the import alone, of the clock; a tensor library from a cold disk may take half of it."""
@@ -105,9 +107,6 @@ def unshown(outcomes: Sequence[Outcome]) -> str | None:
 def _find(reference: str, scratch: Path) -> Target:
     """Find the plugin; an installed id wins over a folder of that name, `./NAME` is always a
     folder."""
-    from vox_core.api.host import discover
-    from vox_testing.subject import find
-
     plugins = {plugin.id: plugin for plugin in discover()}
     folder = Path(reference).resolve()
     if reference in plugins or not folder.is_dir():

@@ -7,7 +7,11 @@ from pathlib import Path
 import click
 
 from vox_core.api.commands import Command, json_option, print_columns, print_json, printable
+from vox_core.api.files import require_absent
 from vox_core.errors import command
+from vox_testing.check import LIMIT_S, unshown
+from vox_testing.check import check as run_suite
+from vox_testing.scaffold import Project, render, write
 
 
 @click.command("new", cls=Command)
@@ -22,9 +26,6 @@ from vox_core.errors import command
 )
 def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None) -> None:
     """Create the package of a new backend, with passing tests."""
-    from vox_core.api.files import require_absent
-    from vox_testing.scaffold import Project, render, write
-
     project = Project(name, id or name, "bare" if bare else "torch", licence)
     folder = out or Path(name)
     files = render(project)
@@ -53,9 +54,6 @@ def check(target: str, as_json: bool, timeout: float | None) -> int:
     models, without network; a disabled plugin is checked, too. At the time limit, or when this
     command ends, all its processes are killed.
     """
-    from vox_testing.check import LIMIT_S, unshown
-    from vox_testing.check import check as run_suite
-
     id, outcomes = run_suite(target, timeout or LIMIT_S)
     failed = [each for each in outcomes if each.status == "failed"]
     lack = unshown(outcomes)

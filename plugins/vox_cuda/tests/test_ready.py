@@ -11,9 +11,8 @@ import torch
 
 from vox_core.contract import Check
 from vox_core.errors import BackendError
-from vox_cuda import backend, doctor, library, ready
-from vox_cuda.library import require_bitsandbytes
-from vox_cuda.ready import has_code_for, require_cuda, torch_build
+from vox_cuda import backend, ready
+from vox_cuda.ready import has_code_for, require_bitsandbytes, require_cuda, torch_build
 from vox_torch.libraries import import_bitsandbytes
 
 HOOKS = [backend.vox_train, backend.vox_merge, backend.vox_load]
@@ -29,8 +28,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     """Have torch built for that CUDA, or without any."""
 
     def stands_for(cuda: str | None) -> None:
-        for module in (ready, doctor):
-            monkeypatch.setattr(module, "torch_build", lambda: ("2.13.0+x", cuda))
+        monkeypatch.setattr(ready, "torch_build", lambda: ("2.13.0+x", cuda))
 
     return stands_for
 
@@ -53,7 +51,7 @@ def refusal(call: Callable[[], object]) -> BackendError:
 
 
 def checks() -> dict[str, Check]:
-    return {check.name: check for check in doctor.checks()}
+    return {check.name: check for check in ready.checks()}
 
 
 # --- torch ----------------------------------------------------------------------------------------
@@ -184,6 +182,6 @@ def test_what_bitsandbytes_cannot_do_here_is_refused(gpu, monkeypatch, quant, op
 @pytest.mark.parametrize("quant", ["none", "int8"])
 def test_bitsandbytes_is_not_asked_for_what_torch_does(monkeypatch, quant):
     asked = []
-    monkeypatch.setattr(library, "bitsandbytes", lambda: asked.append(quant))
+    monkeypatch.setattr(ready, "bitsandbytes", lambda: asked.append(quant))
     require_bitsandbytes(quant)
     assert asked == []

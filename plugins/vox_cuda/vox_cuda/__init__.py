@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
-from vox_cuda.library import require_bitsandbytes
-from vox_cuda.ready import require_cuda
+from vox_cuda.ready import checks, require_bitsandbytes, require_cuda
 from vox_torch.engine import Engine
 from vox_torch.profile import DeviceProfile
 
@@ -55,8 +54,6 @@ class CudaBackend:
 
     @hookimpl
     def vox_doctor(self) -> Iterator[Check]:
-        from vox_cuda.doctor import checks
-
         return checks()
 
 

@@ -1,4 +1,4 @@
-"""Check that the installed torch can compute on the GPU that the probe found.
+"""Check that the installed torch and bitsandbytes can compute on the GPU that the probe found.
 
 The probe cannot check this: it runs without site-packages, and importing torch takes longer than
 its time limit. So each operation checks it first, in the order of cost.
@@ -10,13 +10,16 @@ import importlib.util
 import os
 import re
 import runpy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from vox_core.contract import Check, Optimizer, Quant
 from vox_core.errors import BackendError
+from vox_torch.libraries import import_bitsandbytes
 
 ORDER = "CUDA_DEVICE_ORDER"
+_ITS_OWN: tuple[Quant, ...] = ("nf4", "nf4-embeddings", "nf4-single")
 WHEELS = "https://download.pytorch.org/whl/cuXXX"
 
 
@@ -125,4 +128,73 @@ def _without_code(
         found=f"a GPU of compute capability {capability[0]}.{capability[1]}",
         expected=f"one that it is built for: {', '.join(built_for)}",
         remedy=f"install a torch that has it: --index-url {WHEELS}, an older CUDA for an older GPU",
+    )
+
+
+def require_bitsandbytes(quant: Quant, optimizer: Optimizer = "adamw") -> None:
+    """Check that bitsandbytes supports the requested formats, before a model is loaded.
+
+    Raises:
+        BackendError: B004, it has no library for torch's CUDA.
+    """
+    if quant not in _ITS_OWN and optimizer == "adamw":
+        return
+    found = bitsandbytes()
+    if not found.ok:
+        raise BackendError(
+            "B004",
+            "bitsandbytes cannot compute on the GPU",
+            where=f"quantisation {quant}, optimizer {optimizer}",
+            found=found.detail,
+            expected="its library for the CUDA that torch was built with",
+            remedy=found.remedy,
+        )
+
+
+def bitsandbytes() -> Check:
+    """Whether bitsandbytes loaded its library for torch's CUDA version."""
+    try:
+        version = import_bitsandbytes().__version__
+        from bitsandbytes.cextension import lib
+    except Exception as error:  # noqa: BLE001 - its import searches libraries
+        return Check(
+            "bitsandbytes",
+            False,
+            f"cannot be imported: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            "install it again: pip install --force-reinstall --no-deps bitsandbytes",
+        )
+    named = f"bitsandbytes {version}"
+    if lib.compiled_with_cuda:
+        return Check("bitsandbytes", True, f"{named} with its CUDA library")
+    return Check(
+        "bitsandbytes",
+        False,
+        f"{named} did not load its CUDA library",
+        "it takes the one for torch's CUDA once torch reaches the GPU; `python -m bitsandbytes` "
+        "tells more",
+    )
+
+
+def checks() -> Iterator[Check]:
+    """Check torch first; without CUDA the rest is skipped, as bitsandbytes depends on torch's
+    CUDA."""
+    version, cuda = torch_build()
+    if cuda is None:
+        yield Check("torch", False, f"torch {version} is built without CUDA", with_cuda(version))
+        return
+    yield Check("torch", True, f"torch {version}, built for CUDA {cuda}")
+    yield _device()
+    yield bitsandbytes()
+
+
+def _device() -> Check:
+    try:
+        require_cuda()
+    except BackendError as error:
+        return Check("device", False, f"{error.what}: {error.found}", error.remedy)
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return Check(
+        "device", True, f"torch computes on {torch.cuda.get_device_name()} (sm_{major}{minor})"
     )

@@ -201,8 +201,8 @@ class Folder:
 def test_without_a_model_transformers_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(GOOD)
     script = (
-        "import sys; from vox_core.cli import errors, root; "
-        f"code = errors.run(root, ['data', 'check', {str(tmp_path / 'rows.jsonl')!r}]); "
+        "import sys; from vox_core.cli import failures, root; "
+        f"code = failures.run(root, ['data', 'check', {str(tmp_path / 'rows.jsonl')!r}]); "
         "print(code, {'transformers', 'tokenizers'} & set(sys.modules))"
     )
     done = subprocess.run(

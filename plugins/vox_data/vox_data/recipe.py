@@ -26,8 +26,8 @@ from vox_core.api.settings import (
     PositiveInt,
     Section,
     Seed,
+    seen_from,
     settings_faults,
-    sources_seen_from,
 )
 from vox_core.errors import ConfigError
 
@@ -104,7 +104,7 @@ def read_recipe(path: Path) -> MixRecipe:
             remedy="correct the file or its name; docs/guide/mixing.md shows one",
         ) from error
     if isinstance(table.get("source"), list):
-        table["source"] = sources_seen_from(path.parent, table["source"])
+        table["source"] = seen_from(path.parent, table["source"])
     try:
         return MixRecipe.model_validate(table)
     except ValidationError as error:

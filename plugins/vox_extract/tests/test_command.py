@@ -11,7 +11,7 @@ import pytest
 from plugins.vox_extract.tests.samples import GOOGLE, NUMPY, SPHINX, made
 from tests.core.data_samples import load_records
 
-from vox_core.cli import errors, root
+from vox_core.cli import failures, root
 
 STYLES = {"maths.py": NUMPY, "boxes.py": GOOGLE, "web.py": SPHINX}
 
@@ -27,7 +27,7 @@ def extract(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Done:
-        code = errors.run(root, ["data", "extract", *map(str, arguments)])
+        code = failures.run(root, ["data", "extract", *map(str, arguments)])
         return Done(code, *capsys.readouterr())
 
     return run

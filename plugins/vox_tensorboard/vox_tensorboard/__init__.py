@@ -4,19 +4,60 @@
 
 vox runs this plugin in its own process and sends it one event after another. The plugin turns the
 numbers of each into scalars, and writes them with the package `tensorboard`, without TensorFlow and
-without torch. To write for another tracker, replace `curves.py`; most take what `scalars` returns.
+without torch. To write for another tracker, replace `Curves`; most take what `scalars` returns.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
 
-from vox_core.contract import Event, RunEnd, RunStart
+from vox_core.contract import CheckpointWritten, Event, RunEnd, RunStart, StepDone, Validation
 from vox_core.hookspecs import hookimpl
-from vox_tensorboard.scalars import scalars, step_of
 
-if TYPE_CHECKING:
-    from vox_tensorboard.curves import Curves
+FOLDER = "tensorboard"
+"""In the run folder."""
+
+
+class Curves:
+    """The event file from the start or resume of a run until `close`, by TensorBoard's own writer.
+
+    A resumed run gets a new file that states its first step; TensorBoard then discards later steps
+    of the earlier files.
+    """
+
+    def __init__(self, start: RunStart) -> None:
+        _without_tensorflow()
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(Path(start.run) / FOLDER))
+        if start.first_step > 1:
+            log = SessionLog(status=SessionLog.START)
+            event = Event(wall_time=time.time(), step=start.first_step, session_log=log)
+            self._writer.add_event(event)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write scalars of a step."""
+        told = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        summary = self._summary(value=told)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write the rest, and stop the writer's thread."""
+        self._writer.close()
+
+
+def _without_tensorflow() -> None:
+    """Make tensorboard write files by itself even if TensorFlow is installed, whose import takes
+    seconds and hundreds of megabytes; tensorboard checks for this module."""
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
 
 
 class TensorBoard:
@@ -33,15 +74,14 @@ class TensorBoard:
             self._close()
             self._start = event
         elif values := scalars(event):
-            self._opened().add(step_of(event), values)
+            assert isinstance(event, StepDone | Validation | CheckpointWritten)
+            self._opened().add(event.step, values)
         if isinstance(event, RunEnd):
             self._close()
             self._start = None
 
     def _opened(self) -> Curves:
         """Create the writer at the first number, so that a refused run leaves no folder."""
-        from vox_tensorboard.curves import Curves
-
         assert self._start, "a number before the run"
         if self._curves is None:
             self._curves = Curves(self._start)
@@ -51,6 +91,31 @@ class TensorBoard:
         if self._curves is not None:
             self._curves.close()
         self._curves = None
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """Return tag -> value; empty for an event without numbers to draw."""
+    match event:
+        case StepDone():
+            return _of_step(event)
+        case Validation(loss=loss):
+            return {"validation/loss": loss}
+        case CheckpointWritten(seconds=seconds):
+            return {"checkpoint/seconds": seconds}
+    return {}
+
+
+def _of_step(step: StepDone) -> dict[str, float]:
+    values = {
+        "train/loss": step.loss,
+        "train/learning_rate": step.lr,
+        "train/gradient_norm": step.grad_norm,
+        "train/trained_tokens": step.trained_tokens,
+        "train/tokens_per_second": step.tokens / max(step.seconds, 1e-9),
+    }
+    if step.memory is not None:
+        values["train/memory_bytes"] = step.memory
+    return values
 
 
 observer = TensorBoard()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vox_core.contract import AdapterState, MergeTarget, Method
+from vox_core.contract import AdapterState, MergeJob, MergeTarget, Method
 from vox_core.weights import WEIGHTS, WeightFolder, numpy_dtype, write_safetensors
 from vox_testing.jobs import stirred
 from vox_testing.reference import merged_weight
-from vox_testing.subject import Subject
+from vox_testing.subject import Recorder, Subject
 from vox_testing.suite.load import EFFECT, TOKENS, relative
 from vox_testing.suite.requirements import each_method, loads, merges
 
@@ -112,9 +112,6 @@ def _write_model(base: Path, folder: Path, changed: dict[str, NDArray[Any]]) -> 
 @merges
 def test_a_merge_wants_one_tensor_at_a_time(vox_subject: Subject) -> None:
     """Merged tensors are computed lazily, so that memory for one suffices."""
-    from vox_core.contract import MergeJob
-    from vox_testing.subject import Recorder
-
     method = vox_subject.declared.manifest.capabilities.methods[0]
     adapter, targets, weights = material(vox_subject, method)
     read: list[str] = []

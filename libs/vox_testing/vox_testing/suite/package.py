@@ -15,11 +15,11 @@ from vox_core.api.host import (
     Hardware,
     ProbeFault,
     Request,
+    Seen,
     load_backend,
     resolve_dtype,
     run,
     select,
-    survey,
 )
 from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import BackendError
@@ -67,9 +67,9 @@ def test_importing_the_package_does_nothing(vox_declared: Declared, tmp_path: Pa
         done = run([sys.executable, "-c", _IMPORT, module, str(told)], HANGS_S)
     except Failed as fault:
         pytest.fail(f"importing {module}: its process {fault}")
-    assert done.returncode == 0, done.errors.decode(errors="replace")
-    assert done.errors == b"", f"importing {module} wrote to stderr"
-    assert done.output == b"", f"importing {module} wrote to stdout"
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert done.stderr == b"", f"importing {module} wrote to stderr"
+    assert done.stdout == b"", f"importing {module} wrote to stdout"
     modules, seconds = json.loads(told.read_text())
     assert sorted(set(LIBRARIES) & set(modules)) == [], "import these inside the hooks"
     assert seconds < IMPORT_LIMIT_S
@@ -108,7 +108,7 @@ def test_undeclared_capabilities_are_refused(
     monkeypatch.delenv("VOX_DISABLE_PLUGINS", raising=False)
     has, found = vox_declared.manifest.capabilities, vox_declared.found
     request = Request("train", explicit=found.id)
-    asked = survey(request, {})
+    asked = Seen().survey(request, ())
     assert select(request, *asked).chosen == found.id
     wishes: list[tuple[dict[str, Any], bool]] = [
         *(({"quant": quant}, quant in has.quantisations) for quant in get_args(Quant)),

@@ -12,7 +12,7 @@ from vox_core.cli.options import config_option, settings_from
 from vox_core.cli.output import print_columns, print_json, printable, warn_of_unknown
 from vox_core.config import GenerateSettings, MergeSettings, ModelUse, TrainSettings, given
 from vox_core.contract import DType, Method, Quant
-from vox_core.host import Operation, Request, Verdict
+from vox_core.host import TELLS_MORE, Operation, Request, Verdict, explain, list_backends
 from vox_core.library import backend_origin
 
 _SETTINGS: dict[Operation, type[TrainSettings] | type[ModelUse]] = {
@@ -30,8 +30,6 @@ def backend() -> None:
 @backend.command("list", params=[json_option()])
 def list_installed(as_json: bool) -> None:
     """List the installed backends, and whether each works on this machine."""
-    from vox_core.host import list_backends
-
     verdicts = list_backends()
     warn_of_unknown()
     if as_json:
@@ -73,8 +71,6 @@ def explain_choice(
 
     Settings not given here come from vox.toml and the environment, as they would for the operation.
     """
-    from vox_core.host import TELLS_MORE, explain
-
     explanation = explain(_request(operation, quant, family, config_file, flags))
     warn_of_unknown()
     if as_json:

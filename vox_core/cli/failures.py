@@ -90,10 +90,12 @@ def _of_missing_plugin(error: UnknownCommand) -> VoxError | None:
 
 def usage_error(error: click.UsageError) -> ConfigError:
     """Convert a usage error of click's to a `ConfigError`."""
+    from vox_core.text import did_you_mean
+
     path = error.ctx.command_path if error.ctx else "vox"
     hint = ""
     if isinstance(error, UnknownCommand):
-        what, hint = error.message, _nearest(error.name, error.known)
+        what, hint = error.message, did_you_mean(error.name, error.known)
     elif isinstance(error, click.NoSuchOption):
         what, hint = f"unknown option {error.option_name}", _option_meant(error)
     else:
@@ -101,13 +103,6 @@ def usage_error(error: click.UsageError) -> ConfigError:
         what = what[:1].lower() + what[1:]
     remedy = f"{hint} see `{path} --help`".lstrip()
     return ConfigError("C006", what, where=path, remedy=remedy)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def _option_meant(error: click.NoSuchOption) -> str:

@@ -7,21 +7,21 @@ section that defines it first.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from vox_core.config.faults import settings_fault
 from vox_core.config.peers import meant
 from vox_core.config.sections import SECTIONS
-from vox_core.config.source import sources_seen_from
-from vox_core.config.values import Section, homes, is_table, kebab
+from vox_core.config.values import Section, homes, is_table, kebab, seen_from
 from vox_core.errors import ConfigError
+from vox_core.text import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -71,15 +71,13 @@ def load_settings(
     """
     tables, folder = read_toml(file), (file or settings_file()).parent
     written: dict[str, Any] = {}
-    variables: dict[str, _Variable] = {}
+    variables: dict[str, tuple[str, Any]] = {}
     for home in homes(kind):
         written |= _fields(home, tables.get(home.section, {}), folder)
         variables |= _from_environment(home, environ)
-    values = {name: variable.value for name, variable in variables.items()}
-    origins = {
-        **dict.fromkeys(written, str(file or settings_file())),
-        **{name: variable.name for name, variable in variables.items()},
-    }
+    values = {name: value for name, (_, value) in variables.items()}
+    origins = dict.fromkeys(written, str(file or settings_file()))
+    origins |= {name: variable for name, (variable, _) in variables.items()}
     return validate(kind, _over(written, values, flags), origins)
 
 
@@ -214,36 +212,22 @@ def _fields(kind: type[Section], keys: Mapping[str, Any], folder: Path) -> dict[
     fields = {key.replace("-", "_"): value for key, value in keys.items()}
     for name, value in fields.items():
         annotation = str(kind.model_fields[name].annotation)
-        if "DataSource" in annotation:
-            fields[name] = sources_seen_from(folder, value)
-            continue
-        if "Path" not in annotation or f"'{value}'" in annotation:  # a keyword, such as `auto`
-            continue
-        if isinstance(value, str):
-            fields[name] = _path(folder, value)
-        elif isinstance(value, list):
-            fields[name] = [_path(folder, one) if isinstance(one, str) else one for one in value]
+        # A keyword, such as `auto`, is no path.
+        if re.search("Path|DataSource", annotation) and f"'{value}'" not in annotation:
+            fields[name] = seen_from(folder, value)
     return fields
 
 
-def _path(folder: Path, value: str) -> Path:
-    """Resolve a path relative to the folder; hub references stay."""
-    return Path(value) if value.startswith("hf:") else folder / value
-
-
-class _Variable(NamedTuple):
-    name: str
-    value: Any
-
-
-def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[str, _Variable]:
-    """Read `VOX_TRAIN_LR=1e-4`; commas separate list elements; `VOX_BACKEND` serves every
-    section."""
+def _from_environment(
+    kind: type[Section], environ: Mapping[str, str]
+) -> dict[str, tuple[str, Any]]:
+    """Read `VOX_TRAIN_LR=1e-4` as field -> variable and value; commas separate list elements;
+    `VOX_BACKEND` serves every section."""
     prefix = f"VOX_{kind.section.upper()}_"
     fields = {name: field for name, field in kind.own_fields().items() if not is_table(field)}
-    values = dict[str, _Variable]()
+    values: dict[str, tuple[str, Any]] = {}
     if "backend" in fields and environ.get("VOX_BACKEND"):
-        values["backend"] = _Variable("VOX_BACKEND", environ["VOX_BACKEND"])
+        values["backend"] = ("VOX_BACKEND", environ["VOX_BACKEND"])
     for name, text in environ.items():
         if not name.startswith(prefix) or not text:
             continue
@@ -257,7 +241,7 @@ def _from_environment(kind: type[Section], environ: Mapping[str, str]) -> dict[s
                 remedy="correct or unset it; `vox config schema` prints every key",
             )
         many = get_origin(fields[field].annotation) is tuple
-        values[field] = _Variable(name, tuple(text.split(",")) if many else text)
+        values[field] = (name, tuple(text.split(",")) if many else text)
     return values
 
 
@@ -268,9 +252,59 @@ def _variable(prefix: str) -> Callable[[str], str]:
 
 def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if not detail["loc"] or detail["type"] == "extra_forbidden":
-        return settings_fault(kind, detail)
+        return _table_fault(kind, detail)
     key = ".".join(str(part) for part in detail["loc"])
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
+    fault = f"{kebab(key)} = {detail['input']!r}: {_what(detail)}"
+    return fault + (f" (from {said})" if said else "")
+
+
+def settings_faults(kind: type[BaseModel], error: ValidationError) -> list[str]:
+    """Return every fault of a table of `kind`, one line each."""
+    return [_table_fault(kind, detail) for detail in error.errors()]
+
+
+def _what(detail: ErrorDetails) -> str:
     what = detail["msg"].removeprefix("Value error, ")
-    what = f"{what[0].lower()}{what[1:]}"
-    return f"{kebab(key)} = {detail['input']!r}: {what}" + (f" (from {said})" if said else "")
+    return f"{what[0].lower()}{what[1:]}"
+
+
+def _table_fault(kind: type[BaseModel], detail: ErrorDetails) -> str:
+    """Return one validation error as a line; an unknown key gets the nearest known one."""
+    what = _what(detail)
+    if not detail["loc"]:  # about the table as a whole
+        return what
+    place, key = _place(detail["loc"][:-1]), str(detail["loc"][-1])
+    if detail["type"] == "extra_forbidden":
+        hint = did_you_mean(key, _keys_at(kind, detail["loc"][:-1]))
+        return f"{place}{key} is unknown" + (f"; {hint}" if hint else "")
+    if detail["type"] == "missing":
+        return f"{place}{key} is missing"
+    if isinstance(detail["loc"][-1], int):
+        return f"{_place(detail['loc'])}{what}"
+    return f"{place}{key} = {detail['input']!r}: {what}"
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Return `[[source]] 2: ` for the second table of an array."""
+    words = [f" {part + 1}" if isinstance(part, int) else f"[[{part}]]" for part in location]
+    return f"{''.join(words)}: " if words else ""
+
+
+def _keys_at(kind: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
+    for part in location:
+        if isinstance(part, str):
+            field = next((f for n, f in kind.model_fields.items() if part in (n, f.alias)), None)
+            inner = _table_in(field.annotation) if field else None
+            if inner is None:
+                return
+            kind = inner
+    yield from (field.alias or name for name, field in kind.model_fields.items())
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model class within an annotation, such as that of `tuple[Source, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_table_in(one) for one in get_args(annotation))
+    return next((one for one in found if one), None)
