@@ -181,9 +181,9 @@ def test_a_preference_pair_gives_no_document() -> None:
     )
     by = Encoder(tiny_tokenizer("chatml"), 99)
     assert by.encode(pair).dropped == "preference pair"
-    encoded, faults = by.encode_many([pair, chat("a", "b"), pair])
+    encoded = by.encode_many([pair, chat("a", "b"), pair])
     assert [one.dropped for one in encoded] == ["preference pair", None, "preference pair"]
-    assert not faults
+    assert not any(one.fault for one in encoded)
     with pytest.raises(DataError) as caught:
         build_dataset([pair], tiny_tokenizer("chatml"), 99)
     assert caught.value.code == "VOX-D006"

@@ -5,9 +5,8 @@ from vox_core.data.audit import Audit, Finding, require_sound, row_findings
 from vox_core.data.checked import CheckedFile, check_files
 from vox_core.data.chosen import no_such_value
 from vox_core.data.dataset import build_dataset
-from vox_core.data.documents import Columns
 from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.encode_stats import StatsCollector
+from vox_core.data.encode_stats import stats_of
 from vox_core.data.faults import RowError, RowFault, changed
 from vox_core.data.jsonl import numbered_lines, raw_lines
 from vox_core.data.readers import FieldMap, Source, is_remote, open_source
@@ -37,7 +36,6 @@ __all__ = [
     "NO_VALUE",
     "Audit",
     "CheckedFile",
-    "Columns",
     "Encoded",
     "Encoder",
     "FieldMap",
@@ -51,7 +49,6 @@ __all__ = [
     "RowFacts",
     "RowFault",
     "Source",
-    "StatsCollector",
     "Tokens",
     "apportion",
     "build_dataset",
@@ -74,6 +71,7 @@ __all__ = [
     "require_sound",
     "row_findings",
     "special_ids",
+    "stats_of",
     "tokenise",
     "too_much",
     "value_counts",

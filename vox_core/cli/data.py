@@ -103,7 +103,7 @@ def _show(report: CheckReport) -> None:
     for what, found in report.audits.items():
         click.echo(f"masks of the {what} rows: {found}")
         for finding in (*found.of_level("error"), *found.of_level("warning")):
-            click.echo(printable(f"- {finding.level}: {finding}", lines=True))
+            click.echo(printable(f"- {finding.kind.level}: {finding}", lines=True))
     if not report.faults:
         return
     click.echo(f"\n{report.faults:,} fault{_s(report.faults)}, by kind:")

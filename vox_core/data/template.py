@@ -17,7 +17,7 @@ Chat: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 _Text: TypeAlias = tuple[str, list[tuple[int, int]]]
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 MAX_TEXT = 64 << 20
 """Characters of a rendering, beside `PER_CHARACTER` for each of its conversation."""
@@ -49,7 +49,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, Any]) -> None:
         self._source, self._names = source, dict(names)
-        self.marked = _GENERATION.search(source) is not None
+        self.marked = GENERATION.search(source) is not None
 
     def render(self, chat: Chat, tools: Tools = None, *, generation_prompt: bool = False) -> str:
         """The text of a conversation.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
         return Datasets(in_order(assumed, settings), None)
     train = in_order(opener.open(files), settings)
     valid = opener.open(held_out) if held_out else None
-    audits = audits_of(inputs.config, (train, files), (valid, held_out))
+    audits = audits_of(inputs.config, train, valid)
     require_sound(audits)
     return Datasets(train, valid, audits)
 
@@ -107,25 +106,16 @@ class Opener:
         folder = self.model.tokenizer
         return open_dataset(files, folder, self.load, self.seq_len, progress=progress)
 
-    def audit(self, dataset: Dataset, sources: Sequence[Path]) -> Audit:
+    def audit(self, dataset: Dataset) -> Audit:
         """What is found of the masks."""
-        return audit(dataset, sources, vocabulary_of(self.config))
+        return audit(dataset, vocabulary_of(self.config))
 
 
-def audits_of(
-    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
-) -> dict[str, Audit]:
-    """By training and validation, as far as there are rows.
-
-    Args:
-        looked_at: a data set and its files; of training, then of validation.
-    """
+def audits_of(config: Mapping[str, Any], train: Dataset, valid: Dataset | None) -> dict[str, Audit]:
+    """By training and validation, as far as there are rows."""
     vocabulary = vocabulary_of(config)
-    return {
-        what: audit(dataset, [file.path for file in files], vocabulary)
-        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
-        if dataset
-    }
+    both = {"training": train, "validation": valid}
+    return {what: audit(dataset, vocabulary) for what, dataset in both.items() if dataset}
 
 
 def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
@@ -136,21 +126,21 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     """
     if not settings.source and settings.curriculum == "none":
         return dataset
-    documents, notes = dataset.documents, list[str]()
+    notes = list[str]()
     sources_D = levels_D = None
     if settings.source:
-        sources_D = sources_of(documents.files_D, _source_of_each_file(settings.source))
+        sources_D = sources_of(dataset.files_D, _source_of_each_file(settings.source))
     if settings.curriculum == "difficulty":
-        unknown = int(np.isnan(documents.difficulty_D).sum())
-        _require_some_difficulty(len(documents) - unknown)
-        levels_D = filled(documents.difficulty_D)
+        unknown = int(np.isnan(dataset.difficulty_D).sum())
+        _require_some_difficulty(len(dataset) - unknown)
+        levels_D = filled(dataset.difficulty_D)
         if unknown:
             notes.append(
-                f"{unknown} of {len(documents)} documents do not say how difficult they are, and "
+                f"{unknown} of {len(dataset)} documents do not say how difficult they are, and "
                 "are trained among those of the middle"
             )
     weights = tuple(source.weight for source in settings.source)
-    ordering = Ordering(len(documents), weights, sources_D, levels_D)
+    ordering = Ordering(len(dataset), weights, sources_D, levels_D)
     if settings.source:
         _require_all_trained(ordering, settings.source)
     return dataset.ordered(ordering, tuple(notes))

@@ -80,9 +80,8 @@ class NonFiniteSteps:
             raise self._too_many(event, checkpoints())
 
     def _documents(self, step: int) -> list[dict[str, Any]]:
-        documents = self._dataset.documents
         chosen = documents_in_step(self._dataset, self._batch_size, self._seed, step)
-        found = ((int(index), documents[int(index)]) for index in chosen)
+        found = ((index, self._dataset[index]) for index in chosen.tolist())
         return [{"document": n, "file": str(d.source), "line": d.line} for n, d in found]
 
     def _words(self, event: StepSkipped) -> str:

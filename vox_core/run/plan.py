@@ -139,7 +139,7 @@ def make_contract(
     Args:
         quant: as `settled_quant` gives it.
     """
-    documents = len(train.documents)
+    documents = len(train)
     return FineTuneContract(
         model=model,
         data=DataIdentity(

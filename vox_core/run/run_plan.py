@@ -106,10 +106,10 @@ class RunPlan:
     def _of_rows(self) -> Iterator[Notice]:
         """What became of rows, and what the audit warns of."""
         for what, dataset in (("training", self.data.train), ("validation", self.data.valid)):
-            for reason, count in (dataset.dropped if dataset else {}).items():
+            for reason, count in (dataset.stats.dropped if dataset else {}).items():
                 if reason not in _FINDINGS:
                     yield Notice(f"{_rows(count, what)} dropped: {reason}", "warning")
-            for how, count in (dataset.truncated if dataset else {}).items():
+            for how, count in (dataset.stats.truncated if dataset else {}).items():
                 if how not in _FINDINGS:
                     longer = f"longer than {self.contract.seq_len} tokens"
                     yield Notice(f"{_rows(count, what)} {longer}: {how}", "warning")
@@ -254,13 +254,13 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
         left_out: reason -> rows that the data filters left out; none of the others below.
     """
     return {
-        "rows": dataset.rows,
+        "rows": dataset.stats.rows,
         "left_out": dict(left_out),
-        "documents": len(dataset.documents),
+        "documents": len(dataset),
         "tokens": dataset.tokens,
         "trained_tokens": dataset.trained_tokens,
-        "dropped": dict(dataset.dropped),
-        "truncated": dict(dataset.truncated),
+        "dropped": dict(dataset.stats.dropped),
+        "truncated": dict(dataset.stats.truncated),
     }
 
 

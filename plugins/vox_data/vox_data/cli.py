@@ -240,7 +240,8 @@ def _show_preview(report: PreviewReport, weights: bool) -> None:
     facts = {label: text for label, text in report.facts().items() if label != "error"}
     print_table(facts | ({"page": str(report.html)} if report.html else {}))
     for finding in report.findings:
-        level = click.style(finding.level, fg=_COLOURS[finding.level]) if colour else finding.level
+        said = finding.kind.level
+        level = click.style(said, fg=_COLOURS[said]) if colour else said
         click.echo(f"{level}: {printable(finding, lines=True)}", color=colour)
 
 

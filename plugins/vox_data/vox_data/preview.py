@@ -130,12 +130,11 @@ def preview(
     report = PreviewReport(model.id, seq_len, total, shown, 0, None, notes=model.notes)
     try:
         if whole or sum(file.lines.stat().st_size for file in train) <= QUICK_BYTES:
-            dataset, sources = opener.open(train), [file.path for file in train]
+            dataset = opener.open(train)
         else:
             dataset = build_dataset(chosen, tokenizer, seq_len)
-            sources = list(dict.fromkeys(record.source for record in chosen))
-        found = opener.audit(dataset, sources)
-        report = replace(report, audited=dataset.rows, audit=found)
+        found = opener.audit(dataset)
+        report = replace(report, audited=dataset.stats.rows, audit=found)
         require_sound({"training": found})
     except InputError as error:  # the rows are shown all the same: they may be the reason
         report = replace(report, error=error)

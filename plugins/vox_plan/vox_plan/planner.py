@@ -167,12 +167,12 @@ def _data(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _assumed(dataset: Dataset) -> dict[str, int]:
-    return {"documents": len(dataset.documents), "tokens": len(dataset.documents[0])}
+    return {"documents": len(dataset), "tokens": len(dataset[0])}
 
 
 def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
     made, contract = run.execution, run.contract
-    documents = len(run.data.train.documents)
+    documents = len(run.data.train)
     each_step = min(contract.batch_size, documents)
     return StepPlan(
         total=contract.total_steps if there else None,
@@ -189,12 +189,12 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
 
 def _work(run: RunPlan) -> Work:
     """Added up over every step, as the run's telemetry will add it up."""
-    contract, documents = run.contract, run.data.train.documents
+    contract, documents = run.contract, run.data.train
     rows, size, steps = len(documents), contract.batch_size, contract.total_steps
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
-        chosen = documents_in_step(run.data.train, size, contract.seed, step)
+        chosen = documents_in_step(documents, size, contract.seed, step)
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())

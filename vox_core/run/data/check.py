@@ -165,7 +165,7 @@ def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Aud
     opener = Opener.of(settings, progress)
     train = opener.open(rows.train, tell)
     valid = opener.open(rows.valid) if rows.valid else None
-    return audits_of(opener.config, (train, rows.train), (valid, rows.valid))
+    return audits_of(opener.config, train, valid)
 
 
 def _require_data(settings: TrainSettings) -> None:
