@@ -40,8 +40,8 @@ from vox_core.data.row_facts import (
     duplicates,
     filtered,
     held_out,
-    overlap,
 )
+from vox_core.data.row_report import overlap
 from vox_core.data.rows import Record, parse_row
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, DataError
@@ -297,7 +297,7 @@ def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
         assert lines_of(found.train) == good
         assert found.report is not None
         (file,) = found.report.files
-        assert (file.rows, file.used, file.out) == (43, 40, {"malformed": 3})
+        assert (file.rows, file.used, file.left_out) == (43, 40, {"malformed": 3})
         assert file.malformed == {"invalid JSON": 1, "empty": 1, "no object": 1}
         listed = [each.to_json() for each in found.report.listed]
         assert [(each["line"], each["reason"]) for each in listed] == [
@@ -377,7 +377,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
     ):
         found = choose_rows([train], [valid], policy)
         assert found.report is not None
-        assert {leak.held_out.line: leak.trained.line for leak in found.report.leaks} == leaks
+        assert {leak.place.line: leak.of and leak.of.line for leak in found.report.leaks} == leaks
         warning = next(found.report.warnings(), "")
         assert (f"{len(leaks)} held-out row" in warning) == bool(leaks)
         assert lines_of(found.valid) == [("v.jsonl", n) for n in range(1, 5)], "it is left as it is"

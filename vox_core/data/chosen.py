@@ -117,8 +117,8 @@ def _choose(
         pairs_P2 = row_K[duplicates(train.digests("whole_R2")[row_K])]
         code_N[pairs_P2[:, 0]] = CODES["duplicate"]
     if finder:
-        search = _NearSearch(train, valid, finder, policy.near_threshold, tell)
-        found_P2, near = search.run(np.flatnonzero(code_N == KEPT))
+        row_K = np.flatnonzero(code_N == KEPT)
+        found_P2, near = _near_pairs(train, valid, row_K, finder, policy.near_threshold, tell)
         code_N[found_P2[:, 0]] = CODES["near duplicate"]
         pairs_P2 = np.concatenate([pairs_P2, found_P2])
     if policy.valid_share:
@@ -137,11 +137,6 @@ def _choose(
 
 
 def _near_finder() -> Found:
-    """The plugin that finds near duplicates.
-
-    Raises:
-        ConfigError: C009, there is none.
-    """
     try:
         return provider("dedup", "near")
     except BackendError as error:
@@ -154,64 +149,61 @@ def _near_finder() -> Found:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _NearSearch:
-    """Searches near duplicates among training rows and, in the same pass, validation rows."""
+def _near_pairs(
+    train: CheckedRows,
+    valid: CheckedRows,
+    row_K: NDArray[np.int64],
+    finder: Found,
+    threshold: float,
+    tell: Tell | None,
+) -> tuple[Pairs, dict[int, int]]:
+    """Search training rows and, in the same pass, validation rows.
 
-    train: CheckedRows
-    valid: CheckedRows
-    finder: Found
-    threshold: float
-    tell: Tell | None
+    Args:
+        row_K: the training rows that are left.
 
-    def run(self, row_K: NDArray[np.int64]) -> tuple[Pairs, dict[int, int]]:
-        """Of training rows that are left, (row, earlier row that stays) pairs; and validation row
-        -> training row that says nearly the same."""
-        pairs_P2 = self._pairs(row_K)
-        trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them
-        leaks_P2 = pairs_P2[~trained_P2[:, 0] & trained_P2[:, 1]]
-        leaks = {row - len(row_K): int(row_K[other]) for row, other in leaks_P2.tolist()}
-        return row_K[pairs_P2[trained_P2[:, 0]]], leaks
+    Returns:
+        (row, earlier row that stays) of training rows; and validation row -> training row that says
+        nearly the same.
+    """
+    said_K2 = np.concatenate([train.digests("said_R2")[row_K], valid.digests("said_R2")])
+    made_by = f"{CACHE_VERSION} {finder.id} {finder.version} {threshold}\n"
+    key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
 
-    def _pairs(self, row_K: NDArray[np.int64]) -> Pairs:
-        said_K2 = np.concatenate(
-            [self.train.digests("said_R2")[row_K], self.valid.digests("said_R2")]
+    def progress(done: int, count: int) -> None:
+        if tell:
+            tell("looking for near duplicates", done, count)
+
+    def make(folder: Path) -> None:
+        used_N, used_V = np.zeros(len(train), np.bool_), np.ones(len(valid), np.bool_)
+        used_N[row_K] = True
+        found = call_hook(
+            finder,
+            "vox_near_duplicates",
+            texts=chain(train.texts(used_N), valid.texts(used_V)),
+            count=len(said_K2),
+            threshold=threshold,
+            progress=progress,
         )
-        made_by = f"{CACHE_VERSION} {self.finder.id} {self.finder.version} {self.threshold}\n"
-        key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
+        pairs_P2 = _checked(found, len(said_K2), finder)
+        write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
 
-        def make(folder: Path) -> None:
-            used_N = np.zeros(len(self.train), np.bool_)
-            used_N[row_K] = True
-            used_V = np.ones(len(self.valid), np.bool_)
-            pairs = call_hook(
-                self.finder,
-                "vox_near_duplicates",
-                texts=chain(self.train.texts(used_N), self.valid.texts(used_V)),
-                count=len(said_K2),
-                threshold=self.threshold,
-                progress=self._progress,
-            )
-            pairs_P2 = _checked(pairs, len(said_K2), self.finder)
-            write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
+    def read(folder: Path, _owner: object) -> Pairs | None:
+        found = read_arrays(folder / _NEAR_FILE)
+        return found[0].get("pairs_P2") if found else None
 
-        def read(folder: Path, _owner: object) -> Pairs | None:
-            found = read_arrays(folder / _NEAR_FILE)
-            return found[0].get("pairs_P2") if found else None
-
-        return cached("near", key, make, read).value
-
-    def _progress(self, done: int, count: int) -> None:
-        if self.tell:
-            self.tell("looking for near duplicates", done, count)
+    pairs_P2 = cached("near", key, make, read).value
+    trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them
+    leaks = pairs_P2[~trained_P2[:, 0] & trained_P2[:, 1]].tolist()
+    return (
+        row_K[pairs_P2[trained_P2[:, 0]]],
+        {row - len(row_K): int(row_K[other]) for row, other in leaks},
+    )
 
 
 def _checked(pairs: object, count: int, finder: Found) -> Pairs:
-    """Pairs of row and earlier row, as `vox_near_duplicates` gave them; wrong ones would be cached.
-
-    Raises:
-        PluginError: X001, they are something else.
-    """
+    """Pairs of row and earlier row, as `vox_near_duplicates` gave them; wrong ones would be
+    cached."""
     pairs_P2 = np.asarray(pairs)
     if not pairs_P2.size:
         return np.zeros((0, 2), np.int64)
@@ -232,37 +224,30 @@ def _checked(pairs: object, count: int, finder: Found) -> Pairs:
 
 
 def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) -> None:
-    """Raises:
-    DataError: D020, the share of malformed rows is above `most`.
-    """
-    both = [
-        (file, facts)
+    """Refuse a share of malformed rows above `most`."""
+    faults = [
+        Placed(file.path, line, fault)
         for side in (train, valid)
         for file, facts in zip(side.files, side.facts, strict=True)
+        for line, fault in facts.faults
     ]
-    malformed = sum(facts.malformed for _, facts in both)
+    malformed = sum(facts.malformed for side in (train, valid) for facts in side.facts)
     rows = malformed + len(train) + len(valid)
     if malformed / rows <= most:
         return
     raise DataError(
         "D020",
         "more rows are malformed than may be skipped",
-        where=", ".join(str(file.path) for file, facts in both if facts.faults),
+        where=", ".join(dict.fromkeys(str(fault.path) for fault in faults)),
         found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
-        faults=[
-            str(Placed(file.path, line, fault))
-            for file, facts in both
-            for line, fault in facts.faults
-        ],
+        faults=[*map(str, faults)],
         remedy="correct these lines, or raise --max-skipped",
     )
 
 
 def _require_known(train: CheckedRows, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D021, a filter names a value that no row has.
-    """
+    """Refuse a filter that names a value that no row has."""
     for flag, name in _FILTERS.items():
         wanted = getattr(policy, flag)
         there = value_counts(train.facts, name) if wanted else Counter[str]()
@@ -280,34 +265,24 @@ def no_such_value(
         setting: the filter itself.
         there: values that rows have, and how many have each.
     """
+    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
+    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
+    meant = dict.fromkeys(known[each[0]] for each in near if each)
+    shown = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in there.most_common(_SHOWN)]
+    more = f" and {len(there) - _SHOWN:,} more" if len(there) > _SHOWN else ""
     return DataError(
         "D021",
         f"no row has the {name} that is asked for",
         where=where,
         found=", ".join(unknown) if setting == where else f"{setting}: {', '.join(unknown)}",
-        expected=_shown(there) or f"rows with a {name}; none has one",
-        remedy=f"{_meant(unknown, there)}name a {name} that rows have, or leave out {setting}",
+        expected=", ".join(shown) + more or f"rows with a {name}; none has one",
+        remedy=(f"did you mean {' or '.join(meant)}? " if meant else "")
+        + f"name a {name} that rows have, or leave out {setting}",
     )
 
 
-def _meant(unknown: Sequence[str], there: Counter[str]) -> str:
-    """`did you mean …? `, where a value of rows is near."""
-    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
-    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
-    meant = dict.fromkeys(known[each[0]] for each in near if each)
-    return f"did you mean {' or '.join(meant)}? " if meant else ""
-
-
-def _shown(counts: Counter[str]) -> str:
-    names = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
-    more = len(counts) - len(names)
-    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D022, rows have no rating, and it is not said what becomes of them.
-    """
+    """Refuse rows without a rating where nothing says what becomes of them."""
     if policy.min_rating is None or policy.unrated is not None:
         return
     unrated = [int(np.isnan(facts.rating_R).sum()) for facts in train.facts]
@@ -325,21 +300,19 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
 
 
 def _require_some(code_N: Codes, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D023, no row is left, or none is held out.
-    """
+    """Refuse to go on where no row is left, or none is held out."""
     counts = np.bincount(code_N, minlength=len(NAMES)).tolist()
-    what = remedy = ""
     if not counts[KEPT]:
         what, remedy = "no row is left to train on", "ask for less, or bring other data"
     elif policy.valid_share and not counts[HELD_OUT]:
         what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
-    if what:
-        raise DataError(
-            "D023",
-            what,
-            where="the rows, after everything that was asked of them",
-            found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
-            expected="at least one row",
-            remedy=remedy,
-        )
+    else:
+        return
+    raise DataError(
+        "D023",
+        what,
+        where="the rows, after everything that was asked of them",
+        found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
+        expected="at least one row",
+        remedy=remedy,
+    )
