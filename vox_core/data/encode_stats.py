@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.render import Rendered, Renderer, RenderError, weight_of
+from vox_core.data.render import Rendered, Renderer, RenderError, common, weight_of
 from vox_core.data.rows import Record
 from vox_core.data.template import GENERATION
-from vox_core.data.turns import common
 
 NAMED = 5
 """Rows that are named of each kind."""
@@ -188,7 +187,7 @@ def _stands(renderer: Renderer, record: Record, index: int, rendered: Rendered) 
     """Whether the place of a message in the text is trained; the same words may stand in what the
     assistant says."""
     try:
-        before = renderer.before(record, index)
+        before = renderer.turns(record).before_content(index)
     except RenderError:
         return False
     return before is not None and _trained(rendered, len(before))
@@ -221,7 +220,7 @@ def serving_difference(renderer: Renderer, record: Record) -> str | None:
         difference
         for turn, message in enumerate(record.messages)
         if message.role == "assistant" and weight_of(message)
-        if (difference := _difference(renderer.prompt(record, turn), text, turn))
+        if (difference := _difference(renderer.turns(record).prompt(turn), text, turn))
     ]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return found[0] + more if found else None

@@ -214,7 +214,8 @@ def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
     pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
     count = len(said_N2)
     pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
-    return pairs_P2 - np.array([count, 0])
+    pairs_P2[:, 0] -= count
+    return pairs_P2
 
 
 def _file_rows(side: Side, rows: CheckedRows, code_N: Codes) -> Iterator[FileRows]:
