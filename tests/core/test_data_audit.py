@@ -18,7 +18,7 @@ from tests.core.tiny_tokenizer import (
     make_tokenizer,
     tiny_tokenizer,
 )
-from vox_core.data import dataset_cache, tokenize_job
+from vox_core.data import dataset_cache
 from vox_core.data.audit import FINDINGS, Audit, audit, require_sound, vocabulary_of
 from vox_core.data.checked import check_files
 from vox_core.data.dataset import build_dataset
@@ -192,7 +192,7 @@ def test_the_cache_and_other_processes_tell_the_same(
     data = write(tmp_path / "rows.jsonl", *rows * 20)
     first = opened(data, case, tmp_path, block_bytes=999, workers=1).stats
     with monkeypatch.context() as guarded:
-        guarded.setattr(tokenize_job, "make_part", None)
+        guarded.setattr(dataset_cache, "make_part", None)
         assert opened(data, case, tmp_path).stats == first
     in_memory = build_dataset(load_records([data]), tokenizer(case.family, None), 48).stats
     sampled = {"served": 0, "counts": Counter(), "places": {}, "details": {}}

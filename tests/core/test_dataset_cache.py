@@ -24,7 +24,7 @@ import pytest
 
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import dataset_cache, row_facts, tokenize_job, worker
+from vox_core.data import dataset_cache, row_facts, worker
 from vox_core.data.blocks import Block, RowMask, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
@@ -303,7 +303,7 @@ def test_any_number_of_processes_gives_the_same(
     data = write(tmp_path / "long.jsonl", rows=160)
     one = contents(made(data, model=model, workers=0))
     shutil.rmtree(cache)
-    monkeypatch.setattr(tokenize_job, "make_part", not_asked)
+    monkeypatch.setattr(dataset_cache, "make_part", not_asked)
     assert contents(made(data, model=model, workers=2, block_bytes=300)) == one
 
 
@@ -337,9 +337,9 @@ def test_a_template_that_hangs_in_another_process_is_stopped(
 
 
 def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_job, "_cpus", lambda: 4)
+    monkeypatch.setattr(dataset_cache, "_cpus", lambda: 4)
     sizes = (1000, 20_000_000, 30_000_000, 60_000_000, 10**9)
-    assert [tokenize_job.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
+    assert [dataset_cache.workers_for(size) for size in sizes] == [0, 1, 2, 3, 4]
 
 
 # --- child processes ------------------------------------------------------------------------------

@@ -6,6 +6,10 @@ template is read from, the sequence length, the versions of the libraries and `C
 hit no row is read and no tokenizer loaded. Where the cache cannot be written, the arrays lie in a
 temporary folder as long as they are needed, and the data set says so.
 
+A block of rows is tokenised by itself, here or in a child process, and parts are put together in
+the order of the blocks, so the data set is the same, bit for bit, with any number of processes.
+This process tokenises what a child that died has not done.
+
 Each array of an entry is a file of its own, little-endian, without a header; `entry.json` says what
 became of the rows, and has a SHA-256 of all this. An entry that has another counts as a miss.
 
@@ -16,23 +20,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached
-from vox_core.data import tokenize_job
-from vox_core.data.blocks import BLOCK_BYTES, cut
+from vox_core.data.blocks import BLOCK_BYTES, Block, cut
 from vox_core.data.checked import CheckedFile
-from vox_core.data.dataset import Dataset, require_trained
+from vox_core.data.dataset import Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.encode_stats import EncodeStats
-from vox_core.data.tokenizer import files_of
+from vox_core.data.tokenizer import files_of, load_tokenizer
+from vox_core.data.worker import Worker, WorkerDied
 from vox_core.errors import StorageError
 from vox_core.hashes import file_sha256
 
@@ -49,6 +58,12 @@ _ARRAYS = {
     "ends_D": "<i4",
     "difficulty_D": "<f4",
 }
+_BYTES_FOR_ONE = 2_000_000
+"""Of JSONL; a second of work here, half of it in waiting for the child that renders."""
+_BYTES_FOR_ONE_MORE = 24_000_000
+"""Some four seconds of work for a process, which takes two or three to start."""
+_MOST_WORKERS = 4
+"""Each takes some 400 MB, and nobody has said how much there is."""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Load = Callable[[], "PreTrainedTokenizerBase"]
@@ -81,12 +96,12 @@ def open_dataset(
     sources, rows = [file.path for file in checked], sum(file.used for file in checked)
     lines = [file.lines for file in checked]
     if workers is None:
-        workers = tokenize_job.workers_for(sum(path.stat().st_size for path in lines))
+        workers = workers_for(sum(path.stat().st_size for path in lines))
 
     def make(folder: Path) -> None:
         encoder = cache(lambda: Encoder(load(), seq_len))
         blocks = cut(sources, block_bytes, [file.chosen for file in checked], lines)
-        parts = tokenize_job.make_parts(encoder, blocks, model, seq_len, workers)
+        parts = make_parts(encoder, blocks, model, seq_len, workers)
         stats, hashes = _write(folder, parts, lambda done: progress and progress(done, rows))
         for file in checked:
             file.require_unchanged()
@@ -168,3 +183,73 @@ def _open(
         for name, dtype in _ARRAYS.items()
     }
     return Dataset(**arrays, files=tuple(sources), stats=stats, owner=owner)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def workers_for(size: int) -> int:
+    """How many child processes pay for so many bytes of data files."""
+    workers = min(_MOST_WORKERS, _cpus(), 1 + size // _BYTES_FOR_ONE_MORE)
+    return workers if size >= _BYTES_FOR_ONE else 0
+
+
+def _cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def make_part(encoder: Encoder, block: Block) -> Dataset:
+    """Tokenise a block."""
+    return encode_rows(encoder, block.records(), {block.path: block.file})
+
+
+def make_parts(
+    load: Callable[[], Encoder], blocks: Iterator[Block], model: Path, seq_len: int, workers: int
+) -> Iterator[Dataset]:
+    """The parts of all blocks, in order.
+
+    Args:
+        load: this process's encoder, of the tokenizer in `model` and of `seq_len`.
+        workers: child processes; with 0 all is done here.
+
+    Raises:
+        DataError: D001, a file could not be read.
+    """
+    if not workers:
+        yield from (make_part(load(), block) for block in blocks)
+        return
+    children, idle = [Worker() for _ in range(workers)], SimpleQueue[Worker]()
+    for child in children:
+        idle.put(child)
+
+    def ask(block: Block) -> Dataset | Block:
+        child = idle.get()
+        try:
+            return child(_part, model, seq_len, block)
+        except WorkerDied:
+            return block
+        finally:
+            idle.put(child)
+
+    threads = ThreadPoolExecutor(workers)
+    try:
+        waiting = deque(threads.submit(ask, block) for block in islice(blocks, 2 * workers))
+        while waiting:
+            part = waiting.popleft().result()
+            waiting.extend(threads.submit(ask, block) for block in islice(blocks, 1))
+            yield part if isinstance(part, Dataset) else make_part(load(), part)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.close()
+        threads.shutdown()
+
+
+def _part(model: Path, seq_len: int, block: Block) -> Dataset:
+    return make_part(_encoder(model, seq_len), block)
+
+
+@cache
+def _encoder(model: Path, seq_len: int) -> Encoder:
+    return Encoder(load_tokenizer(model), seq_len)

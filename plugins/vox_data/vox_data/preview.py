@@ -125,7 +125,7 @@ def preview(
     total = sum(file.used for file in both)
     chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))
     opener = Opener.of(settings, progress)
-    model, seq_len, tokenizer = opener.model, opener.seq_len, opener.load()
+    model, seq_len, tokenizer = opener.model, opener.seq_len, opener.tokenizer
     shown = tuple(map(TokenViewer(tokenizer, seq_len).view, chosen))
     report = PreviewReport(model.id, seq_len, total, shown, 0, None, notes=model.notes)
     try:
@@ -133,9 +133,9 @@ def preview(
             dataset = opener.open(train)
         else:
             dataset = build_dataset(chosen, tokenizer, seq_len)
-        found = opener.audit(dataset)
-        report = replace(report, audited=dataset.stats.rows, audit=found)
-        require_sound({"training": found})
+        audits = opener.audits(dataset)
+        report = replace(report, audited=dataset.stats.rows, audit=audits["training"])
+        require_sound(audits)
     except InputError as error:  # the rows are shown all the same: they may be the reason
         report = replace(report, error=error)
     if html:

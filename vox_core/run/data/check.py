@@ -152,7 +152,7 @@ def check(
 
 def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Audit]:
     """What is found of the masks of the rows that `vox train` would use."""
-    from vox_core.run.dataset import Opener, audits_of
+    from vox_core.run.dataset import Opener
     from vox_core.run.inputs import chosen_rows
 
     rows = chosen_rows(settings)
@@ -165,7 +165,7 @@ def _audits(settings: TrainSettings, progress: Progress | None) -> dict[str, Aud
     opener = Opener.of(settings, progress)
     train = opener.open(rows.train, tell)
     valid = opener.open(rows.valid) if rows.valid else None
-    return audits_of(opener.config, train, valid)
+    return opener.audits(train, valid)
 
 
 def _require_data(settings: TrainSettings) -> None:
