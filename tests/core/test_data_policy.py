@@ -24,7 +24,7 @@ from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
 from vox_core.data.blocks import RowMask, cut
 from vox_core.data.checked import CheckedFile, check_files
-from vox_core.data.chosen import choose_rows
+from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
 from vox_core.data.fields import Attributes
@@ -41,7 +41,6 @@ from vox_core.data.row_facts import (
     filtered,
     held_out,
 )
-from vox_core.data.row_report import overlap
 from vox_core.data.rows import Record, parse_row
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError, DataError

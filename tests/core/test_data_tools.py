@@ -17,8 +17,7 @@ from vox_core.data.encode_stats import serving_difference
 from vox_core.data.messages import Message
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError
 from vox_core.data.rows import Record
-from vox_core.data.template import ChatTemplate
-from vox_core.data.template_features import Takes, what_it_takes
+from vox_core.data.template import ChatTemplate, Takes, what_it_takes
 from vox_core.errors import DataError
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}

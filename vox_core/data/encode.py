@@ -12,7 +12,7 @@ if not even the first one does, at `seq_len` in the middle of a turn. A text is 
 consecutive pieces instead; each begins with the last token of the one before, as its context, so
 that no token is lost and none trained twice.
 
-Shape legend: T tokens of a document.
+Shape legend: T tokens of a document, P of a piece.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Encoder:
         texts = [row.rendered.text for row in rows if row.rendered]
         tokens = iter(tokenise(self.tokenizer, texts) if texts else ())
         return [
-            self._fit(row, self._whole(row.rendered, next(tokens))) if row.rendered else row
+            self._fit(row.record, row.rendered, next(tokens)) if row.rendered else row
             for row in rows
         ]
 
@@ -125,11 +125,33 @@ class Encoder:
         except RenderError as fault:
             return Encoded(record, fault=str(fault))
 
-    def _whole(self, text: Rendered, tokens: Tokens) -> _Tokens:
+    def _fit(self, record: Record, text: Rendered, tokens: Tokens) -> Encoded:
+        """Cut to `seq_len`, and drop what then trains nothing."""
+        tokens_T, weights_T, ends = self._whole(text, tokens)
+        pieces, cut = self._pieces(record, len(tokens_T), ends)
+        place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
+        documents = []
+        for start, stop in pieces:
+            weights_P = weights_T[start:stop].copy()
+            weights_P[:1] = 0  # it has no predecessor in the piece
+            if weights_P.any():
+                trained = sum(start + 1 < end <= stop for end in ends)
+                documents.append(
+                    Document(tokens_T[start:stop], weights_P, *place, trained, difficulty)
+                )
+        dropped: Reason | None = None
+        if not documents:
+            trains = weights_T[1:].any()
+            dropped = "nothing to train within seq_len" if trains else "nothing to train"
+        return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T))
+
+    def _whole(self, text: Rendered, tokens: Tokens) -> tuple[Ids, Weights, list[int]]:
+        """All tokens of a row, their weights, and the positions just after each trained
+        end-of-turn token."""
         is_end_T = np.isin(tokens.ids_T, list(self.renderer.end_of_turn))
         weights_T, ends = _mask(tokens, is_end_T, text.spans)
         if text.templated:
-            return _Tokens.of(tokens.ids_T, weights_T, ends)
+            return tokens.ids_T, weights_T, [end for end in ends if end > 1]
         before = self._prefix
         after = self._suffix if tokens.ids_T[-1:].tolist() != self._suffix[-1:] else []
         closing = text.spans[-1].weight if text.spans else 0
@@ -137,54 +159,21 @@ class Encoder:
             [np.zeros(len(before)), weights_T, np.full(len(after), closing)], dtype=np.float32
         )
         tokens_T = np.array([*before, *tokens.ids_T.tolist(), *after], np.int32)
-        return _Tokens.of(tokens_T, weights_T, [len(tokens_T)] if self._suffix and closing else [])
+        closed = self._suffix and closing and len(tokens_T) > 1
+        return tokens_T, weights_T, [len(tokens_T)] if closed else []
 
-    def _fit(self, row: Encoded, whole: _Tokens) -> Encoded:
-        """Cut to `seq_len`, and drop what then trains nothing."""
-        record = row.record
-        pieces, cut = self._pieces(record, whole)
-        place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
-        documents = tuple(
-            Document(piece.tokens_T, piece.weights_T, *place, len(piece.ends), difficulty)
-            for piece in pieces
-            if piece.weights_T.any()
-        )
-        dropped: Reason | None = None
-        if not documents:
-            trains = whole.weights_T.any()
-            dropped = "nothing to train within seq_len" if trains else "nothing to train"
-        return Encoded(record, row.rendered, documents, cut, dropped, len(whole.tokens_T))
-
-    def _pieces(self, record: Record, whole: _Tokens) -> tuple[list[_Tokens], Cut]:
-        length, limit = len(whole.tokens_T), self.seq_len
+    def _pieces(
+        self, record: Record, length: int, ends: Sequence[int]
+    ) -> tuple[list[tuple[int, int]], Cut]:
+        """Tokens [start, stop) of each document."""
+        limit = self.seq_len
         if length <= limit:
-            return [whole], "none"
+            return [(0, length)], "none"
         if record.kind == "text":
-            return [whole.slice(a, a + limit) for a in range(0, length - 1, limit - 1)], "split"
-        if fitting := [end for end in whole.ends if end <= limit]:
-            return [whole.slice(0, max(fitting))], "whole turns"
-        return [whole.slice(0, limit)], "mid-turn"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
-    """Tokens, weights, and the positions just after each trained end-of-turn token."""
-
-    tokens_T: Ids
-    weights_T: Weights
-    ends: list[int]
-
-    @classmethod
-    def of(cls, tokens_T: Ids, weights_T: Weights, ends: list[int]) -> _Tokens:
-        weights_T[:1] = 0
-        return cls(tokens_T, weights_T, [end for end in ends if end > 1])
-
-    def slice(self, start: int, stop: int) -> _Tokens:
-        """Tokens [start, stop); the first has no predecessor in it, so it is not trained."""
-        ends = [end - start for end in self.ends if start + 1 < end <= stop]
-        weights_T = self.weights_T[start:stop].copy()
-        weights_T[:1] = 0
-        return _Tokens(self.tokens_T[start:stop], weights_T, ends)
+            return [(a, min(a + limit, length)) for a in range(0, length - 1, limit - 1)], "split"
+        if fitting := [end for end in ends if end <= limit]:
+            return [(0, max(fitting))], "whole turns"
+        return [(0, limit)], "mid-turn"
 
 
 def _mask(

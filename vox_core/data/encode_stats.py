@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.render import Rendered, Renderer, RenderError, common, weight_of
+from vox_core.data.render import Rendered, Renderer, common, weight_of
 from vox_core.data.rows import Record
 from vox_core.data.template import GENERATION
 
@@ -177,20 +177,14 @@ def _trained_words(renderer: Renderer, record: Record, rendered: Rendered) -> se
             continue  # said by the row itself
         words = message.content.strip()
         at = rendered.text.find(words) if words else -1
-        if at >= 0 and _trained(rendered, at) and _stands(renderer, record, index, rendered):
+        if at < 0 or not _trained(rendered, at):
+            continue
+        # The same words may stand in what the assistant says.
+        before = renderer.turns(record).before_content(index)
+        if before is not None and _trained(rendered, len(before)):
             system = message.role in ("system", "developer")
             found.add("system-trained" if system else "prompt-trained")
     return found
-
-
-def _stands(renderer: Renderer, record: Record, index: int, rendered: Rendered) -> bool:
-    """Whether the place of a message in the text is trained; the same words may stand in what the
-    assistant says."""
-    try:
-        before = renderer.turns(record).before_content(index)
-    except RenderError:
-        return False
-    return before is not None and _trained(rendered, len(before))
 
 
 def _sample(rows: int) -> list[int]:

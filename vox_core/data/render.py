@@ -24,8 +24,8 @@ generation would end there too. What users say is not trained, whatever it conta
 asks for it: then it is the words, found by a marker, and an end-of-turn token directly after them.
 
 Tools, calls and reasoning are given to the template as transformers gives them
-(`template_features.py`), and a row with something that the template would leave out without a word
-is refused.
+(`template.py`), and a row with something that the template would leave out without a word is
+refused.
 
 Templates that ask for the date get a fixed one: the same data must give the same tokens tomorrow.
 """
@@ -42,8 +42,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core.data.messages import Message
 from vox_core.data.rows import Record
-from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
-from vox_core.data.template_features import Takes, what_it_takes
+from vox_core.data.template import (
+    ChatTemplate,
+    Takes,
+    TemplateFault,
+    takes_too_much,
+    what_it_takes,
+)
 from vox_core.data.tokenizer import end_of_turn_ids, template_source
 
 if TYPE_CHECKING:

@@ -192,9 +192,8 @@ def _read(folder: Path, _owner: object) -> RowFacts | None:
         return None
     arrays, about = found
     try:
-        names = {**about["names"], "tags": [tuple(tags) for tags in about["names"]["tags"]]}
         faults = [(line, RowFault.from_json(fault)) for line, fault in about["faults"]]
-        return RowFacts(**arrays, names=names, faults=faults, unused=about["unused"])
+        return RowFacts(**arrays, names=about["names"], faults=faults, unused=about["unused"])
     except (KeyError, TypeError, ValueError):
         return None
 

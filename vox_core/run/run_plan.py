@@ -31,8 +31,8 @@ from vox_core.run.sources import Sources, data_files, model_files
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
     from vox_core.contract import ExecutionPlan, FineTuneContract, Packing
+    from vox_core.data.chosen import Side
     from vox_core.data.dataset import Dataset
-    from vox_core.data.row_report import Side
     from vox_core.host import Origin
     from vox_core.run.pinned_plan import PinnedPlan
 

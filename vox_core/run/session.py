@@ -44,7 +44,7 @@ from vox_core.run.sources import to_json
 from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from vox_core.data.row_report import Report
+    from vox_core.data.chosen import Report
     from vox_core.run.metrics import Startup
     from vox_core.run.run_plan import RunPlan
 
