@@ -227,7 +227,7 @@ def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
             end.
     """
     if stats.faults:
-        raise _refused(stats.faults, has_template=stats.template)
+        raise _refused(stats)
     if sum(stats.dropped.values()) == stats.rows:
         if set(stats.dropped) == {"nothing to train"}:
             raise _untrained("no token would be trained", "rows with something the assistant says")
@@ -272,22 +272,22 @@ def _all_dropped(dropped: Mapping[str, int]) -> DataError:
     )
 
 
-def _refused(faults: Sequence[str], *, has_template: bool) -> DataError:
-    if has_template:
+def _refused(stats: EncodeStats) -> DataError:
+    what = "the model has no chat template"
+    remedy = (
+        "name one with --template chatml, use an -instruct model, or rows of prompt and "
+        "completion, or of text"
+    )
+    if stats.template:
         what = "the chat template refuses rows of the data"
         remedy = "change these rows to what the template takes, or choose another model"
-    else:
-        what = "the model has no chat template"
-        remedy = (
-            "name one with --template chatml, use an -instruct model, or rows of prompt and "
-            "completion, or of text"
-        )
+    rows = len(stats.faults)
     return DataError(
         "D005",
         what,
         where="the data, as the model's chat template renders it",
-        found=f"{len(faults)} row{'s' if len(faults) > 1 else ''} that cannot be rendered",
+        found=f"{rows} row{'s' if rows > 1 else ''} that cannot be rendered",
         expected="a chat template that renders every row",
-        faults=faults,
+        faults=stats.faults,
         remedy=remedy,
     )

@@ -66,7 +66,7 @@ class EncodeStats:
     truncated: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    places: dict[str, list[list[int]]] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
     lengths: Counter[int] = field(default_factory=Counter)
     ended: int = 0
@@ -80,7 +80,7 @@ class EncodeStats:
         self.counts[name] += 1
         places = self.places.setdefault(name, [])
         if len(places) < NAMED:
-            places.append(place)
+            places.append([*place])
         if detail:
             self.details.setdefault(name, detail)
 
@@ -107,9 +107,6 @@ class EncodeStats:
         stats.lengths = Counter(dict(found["lengths"]))
         for name in ("dropped", "truncated", "counts"):
             setattr(stats, name, Counter(found[name]))
-        stats.places = {
-            name: [(file, line) for file, line in places] for name, places in stats.places.items()
-        }
         return stats
 
 
