@@ -1,4 +1,4 @@
-"""Data files in blocks of rows, so that each can be tokenised by whoever is free.
+"""Cut data files into blocks of rows, each tokenised by itself.
 
 What is read here was checked before (`checked.py`): a fault found now means that the file has
 changed.
