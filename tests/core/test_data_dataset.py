@@ -32,21 +32,21 @@ def test_what_became_of_every_row() -> None:
     the fourth's answer is."""
     records = [*RECORDS, chat("a question " * 30, "yes"), chat("so?", "a number " * 40)]
     whole = build("chatml", *records)
-    assert (whole.rows, dict(whole.dropped), dict(whole.truncated)) == (4, {}, {})
-    first, second = (len(document) for document in whole.documents[:2])
+    assert (whole.stats.rows, dict(whole.stats.dropped), dict(whole.stats.truncated)) == (4, {}, {})
+    first, second = (len(document) for document in whole[:2])
     dataset = build("chatml", *records, seq_len=max(first, second - 2))
-    assert dict(dataset.dropped) == {"nothing to train within seq_len": 1}
-    assert dict(dataset.truncated) == {"whole turns": 1, "mid-turn": 1}
-    assert dataset.rows == 4
-    assert [document.line for document in dataset.documents] == [1, 1, 1]
-    assert dataset.tokens == sum(len(document) for document in dataset.documents)
-    assert dataset.trained_tokens == sum(int(d.weights_T.sum()) for d in dataset.documents)
+    assert dict(dataset.stats.dropped) == {"nothing to train within seq_len": 1}
+    assert dict(dataset.stats.truncated) == {"whole turns": 1, "mid-turn": 1}
+    assert dataset.stats.rows == 4
+    assert [document.line for document in dataset] == [1, 1, 1]
+    assert dataset.tokens == sum(len(document) for document in dataset)
+    assert dataset.trained_tokens == sum(int(d.weights_T.sum()) for d in dataset)
 
 
 def test_a_text_that_is_split_is_one_row_of_several_documents() -> None:
     dataset = build("base", text("the answer is a number " * 20), seq_len=16)
-    assert (dataset.rows, dict(dataset.truncated)) == (1, {"split": 1})
-    assert len(dataset.documents) > 1
+    assert (dataset.stats.rows, dict(dataset.stats.truncated)) == (1, {"split": 1})
+    assert len(dataset) > 1
 
 
 def test_the_digest_is_of_what_is_trained_and_of_nothing_else() -> None:
@@ -65,9 +65,9 @@ def test_the_digest_is_of_what_is_trained_and_of_nothing_else() -> None:
 
 def test_the_digest_sees_weights() -> None:
     dataset = build("chatml", *RECORDS)
-    document = dataset.documents[0]
+    document = dataset[0]
     muted = replace(document, weights_T=document.weights_T * 0)
-    changed = replace(dataset, documents=(muted, *dataset.documents[1:]))
+    changed = Dataset.of((muted, *dataset[1:]))
     assert changed.digest != dataset.digest
 
 
@@ -76,12 +76,12 @@ def test_the_digest_is_the_same_everywhere() -> None:
     python -c "import hashlib, struct; p = struct.pack; print(hashlib.sha256(b'vox-documents-1' +
     p('<q3q3f', 3, 5, 6, 0, 0, 1, 1) + p('<q2q2f', 2, 7, 0, 0, 1)).hexdigest())" """
     dataset = build("chatml", *RECORDS)
-    one, two = (replace(document) for document in dataset.documents)
+    one, two = (replace(document) for document in dataset)
     one = replace(one, tokens_T=one.tokens_T[:3] * 0 + [5, 6, 0], weights_T=one.weights_T[:3] * 0)
     one.weights_T[1:] = 1
     two = replace(two, tokens_T=two.tokens_T[:2] * 0 + [7, 0], weights_T=two.weights_T[:2] * 0)
     two.weights_T[1:] = 1
-    assert replace(dataset, documents=(one, two)).digest == DIGEST
+    assert Dataset.of((one, two)).digest == DIGEST
 
 
 def test_progress_is_told_to_the_end() -> None:

@@ -48,9 +48,7 @@ def documents(draw: st.DrawFn) -> Document:
 
 
 def datasets() -> st.SearchStrategy[Dataset]:
-    return st.lists(documents(), min_size=1, max_size=15).map(
-        lambda found: Dataset(tuple(found), len(found), {}, {})
-    )
+    return st.lists(documents(), min_size=1, max_size=15).map(Dataset.of)
 
 
 def contents(batches: tuple[Batch, ...]) -> Counter[tuple[bytes, bytes, bytes]]:
@@ -151,18 +149,18 @@ def test_a_step_is_the_same_whatever_the_micro_batch(
     large, same_weight = make_step_batches(
         dataset, step, batch_size=batch_size, micro_batch_tokens=10**6, seed=seed
     )
-    chosen = documents_of_step(len(dataset.documents), batch_size, seed, step)
+    chosen = documents_of_step(len(dataset), batch_size, seed, step)
     assert len(large) == 1
     assert contents(small) == contents(large)
     assert weight == same_weight
-    assert weight == sum(dataset.documents[index].weights_T.sum() for index in chosen)
+    assert weight == sum(dataset[index].weights_T.sum() for index in chosen)
     assert sum(contents(large).values()) == len(chosen)
 
 
 @given(datasets(), st.integers(1, 60))
 def test_validation_sees_every_document_once(dataset: Dataset, limit: int) -> None:
-    assert contents(validation_batches(dataset, limit)) == contents((to_batch(dataset.documents),))
+    assert contents(validation_batches(dataset, limit)) == contents((to_batch(dataset),))
 
 
 def test_no_validation_data_give_no_batches() -> None:
-    assert len(validation_batches(Dataset((), 0, {}, {}), 100)) == 0
+    assert len(validation_batches(Dataset.of(()), 100)) == 0

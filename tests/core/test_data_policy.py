@@ -24,7 +24,7 @@ from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
 from vox_core.data.blocks import RowMask, cut
 from vox_core.data.checked import CheckedFile, check_files
-from vox_core.data.chosen import choose_rows
+from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
 from vox_core.data.fields import Attributes
@@ -40,7 +40,6 @@ from vox_core.data.row_facts import (
     duplicates,
     filtered,
     held_out,
-    overlap,
 )
 from vox_core.data.rows import Record, parse_row
 from vox_core.data.tokenizer import load_tokenizer
@@ -245,11 +244,10 @@ def test_without_a_plugin_for_near_duplicates_it_says_what_to_install(
 
 
 @MANY
-@given(st.sets(st.integers(1, 60)), st.integers(1, 60), st.integers(1, 40))
-def test_a_part_of_a_mask_says_the_same(lines: set[int], first: int, count: int) -> None:
+@given(st.sets(st.integers(1, 60)))
+def test_a_mask_has_the_lines_that_it_is_of(lines: set[int]) -> None:
     mask = RowMask.of(np.array(sorted(lines), np.int64))
-    part = mask.part(first, count)
-    assert [*map(bool, part)] == [line in lines for line in range(first, first + count)]
+    assert {line for line in range(99) if line in mask} == lines
     assert mask.rows == len(lines)
 
 
@@ -298,7 +296,7 @@ def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
         assert lines_of(found.train) == good
         assert found.report is not None
         (file,) = found.report.files
-        assert (file.rows, file.used, file.out) == (43, 40, {"malformed": 3})
+        assert (file.rows, file.used, file.left_out) == (43, 40, {"malformed": 3})
         assert file.malformed == {"invalid JSON": 1, "empty": 1, "no object": 1}
         listed = [each.to_json() for each in found.report.listed]
         assert [(each["line"], each["reason"]) for each in listed] == [
@@ -342,10 +340,9 @@ def test_a_file_of_malformed_rows_alone_is_refused_all_the_same(tmp_path: Path) 
 def test_a_line_that_is_too_long_is_skipped_like_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vox_core.data import blocks, jsonl
+    from vox_core.data import jsonl
 
-    for module in (blocks, jsonl):
-        monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
     path = write(tmp_path / "a.jsonl", [*GOOD[:2], {"text": "x" * 1000}, *GOOD[2:]])
     found = choose_rows([path], [], SKIP)
     assert lines_of(found.train, 60) == [("a.jsonl", n) for n in (1, 2, *range(4, 42))]
@@ -379,7 +376,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
     ):
         found = choose_rows([train], [valid], policy)
         assert found.report is not None
-        assert {leak.held_out.line: leak.trained.line for leak in found.report.leaks} == leaks
+        assert {leak.place.line: leak.of and leak.of.line for leak in found.report.leaks} == leaks
         warning = next(found.report.warnings(), "")
         assert (f"{len(leaks)} held-out row" in warning) == bool(leaks)
         assert lines_of(found.valid) == [("v.jsonl", n) for n in range(1, 5)], "it is left as it is"
@@ -503,12 +500,12 @@ def test_the_tokens_of_a_mask_are_kept_under_a_name_of_their_own(tmp_path: Path)
             made = open_dataset(
                 side, model, lambda: load_tokenizer(model), 64, workers=workers, block_bytes=300
             )
-            assert [document.line for document in made.documents] == [n for _, n in lines_of(side)]
-            assert made.rows == side[0].used
+            assert [document.line for document in made] == [n for _, n in lines_of(side)]
+            assert made.stats.rows == side[0].used
             if workers:
                 shutil.rmtree(tmp_path / "cache" / "documents")
         again = open_dataset(side, model, not_read, 64)
-        lines += [document.line for document in again.documents]
+        lines += [document.line for document in again]
     assert sorted(lines) == list(range(1, 41))
 
 

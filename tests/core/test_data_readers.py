@@ -505,10 +505,10 @@ def test_what_is_no_jsonl_is_trained_alike(tmp_path: Path) -> None:
                 block_bytes=200,
             )
         )
-        assert {document.source for document in datasets[-1].documents} == {path}
+        assert {document.source for document in datasets[-1]} == {path}
     one, other = datasets
     assert one.digest == other.digest
-    assert [d.line for d in one.documents] == [d.line for d in other.documents]
+    assert [d.line for d in one] == [d.line for d in other]
     (model / "chat_template.jinja").unlink()
     with pytest.raises(DataError) as caught:
         dataset_cache.open_dataset(check_files([path]), model, lambda: load_tokenizer(model), 64)

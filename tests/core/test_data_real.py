@@ -23,8 +23,8 @@ def test_smollm2_is_trained_on_what_the_assistant_says() -> None:
     train, valid = find_split([FOLDER])
     records = load_records([*train, *valid])
     dataset = build_dataset(records, tokenizer, seq_len=2048)
-    assert (dataset.dropped, dataset.truncated) == ({}, {})
-    for record, document in zip(records, dataset.documents, strict=True):
+    assert (dataset.stats.dropped, dataset.stats.truncated) == ({}, {})
+    for record, document in zip(records, dataset, strict=True):
         messages = plain(record)
         whole = tokenizer.apply_chat_template(messages, return_dict=False)
         assert document.tokens_T.tolist() == whole

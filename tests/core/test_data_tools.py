@@ -17,8 +17,7 @@ from vox_core.data.encode_stats import serving_difference
 from vox_core.data.messages import Message
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError
 from vox_core.data.rows import Record
-from vox_core.data.template import ChatTemplate
-from vox_core.data.template_features import Takes, what_it_takes
+from vox_core.data.template import ChatTemplate, Takes, what_it_takes
 from vox_core.errors import DataError
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
@@ -181,9 +180,9 @@ def test_a_preference_pair_gives_no_document() -> None:
     )
     by = Encoder(tiny_tokenizer("chatml"), 99)
     assert by.encode(pair).dropped == "preference pair"
-    encoded, faults = by.encode_many([pair, chat("a", "b"), pair])
+    encoded = by.encode_many([pair, chat("a", "b"), pair])
     assert [one.dropped for one in encoded] == ["preference pair", None, "preference pair"]
-    assert not faults
+    assert not any(one.fault for one in encoded)
     with pytest.raises(DataError) as caught:
         build_dataset([pair], tiny_tokenizer("chatml"), 99)
     assert caught.value.code == "VOX-D006"

@@ -23,7 +23,6 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import documents_in_step, documents_of_step, epoch_order
 from vox_core.data.dataset import Dataset
-from vox_core.data.documents import Columns, Documents, starts_of
 from vox_core.data.encode import Document, Encoder
 from vox_core.data.fields import Attributes
 from vox_core.data.rows import Record
@@ -158,9 +157,9 @@ def test_a_document_knows_what_its_row_says() -> None:
     pieces = encoder.encode(row).documents
     assert len(pieces) > 1
     assert {piece.difficulty for piece in pieces} == {3.0}
-    dataset = Dataset((*pieces, document("b", 1)), 2, {}, {})
-    assert dataset.documents.difficulty_D[:1].tolist() == [3.0]
-    assert np.isnan(dataset.documents[-1].difficulty)
+    dataset = Dataset.of((*pieces, document("b", 1)))
+    assert dataset.difficulty_D[:1].tolist() == [3.0]
+    assert np.isnan(dataset[-1].difficulty)
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def document(file: str, line: int, difficulty: float = float("nan")) -> Document
 
 
 def dataset(*documents: Document) -> Dataset:
-    return Dataset(documents, len(documents), {}, {})
+    return Dataset.of(documents)
 
 
 def asked(tmp_path: Path, *weights: float, **given: object) -> TrainSettings:
@@ -206,8 +205,9 @@ def test_weights_and_difficulty_together(tmp_path: Path) -> None:
 
 def test_what_is_looked_up_stays_looked_up(tmp_path: Path) -> None:
     rows = dataset(document("a", 1, 3), document("a", 2))
+    rows.digest = "looked up"
     made = in_order(rows, asked(tmp_path, curriculum="difficulty"))
-    assert made.documents is rows.documents  # with their digest
+    assert made.digest == "looked up"
     assert made.notes == (
         "1 of 2 documents do not say how difficult they are, and are trained among those of the "
         "middle",
@@ -266,9 +266,8 @@ def test_a_file_of_two_sources_is_of_each_of_them_once(tmp_path: Path) -> None:
         file.write_text(json.dumps({"text": file.name}) + "\n")
     sources = (DataSource(path=tmp_path, weight=1), DataSource(path=files[0], weight=2))
     settings = TrainSettings.model_validate({"source": sources})
-    columns = Columns.of([document(str(file), 1) for file in files], {})
-    columns = replace(columns, sources_D=np.arange(3, dtype=np.int32))  # as files are numbered
-    documents = Documents(columns, starts_of(columns.lengths_D), files)
-    made = in_order(Dataset(documents, 3, {}, {}), settings).ordering
+    rows = dataset(*(document(str(file), 1) for file in files))
+    rows = replace(rows, files_D=np.arange(3, dtype=np.int32), files=files)  # as files are numbered
+    made = in_order(rows, settings).ordering
     assert made is not None and made.sources_D is not None
     assert made.sources_D.tolist() == [0, 0, 1]

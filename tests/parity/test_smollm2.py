@@ -177,10 +177,10 @@ def start(folder: Path, model: Path) -> Path:
 def documents(model: Path, folder: Path) -> list:
     """The documents of each step: the order is vox's, what is done with them is the loop's own."""
     dataset = build_dataset(load_records([folder / "train.jsonl"]), load_tokenizer(model), 2048)
-    count = len(dataset.documents)
+    count = len(dataset)
     return [
         [
-            (dataset.documents[i].tokens_T.tolist(), dataset.documents[i].weights_T.tolist())
+            (dataset[i].tokens_T.tolist(), dataset[i].weights_T.tolist())
             for i in documents_of_step(count, BATCH, SEED, step)
         ]
         for step in range(1, STEPS + 1)

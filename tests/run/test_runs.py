@@ -95,12 +95,12 @@ def test_the_plan_knows_the_longest_document_of_training_and_validation(tiny, se
     base = tiny("llama")
     made = settings(base, max_steps=1, valid=data / "valid.jsonl")
     planned = plan_run(made)
-    documents = [*planned.data.train.documents, *planned.data.valid.documents]
+    documents = [*planned.data.train, *planned.data.valid]
     assert planned.execution.longest == max(map(len, documents))
     row = {"prompt": "Longer?", "completion": "Yes, " * 40}
     (data / "valid.jsonl").write_text(json.dumps(row))
     longer = plan_run(made)
-    assert longer.execution.longest == len(longer.data.valid.documents[0])
+    assert longer.execution.longest == len(longer.data.valid[0])
     assert longer.execution.longest > planned.execution.longest
     assert (
         json.loads((train(made).run / "plan.json").read_text())["longest"]

@@ -10,9 +10,8 @@ from vox_core.data.audit import (
 from vox_core.data.checked import CheckedFile as CheckedFile, check_files as check_files
 from vox_core.data.chosen import no_such_value as no_such_value
 from vox_core.data.dataset import build_dataset as build_dataset
-from vox_core.data.documents import Columns as Columns
 from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder
-from vox_core.data.encode_stats import StatsCollector as StatsCollector
+from vox_core.data.encode_stats import stats_of as stats_of
 from vox_core.data.faults import RowError as RowError, RowFault as RowFault, changed as changed
 from vox_core.data.fields import FieldMap as FieldMap
 from vox_core.data.formats import is_remote as is_remote, place_of as place_of
@@ -48,5 +47,5 @@ from vox_core.data.tokenizer import (
     tokenise as tokenise,
 )
 from vox_core.models import Progress as Progress
-from vox_core.run.dataset import Opener as Opener, audits_of as audits_of
+from vox_core.run.dataset import Opener as Opener
 from vox_core.run.inputs import chosen_rows as chosen_rows

@@ -7,9 +7,8 @@ where a token is outside the vocabulary are the tokens read again, to name its r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from vox_core.data.dataset import Dataset
@@ -22,7 +21,7 @@ class Finding:
     """Something found of a data set.
 
     Args:
-        id: key of `FINDINGS`.
+        id: key of `FINDINGS`, which has its level, words and remedy.
         rows: how many rows; None where it is about the model or all rows together.
         looked_at: rows that were looked at, where that is not all of them.
         places: the first few rows, as `FILE:LINE`.
@@ -30,28 +29,27 @@ class Finding:
     """
 
     id: str
-    level: Level
-    what: str
-    remedy: str
     rows: int | None = None
     looked_at: int | None = None
     places: tuple[str, ...] = ()
     detail: str = ""
 
-    @classmethod
-    def of(cls, id: str, **rest: Any) -> Finding:
-        kind = FINDINGS[id]
-        return cls(id, kind.level, kind.what, kind.remedy, **rest)
+    @property
+    def kind(self) -> Kind:
+        return FINDINGS[self.id]
 
     def __str__(self) -> str:
-        told = self.what
+        told = self.kind.what
         if self.rows is not None:
             of = "" if self.looked_at is None else f" of {self.looked_at:,} looked at"
             told = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'}{of}: {told}"
         more = ", …" if self.rows is not None and self.rows > len(self.places) else ""
         where = f" ({', '.join(self.places)}{more})" if self.places else ""
         detail = f"; {self.detail}" if self.detail else ""
-        return f"{told}{where}{detail}; {self.remedy} [{self.id}]"
+        return f"{told}{where}{detail}; {self.kind.remedy} [{self.id}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), **asdict(self.kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +78,28 @@ class Audit:
         )
 
     def of_level(self, level: Level) -> list[Finding]:
-        return [finding for finding in self.findings if finding.level == level]
+        return [finding for finding in self.findings if finding.kind.level == level]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "trained_share": round(self.trained_share, 6),
             "rows_with_trained_end": self.ended,
             "rows_without_trained_end": self.rows - self.ended,
-            "findings": [_finding_json(finding) for finding in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
         }
 
 
-def audit(dataset: Dataset, sources: Sequence[Path], vocabulary: int | None) -> Audit:
+def audit(dataset: Dataset, vocabulary: int | None) -> Audit:
     """Audit a data set.
 
     Args:
-        sources: its files, in order.
         vocabulary: ids that the model has embeddings for; None if it does not say.
     """
-    findings = sorted(_findings(dataset, sources, vocabulary), key=_order)
+    order = [*FINDINGS].index
+    findings = sorted(_findings(dataset, vocabulary), key=lambda finding: order(finding.id))
     ended = dataset.stats.ended
-    return Audit(dataset.rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
+    rows = dataset.stats.rows
+    return Audit(rows, dataset.tokens, dataset.trained_tokens, ended, tuple(findings))
 
 
 def require_sound(audits: Mapping[str, Audit]) -> None:
@@ -120,10 +119,10 @@ def require_sound(audits: Mapping[str, Audit]) -> None:
         "D050",
         "the masks of the data are wrong",
         where=first.places[0] if first.places else f"the {errors[0][0]} rows",
-        found=first.what,
+        found=first.kind.what,
         expected="tokens of the model's vocabulary, and nothing trained but answers",
         faults=[f"{what} rows: {error}" for what, error in errors],
-        remedy=first.remedy,
+        remedy=first.kind.remedy,
     )
 
 
@@ -141,58 +140,36 @@ def row_findings(stats: EncodeStats) -> list[str]:
     return sorted(stats.counts, key=[*FINDINGS].index)
 
 
-def _findings(
-    dataset: Dataset, sources: Sequence[Path], vocabulary: int | None
-) -> Iterator[Finding]:
+def _findings(dataset: Dataset, vocabulary: int | None) -> Iterator[Finding]:
     stats = dataset.stats
     if vocabulary is not None and stats.largest >= vocabulary:
         yield _outside(dataset, vocabulary)
     for name, rows in stats.counts.items():
-        yield Finding.of(
+        yield Finding(
             name,
             rows=rows,
             looked_at=stats.served if name == "serving-differs" else None,
-            places=tuple(f"{sources[file]}:{line}" for file, line in stats.places[name]),
+            places=tuple(f"{dataset.files[file]}:{line}" for file, line in stats.places[name]),
             detail=stats.details.get(name, ""),
         )
     if dataset.tokens and dataset.trained_tokens < FEW_TRAINED * dataset.tokens:
         share = dataset.trained_tokens / dataset.tokens
-        yield Finding.of("few-trained", detail=f"{share:.2%}")
+        yield Finding("few-trained", detail=f"{share:.2%}")
     if not stats.template:
-        yield Finding.of("no-template")
+        yield Finding("no-template")
     elif not stats.markers:
-        yield Finding.of("no-markers")
+        yield Finding("no-markers")
 
 
 def _outside(dataset: Dataset, vocabulary: int) -> Finding:
-    rows: dict[str, None] = {}
-    for document in dataset.documents:
-        if (document.tokens_T >= vocabulary).any():
-            rows[f"{document.source}:{document.line}"] = None
-    largest = dataset.stats.largest
-    return Finding.of(
+    outside = (each for each in dataset if (each.tokens_T >= vocabulary).any())
+    rows = dict.fromkeys(f"{document.source}:{document.line}" for document in outside)
+    return Finding(
         "outside-vocabulary",
         rows=len(rows),
         places=tuple(rows)[:NAMED],
-        detail=f"the largest id is {largest}, and the vocabulary has {vocabulary}",
+        detail=f"the largest id is {dataset.stats.largest}, and the vocabulary has {vocabulary}",
     )
-
-
-def _order(finding: Finding) -> int:
-    return [*FINDINGS].index(finding.id)
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "id": finding.id,
-        "level": finding.level,
-        "what": finding.what,
-        "rows": finding.rows,
-        "looked_at": finding.looked_at,
-        "places": list(finding.places),
-        "detail": finding.detail,
-        "remedy": finding.remedy,
-    }
 
 
 Level: TypeAlias = Literal["error", "warning", "info"]
@@ -205,13 +182,11 @@ class Kind:
 
     Args:
         what: what is so, of the rows that are named beside it.
-        means: what it does to the model.
         remedy: the next step.
     """
 
     level: Level
     what: str
-    means: str
     remedy: str
 
 
@@ -219,81 +194,68 @@ FINDINGS: dict[str, Kind] = {
     "outside-vocabulary": Kind(
         "error",
         "a token that the model has no embedding for",
-        "training fails there, or reads what is not the model's",
         "use the tokenizer that belongs to the model: its ids must be below vocab_size of "
         "config.json",
     ),
     "system-trained": Kind(
         "error",
         "the system prompt is trained",
-        "the model learns to recite its instructions",
         "set {% generation %} in the chat template around the assistant's words alone",
     ),
     "prompt-trained": Kind(
         "error",
         "what the user or a tool says is trained",
-        "the model learns to ask, not to answer",
         "set {% generation %} in the chat template around the assistant's words alone",
     ),
     "no-end": Kind(
         "warning",
         "no end-of-turn token is trained",
-        "the model does not learn to stop",
         "use a chat template that closes each turn with a special token, or a tokenizer with an "
         "eos_token",
     ),
     "cut-in-answer": Kind(
         "warning",
         "cut at --seq-len in the middle of an answer",
-        "the model learns a beginning without its end",
         "raise --seq-len, or shorten these rows",
     ),
     "cut-before-answer": Kind(
         "warning",
         "dropped: the first answer begins beyond --seq-len",
-        "nothing of the row is trained",
         "raise --seq-len, or shorten what comes before the answers",
     ),
     "nothing-trained": Kind(
         "warning",
         "dropped: no token of it would be trained",
-        "nothing of the row is trained",
         "give the assistant something to say, or remove these rows",
     ),
     "rendered-text": Kind(
         "warning",
         'a "text" row holds the chat template\'s own tokens',
-        "a conversation as text is trained whole, questions and system prompt too",
         'write it as {"messages": […]}, and vox renders it and trains the answers',
     ),
     "double-bos": Kind(
         "warning",
         "begins with two beginning-of-sequence tokens",
-        "the model is never asked with that, and answers worse",
         "remove the token from the text, or from the chat template",
     ),
     "serving-differs": Kind(
         "warning",
         "the prompt that the model will be asked with is not how the trained text begins",
-        "the model answers prompts that it was not trained on",
         "look at one with vox data preview --row, and correct the chat template",
     ),
     "few-trained": Kind(
         "warning",
         "less than 1 % of the tokens is trained",
-        "nearly all time goes into what is only read",
         "shorten the prompts, or split long conversations",
     ),
     "no-template": Kind(
         "info",
         "the model has no chat template",
-        "prompts and completions are laid end to end, and nothing says where a turn begins",
         "name one with --template chatml, or use an -instruct model",
     ),
     "no-markers": Kind(
         "info",
         "the chat template has no {% generation %} markers",
-        "vox finds by itself where answers begin and end, and refuses rows where that is unclear",
         "nothing needs to be done; look at some rows with vox data preview",
     ),
 }

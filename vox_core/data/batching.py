@@ -31,7 +31,6 @@ import numpy as np
 
 from vox_core.contract import Batch, Packing, padded_groups
 from vox_core.data.dataset import Dataset
-from vox_core.data.documents import Documents
 from vox_core.data.encode import Document
 from vox_core.data.sampler import Ordering
 from vox_core.data.sampler import epoch_order as epoch_order
@@ -75,7 +74,7 @@ def documents_of_step(
 
 def documents_in_step(dataset: Dataset, batch_size: int, seed: int, step: int) -> Ints:
     """The same of a data set, which knows how it is ordered."""
-    return documents_of_step(len(dataset.documents), batch_size, seed, step, dataset.ordering)
+    return documents_of_step(len(dataset), batch_size, seed, step, dataset.ordering)
 
 
 def micro_batches(
@@ -116,7 +115,7 @@ def make_step_batches(
     `micro_batch_tokens` and `packing` change how the documents are grouped, never which they are.
     """
     chosen = documents_in_step(dataset, batch_size, seed, step)
-    return cut([dataset.documents[index] for index in chosen], micro_batch_tokens, packing)
+    return cut([dataset[index] for index in chosen], micro_batch_tokens, packing)
 
 
 def cut(
@@ -132,13 +131,13 @@ def validation_batches(
     dataset: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
 ) -> Sequence[Batch]:
     """Every document once; a batch is made when it is asked for."""
-    return _Batches(dataset.documents, micro_batch_tokens, packing)
+    return _Batches(dataset, micro_batch_tokens, packing)
 
 
 class _Batches(Sequence[Batch]):
     """Micro-batches of documents that may not fit into memory."""
 
-    def __init__(self, documents: Documents, micro_batch_tokens: int, packing: Packing) -> None:
+    def __init__(self, documents: Dataset, micro_batch_tokens: int, packing: Packing) -> None:
         self._documents = documents
         self._groups = grouped(documents.lengths_D.tolist(), micro_batch_tokens, packing)
 

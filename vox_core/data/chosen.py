@@ -5,19 +5,25 @@ rows, so that runs under different policies are judged by the same rows; malform
 there, too. Of rows that say the same the first stays, in the order of the files. Near duplicates
 are searched by a plugin (point `dedup`, hook `vox_near_duplicates`); the cache keeps the result.
 
-Shape legend: N training rows, K of them that are compared, V validation rows, P pairs.
+The report names malformed rows and duplicates, each with its line, and counts rows that a filter
+left out. Messages name `SHOWN` of each kind; `Report.listed` has all, with up to `LISTED`
+duplicates.
+
+Shape legend: N training rows, K of them that are compared or used, R rows of a file, V validation
+rows, P pairs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,11 +31,13 @@ from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.fields import NO_FIELDS, FieldMap
+from vox_core.data.formats import place_of
 from vox_core.data.records import Placed
 from vox_core.data.row_facts import (
     CODES,
     HELD_OUT,
     KEPT,
+    MALFORMED,
     NAMES,
     duplicates,
     filtered,
@@ -38,7 +46,6 @@ from vox_core.data.row_facts import (
     value_counts,
     write_arrays,
 )
-from vox_core.data.row_report import Report, report_of
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host.load import call_hook
 from vox_core.host.provide import provider
@@ -46,7 +53,7 @@ from vox_core.host.provide import provider
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.data.row_facts import Codes, Pairs
+    from vox_core.data.row_facts import Codes, Digests, Pairs
     from vox_core.host.discover import Found
 
 Tell = Callable[[str, int, int], None]
@@ -57,6 +64,15 @@ _LONGEST, _SHOWN, _NEAREST = 60, 10, 1000
 """Characters of a value in a message; values listed; values searched for the one that is meant."""
 _FILTERS = {"category": "category", "lane": "lane", "tag": "tags"}
 """Flag -> column of the facts."""
+
+
+SHOWN = 3
+IN_JSON = 20
+LISTED = 10_000
+
+Side = Literal["train", "valid"]
+_NEAR = "near duplicate"
+_DUPLICATES = ("duplicate", _NEAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +133,8 @@ def _choose(
         pairs_P2 = row_K[duplicates(train.digests("whole_R2")[row_K])]
         code_N[pairs_P2[:, 0]] = CODES["duplicate"]
     if finder:
-        search = _NearSearch(train, valid, finder, policy.near_threshold, tell)
-        found_P2, near = search.run(np.flatnonzero(code_N == KEPT))
+        row_K = np.flatnonzero(code_N == KEPT)
+        found_P2, near = _near_pairs(train, valid, row_K, finder, policy.near_threshold, tell)
         code_N[found_P2[:, 0]] = CODES["near duplicate"]
         pairs_P2 = np.concatenate([pairs_P2, found_P2])
     if policy.valid_share:
@@ -137,11 +153,6 @@ def _choose(
 
 
 def _near_finder() -> Found:
-    """The plugin that finds near duplicates.
-
-    Raises:
-        ConfigError: C009, there is none.
-    """
     try:
         return provider("dedup", "near")
     except BackendError as error:
@@ -154,64 +165,61 @@ def _near_finder() -> Found:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _NearSearch:
-    """Searches near duplicates among training rows and, in the same pass, validation rows."""
+def _near_pairs(
+    train: CheckedRows,
+    valid: CheckedRows,
+    row_K: NDArray[np.int64],
+    finder: Found,
+    threshold: float,
+    tell: Tell | None,
+) -> tuple[Pairs, dict[int, int]]:
+    """Search training rows and, in the same pass, validation rows.
 
-    train: CheckedRows
-    valid: CheckedRows
-    finder: Found
-    threshold: float
-    tell: Tell | None
+    Args:
+        row_K: the training rows that are left.
 
-    def run(self, row_K: NDArray[np.int64]) -> tuple[Pairs, dict[int, int]]:
-        """Of training rows that are left, (row, earlier row that stays) pairs; and validation row
-        -> training row that says nearly the same."""
-        pairs_P2 = self._pairs(row_K)
-        trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them
-        leaks_P2 = pairs_P2[~trained_P2[:, 0] & trained_P2[:, 1]]
-        leaks = {row - len(row_K): int(row_K[other]) for row, other in leaks_P2.tolist()}
-        return row_K[pairs_P2[trained_P2[:, 0]]], leaks
+    Returns:
+        (row, earlier row that stays) of training rows; and validation row -> training row that says
+        nearly the same.
+    """
+    said_K2 = np.concatenate([train.digests("said_R2")[row_K], valid.digests("said_R2")])
+    made_by = f"{CACHE_VERSION} {finder.id} {finder.version} {threshold}\n"
+    key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
 
-    def _pairs(self, row_K: NDArray[np.int64]) -> Pairs:
-        said_K2 = np.concatenate(
-            [self.train.digests("said_R2")[row_K], self.valid.digests("said_R2")]
+    def progress(done: int, count: int) -> None:
+        if tell:
+            tell("looking for near duplicates", done, count)
+
+    def make(folder: Path) -> None:
+        used_N, used_V = np.zeros(len(train), np.bool_), np.ones(len(valid), np.bool_)
+        used_N[row_K] = True
+        found = call_hook(
+            finder,
+            "vox_near_duplicates",
+            texts=chain(train.texts(used_N), valid.texts(used_V)),
+            count=len(said_K2),
+            threshold=threshold,
+            progress=progress,
         )
-        made_by = f"{CACHE_VERSION} {self.finder.id} {self.finder.version} {self.threshold}\n"
-        key = hashlib.sha256(made_by.encode() + said_K2.tobytes()).hexdigest()
+        pairs_P2 = _checked(found, len(said_K2), finder)
+        write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
 
-        def make(folder: Path) -> None:
-            used_N = np.zeros(len(self.train), np.bool_)
-            used_N[row_K] = True
-            used_V = np.ones(len(self.valid), np.bool_)
-            pairs = call_hook(
-                self.finder,
-                "vox_near_duplicates",
-                texts=chain(self.train.texts(used_N), self.valid.texts(used_V)),
-                count=len(said_K2),
-                threshold=self.threshold,
-                progress=self._progress,
-            )
-            pairs_P2 = _checked(pairs, len(said_K2), self.finder)
-            write_arrays(folder / _NEAR_FILE, {"pairs_P2": pairs_P2}, None)
+    def read(folder: Path, _owner: object) -> Pairs | None:
+        found = read_arrays(folder / _NEAR_FILE)
+        return found[0].get("pairs_P2") if found else None
 
-        def read(folder: Path, _owner: object) -> Pairs | None:
-            found = read_arrays(folder / _NEAR_FILE)
-            return found[0].get("pairs_P2") if found else None
-
-        return cached("near", key, make, read).value
-
-    def _progress(self, done: int, count: int) -> None:
-        if self.tell:
-            self.tell("looking for near duplicates", done, count)
+    pairs_P2 = cached("near", key, make, read).value
+    trained_P2 = pairs_P2 < len(row_K)  # validation rows come after them
+    leaks = pairs_P2[~trained_P2[:, 0] & trained_P2[:, 1]].tolist()
+    return (
+        row_K[pairs_P2[trained_P2[:, 0]]],
+        {row - len(row_K): int(row_K[other]) for row, other in leaks},
+    )
 
 
 def _checked(pairs: object, count: int, finder: Found) -> Pairs:
-    """Pairs of row and earlier row, as `vox_near_duplicates` gave them; wrong ones would be cached.
-
-    Raises:
-        PluginError: X001, they are something else.
-    """
+    """Pairs of row and earlier row, as `vox_near_duplicates` gave them; wrong ones would be
+    cached."""
     pairs_P2 = np.asarray(pairs)
     if not pairs_P2.size:
         return np.zeros((0, 2), np.int64)
@@ -232,37 +240,30 @@ def _checked(pairs: object, count: int, finder: Found) -> Pairs:
 
 
 def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) -> None:
-    """Raises:
-    DataError: D020, the share of malformed rows is above `most`.
-    """
-    both = [
-        (file, facts)
+    """Refuse a share of malformed rows above `most`."""
+    faults = [
+        Placed(file.path, line, fault)
         for side in (train, valid)
         for file, facts in zip(side.files, side.facts, strict=True)
+        for line, fault in facts.faults
     ]
-    malformed = sum(facts.malformed for _, facts in both)
+    malformed = sum(facts.malformed for side in (train, valid) for facts in side.facts)
     rows = malformed + len(train) + len(valid)
     if malformed / rows <= most:
         return
     raise DataError(
         "D020",
         "more rows are malformed than may be skipped",
-        where=", ".join(str(file.path) for file, facts in both if facts.faults),
+        where=", ".join(dict.fromkeys(str(fault.path) for fault in faults)),
         found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
-        faults=[
-            str(Placed(file.path, line, fault))
-            for file, facts in both
-            for line, fault in facts.faults
-        ],
+        faults=[*map(str, faults)],
         remedy="correct these lines, or raise --max-skipped",
     )
 
 
 def _require_known(train: CheckedRows, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D021, a filter names a value that no row has.
-    """
+    """Refuse a filter that names a value that no row has."""
     for flag, name in _FILTERS.items():
         wanted = getattr(policy, flag)
         there = value_counts(train.facts, name) if wanted else Counter[str]()
@@ -280,34 +281,24 @@ def no_such_value(
         setting: the filter itself.
         there: values that rows have, and how many have each.
     """
+    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
+    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
+    meant = dict.fromkeys(known[each[0]] for each in near if each)
+    shown = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in there.most_common(_SHOWN)]
+    more = f" and {len(there) - _SHOWN:,} more" if len(there) > _SHOWN else ""
     return DataError(
         "D021",
         f"no row has the {name} that is asked for",
         where=where,
         found=", ".join(unknown) if setting == where else f"{setting}: {', '.join(unknown)}",
-        expected=_shown(there) or f"rows with a {name}; none has one",
-        remedy=f"{_meant(unknown, there)}name a {name} that rows have, or leave out {setting}",
+        expected=", ".join(shown) + more or f"rows with a {name}; none has one",
+        remedy=(f"did you mean {' or '.join(meant)}? " if meant else "")
+        + f"name a {name} that rows have, or leave out {setting}",
     )
 
 
-def _meant(unknown: Sequence[str], there: Counter[str]) -> str:
-    """`did you mean …? `, where a value of rows is near."""
-    known = {value.casefold(): value for value, _ in reversed(there.most_common(_NEAREST))}
-    near = [get_close_matches(value.casefold(), known, n=1) for value in unknown]
-    meant = dict.fromkeys(known[each[0]] for each in near if each)
-    return f"did you mean {' or '.join(meant)}? " if meant else ""
-
-
-def _shown(counts: Counter[str]) -> str:
-    names = [f"{value[:_LONGEST]} ({rows:,})" for value, rows in counts.most_common(_SHOWN)]
-    more = len(counts) - len(names)
-    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D022, rows have no rating, and it is not said what becomes of them.
-    """
+    """Refuse rows without a rating where nothing says what becomes of them."""
     if policy.min_rating is None or policy.unrated is not None:
         return
     unrated = [int(np.isnan(facts.rating_R).sum()) for facts in train.facts]
@@ -325,21 +316,228 @@ def _require_rated(train: CheckedRows, policy: DataPolicy) -> None:
 
 
 def _require_some(code_N: Codes, policy: DataPolicy) -> None:
-    """Raises:
-    DataError: D023, no row is left, or none is held out.
-    """
+    """Refuse to go on where no row is left, or none is held out."""
     counts = np.bincount(code_N, minlength=len(NAMES)).tolist()
-    what = remedy = ""
     if not counts[KEPT]:
         what, remedy = "no row is left to train on", "ask for less, or bring other data"
     elif policy.valid_share and not counts[HELD_OUT]:
         what, remedy = "no row is held out", "raise --valid-share, or name a file with --valid"
-    if what:
-        raise DataError(
-            "D023",
-            what,
-            where="the rows, after everything that was asked of them",
-            found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
-            expected="at least one row",
-            remedy=remedy,
+    else:
+        return
+    raise DataError(
+        "D023",
+        what,
+        where="the rows, after everything that was asked of them",
+        found=", ".join(f"{n:,} {NAMES[code]}" for code, n in enumerate(counts) if n),
+        expected="at least one row",
+        remedy=remedy,
+    )
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """What became of the rows of a file.
+
+    Args:
+        rows: all of them, malformed ones too.
+        used: on the file's own side.
+        held_out: by --valid-share.
+        left_out: malformed, or another reason (`row_facts.REASONS`) -> rows.
+        malformed: kind of fault -> rows that were skipped.
+    """
+
+    file: str
+    side: Side
+    rows: int
+    used: int
+    held_out: int
+    left_out: dict[str, int]
+    malformed: dict[str, int]
+
+    def __str__(self) -> str:
+        told = f"{self.file}: {self.used:,} of {self.rows:,} rows are used"
+        if self.held_out:
+            told += f", {self.held_out:,} are held out"
+        out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+        return f"{told}; left out: {out}" if out else told
+
+
+class Place(NamedTuple):
+    """A line of a file."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return place_of(*self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": str(self.path), "line": self.line}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRow:
+    """A row that was left out, or a validation row that is trained on as well.
+
+    Args:
+        reason: malformed, duplicate or near duplicate.
+        detail: what is wrong with a malformed row.
+        of: the row that says the same.
+    """
+
+    place: Place
+    reason: str
+    detail: str | None = None
+    of: Place | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.place.to_json(),
+            "reason": self.reason,
+            **({"detail": self.detail} if self.detail else {}),
+            **({"of": self.of.to_json()} if self.of else {}),
+        }
+
+    def __str__(self) -> str:
+        if self.of is None:
+            return f"{self.place}: {self.detail}"
+        return f"{self.place} says {'nearly ' if self.reason == _NEAR else ''}what {self.of} says"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of all files.
+
+    Args:
+        malformed: every malformed row.
+        duplicates: the first of those that were left out; the counts have them all.
+        leaks: validation rows that are trained on as well, the first of `leaked`.
+    """
+
+    files: Sequence[FileRows]
+    malformed: Sequence[NamedRow] = ()
+    duplicates: Sequence[NamedRow] = ()
+    leaks: Sequence[NamedRow] = ()
+    leaked: int = 0
+
+    @property
+    def listed(self) -> list[NamedRow]:
+        """The rows of `skipped_rows.jsonl`."""
+        return [*self.malformed, *self.duplicates]
+
+    def left_out(self, side: Side) -> dict[str, int]:
+        """Reason -> rows of a side that nobody sees."""
+        counts: Counter[str] = Counter()
+        for file in self.files:
+            counts.update(file.left_out if file.side == side else {})
+        return dict(counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `preflight.json`."""
+        return {
+            "files": [asdict(file) for file in self.files],
+            "duplicates": [each.to_json() for each in self.duplicates[:IN_JSON]],
+            "leaked": self.leaked,
+            "leaks": [each.to_json() for each in self.leaks[:IN_JSON]],
+        }
+
+    def told(self) -> Iterator[str]:
+        """What was chosen, in words; nothing where every row is used."""
+        yield from (str(file) for file in self.files if file.used < file.rows)
+        count = sum(file.left_out.get(each, 0) for file in self.files for each in _DUPLICATES)
+        yield from _some(self.duplicates, count, "duplicate is left out", "duplicates are left out")
+
+    def warnings(self) -> Iterator[str]:
+        """What somebody should look at."""
+        bad: Counter[str] = Counter()
+        for file in self.files:
+            bad.update(file.malformed)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in bad.most_common())
+        one, several = "malformed row is skipped", "malformed rows are skipped"
+        yield from _some(self.malformed, bad.total(), f"{one} ({kinds})", f"{several} ({kinds})")
+        one, several = "held-out row is trained on, too", "held-out rows are trained on, too"
+        yield from _some(self.leaks, self.leaked, one, several)
+
+
+def _some(rows: Sequence[NamedRow], count: int, one: str, several: str) -> Iterator[str]:
+    """A line that names the first few."""
+    if count:
+        more = f"; and {count - SHOWN:,} more" if count > SHOWN else ""
+        named = "; ".join(map(str, rows[:SHOWN]))
+        yield f"{count:,} {several if count > 1 else one}: {named}{more}"
+
+
+def report_of(
+    train: CheckedRows,
+    valid: CheckedRows,
+    code_N: Codes,
+    pairs_P2: Pairs,
+    near: Mapping[int, int],
+) -> Report:
+    """What became of every row.
+
+    Args:
+        code_N: of each training row.
+        pairs_P2: duplicates, each with the row that stays.
+        near: validation row -> training row that says nearly the same.
+    """
+    used_K = np.flatnonzero(code_N == KEPT)
+    exact_P2 = overlap(train.digests("said_R2")[used_K], valid.digests("said_R2"))
+    exact = {row: int(used_K[number]) for row, number in exact_P2.tolist()}
+    leaks = sorted({**near, **exact}.items())
+    pairs = pairs_P2[np.argsort(pairs_P2[:, 0], kind="stable")][:LISTED].tolist()
+    code_V = np.full(len(valid), KEPT, np.uint8)
+    return Report(
+        files=[*_file_rows("train", train, code_N), *_file_rows("valid", valid, code_V)],
+        malformed=[*_malformed(train), *_malformed(valid)],
+        duplicates=[
+            NamedRow(Place(*train.place(row)), NAMES[code_N[row]], of=Place(*train.place(stays)))
+            for row, stays in pairs
+        ],
+        leaks=[
+            NamedRow(
+                Place(*valid.place(row)),
+                "duplicate" if row in exact else _NEAR,
+                of=Place(*train.place(other)),
+            )
+            for row, other in leaks[:LISTED]
+        ],
+        leaked=len(leaks),
+    )
+
+
+def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
+    """Validation rows that also occur in the training data: int64 (P, 2), validation row and the
+    first training row that says the same."""
+    pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
+    count = len(said_N2)
+    pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
+    pairs_P2[:, 0] -= count
+    return pairs_P2
+
+
+def _file_rows(side: Side, rows: CheckedRows, code_N: Codes) -> Iterator[FileRows]:
+    for file, facts, code_R in zip(rows.files, rows.facts, rows.parts(code_N), strict=True):
+        counts = dict(zip(NAMES, np.bincount(code_R, minlength=len(NAMES)).tolist(), strict=True))
+        used, held_out = counts.pop(NAMES[KEPT]), counts.pop(NAMES[HELD_OUT])
+        first = dict(reversed(facts.faults)).items()  # of each line
+        out = {MALFORMED: facts.malformed, **counts}
+        yield FileRows(
+            str(file.path),
+            side,
+            facts.rows + facts.malformed,
+            used,
+            held_out,
+            left_out={reason: count for reason, count in out.items() if count},
+            malformed=dict(Counter(fault.code for _, fault in first)),
         )
+
+
+def _malformed(rows: CheckedRows) -> Iterator[NamedRow]:
+    for file, facts in zip(rows.files, rows.facts, strict=True):
+        for line, faults in groupby(facts.faults, key=itemgetter(0)):
+            detail = "; ".join(str(fault) for _, fault in faults)
+            yield NamedRow(Place(file.path, line), MALFORMED, detail)

@@ -1,84 +1,158 @@
 """A data set: documents ready to be trained, and the account of what became of every row.
 
+All tokens lie end to end in arrays, beside a few numbers for each document. The arrays may be
+mapped from files (`dataset_cache.py`), so that a data set may be larger than memory: a `Document`
+is made when one is asked for.
+
 Rows are rendered and tokenised some hundreds at a time, so that the tokenizer's threads have work.
 What is refused here is what would train silently and wrongly: nothing at all, or answers that never
 end.
 
-`build_dataset` keeps everything in memory, and is for rows that are there already; `kept.py` makes
-data sets from files, which may be larger.
+Shape legend: T tokens of all documents, D documents.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from vox_core.data.documents import Columns, Documents, starts_of
-from vox_core.data.encode import Document, Encoded, Encoder, Look
-from vox_core.data.encode_stats import EncodeStats, StatsCollector
+from vox_core.data.encode import Document, Encoder
+from vox_core.data.encode_stats import EncodeStats, stats_of
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
 ROWS_AT_A_TIME = 512
+_DIGEST_FORMAT = b"vox-documents-1"
 
 
-@dataclass
-class Dataset:
+@dataclass(eq=False)
+class Dataset(Sequence[Document]):
     """Documents in the order of their rows.
 
     Args:
-        documents: what is trained; `Documents`, whatever sequence was given.
-        rows: rows of the data files.
-        dropped: reason -> rows that gave no document.
-        truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
-            treated so (see encode.py); those dropped after it are among `dropped` only.
-        notes: what somebody should be told of how it was made.
+        tokens_T: int32.
+        weights_T: float32.
+        lengths_D: int64, tokens of each document.
+        files_D: int32, the number of the file it comes from, among `files`.
+        lines_D: int64, the line of that file.
+        ends_D: int32, end-of-turn tokens that are trained.
+        difficulty_D: float32, NaN where the row does not say (`sampler.py`).
         stats: of the rows, from tokenising them.
+        notes: what somebody should be told of how it was made.
         ordering: of training; None for permutations of all documents.
+        owner: kept as long as this is, such as the temporary folder of mapped files.
     """
 
-    documents: Documents
-    rows: int
-    dropped: Mapping[str, int]
-    truncated: Mapping[str, int]
-    notes: tuple[str, ...] = ()
+    tokens_T: NDArray[np.int32]
+    weights_T: NDArray[np.float32]
+    lengths_D: NDArray[np.int64]
+    files_D: NDArray[np.int32]
+    lines_D: NDArray[np.int64]
+    ends_D: NDArray[np.int32]
+    difficulty_D: NDArray[np.float32]
+    files: Sequence[Path]
     stats: EncodeStats = field(default_factory=EncodeStats)
+    notes: tuple[str, ...] = ()
     ordering: Ordering | None = None
+    owner: object = None
 
-    def __post_init__(self) -> None:
-        self.documents = Documents.of(self.documents)
+    @classmethod
+    def of(cls, documents: Sequence[Document], numbers: dict[Path, int] | None = None) -> Dataset:
+        """Copy `documents`.
+
+        Args:
+            numbers: of files; one that is not in it yet is added.
+        """
+        numbers = {} if numbers is None else numbers
+        files = [numbers.setdefault(d.source, len(numbers)) for d in documents]
+        return cls(
+            np.concatenate([np.zeros(0, np.int32), *(d.tokens_T for d in documents)]),
+            np.concatenate([np.zeros(0, np.float32), *(d.weights_T for d in documents)]),
+            np.array([len(d) for d in documents], np.int64),
+            np.array(files, np.int32),
+            np.array([d.line for d in documents], np.int64),
+            np.array([d.ends for d in documents], np.int32),
+            np.array([d.difficulty for d in documents], np.float32),
+            tuple(numbers),
+        )
 
     def ordered(self, ordering: Ordering, notes: tuple[str, ...] = ()) -> Dataset:
         """The same in another order."""
-        return replace(self, ordering=ordering, notes=(*self.notes, *notes))
+        other = copy(self)
+        other.ordering, other.notes = ordering, (*self.notes, *notes)
+        return other
+
+    def __len__(self) -> int:
+        return len(self.lengths_D)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        at = int(index) % len(self)
+        start, stop = self.starts_D1[at : at + 2].tolist()
+        return Document(
+            self.tokens_T[start:stop],
+            self.weights_T[start:stop],
+            self.files[int(self.files_D[at])],
+            int(self.lines_D[at]),
+            int(self.ends_D[at]),
+            float(self.difficulty_D[at]),
+        )
+
+    @cached_property
+    def starts_D1(self) -> NDArray[np.int64]:
+        """int64; document d has the tokens [starts[d], starts[d + 1])."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths_D)])
 
     @property
     def tokens(self) -> int:
-        return self.documents.tokens
-
-    @property
-    def trained_tokens(self) -> int:
-        return self.documents.trained_tokens
-
-    @property
-    def digest(self) -> str:
-        """Of the documents and of nothing else (`Documents.digest`)."""
-        return self.documents.digest
+        """Of all documents."""
+        return len(self.tokens_T)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
-        return self.documents.longest
+        """Tokens of the longest document; 0 without documents."""
+        return int(self.lengths_D.max(initial=0))
+
+    @cached_property
+    def trained_tokens(self) -> int:
+        """Of all documents."""
+        return int(np.count_nonzero(self.weights_T))
+
+    def trained_D(self) -> NDArray[np.int64]:
+        """Of each document the tokens whose loss is computed; nothing precedes its first one."""
+        bounds = pairwise(self.starts_D1.tolist())
+        return np.array([(self.weights_T[a + 1 : b] > 0).sum() for a, b in bounds], np.int64)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex, of each document's length (int64), tokens (int64) and weights (float32),
+        little-endian, in order. Nothing else enters: not paths, not lines."""
+        sha256 = hashlib.sha256(_DIGEST_FORMAT)
+        for document in self:
+            sha256.update(len(document).to_bytes(8, "little"))
+            sha256.update(document.tokens_T.astype("<i8").data)
+            sha256.update(document.weights_T.astype("<f4").data)
+        return sha256.hexdigest()
 
 
 def build_dataset(
@@ -87,7 +161,7 @@ def build_dataset(
     seq_len: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
-    """Encode every record.
+    """Encode every record, and keep all in memory.
 
     Args:
         seq_len: greatest length of a document, in tokens; at least 2.
@@ -98,24 +172,36 @@ def build_dataset(
             every row was dropped; D004, nothing would be trained, or no answer's end.
     """
     encoder = Encoder(tokenizer, seq_len)
-    encoded: list[Encoded] = []
-    faults: list[str] = []
-    done = 0
-    collector = StatsCollector(encoder)
-    for some, (rows, refused) in encode_rows(encoder, records, collector.rendered):
-        collector.encoded(rows)
-        encoded += rows
-        faults += refused
-        done += len(some)
+    dataset = encode_rows(
+        encoder, records, {}, lambda done: progress(done, len(records)) if progress else None
+    )
+    require_trained(dataset.stats, lambda: encoder)
+    return dataset
+
+
+def encode_rows(
+    encoder: Encoder,
+    records: Iterable[Record],
+    numbers: dict[Path, int],
+    progress: Callable[[int], None] | None = None,
+) -> Dataset:
+    """Encode rows, without judging them.
+
+    Args:
+        numbers: of the files that they are from; one that is not in it yet is added.
+        progress: called with the rows done.
+    """
+    documents, stats, rows = list[Document](), EncodeStats(), iter(records)
+    while some := list(islice(rows, ROWS_AT_A_TIME)):
+        for record in some:
+            numbers.setdefault(record.source, len(numbers))
+        encoded = encoder.encode_many(some)
+        stats.add(stats_of(encoder, encoded, numbers))
+        documents += [document for row in encoded for document in row.documents]
         if progress:
-            progress(done, len(records))
-    require_rendered(faults, encoder)
-    kept, dropped, truncated = account(encoded)
-    columns = Columns.of(kept, collector.sources)
-    collector.columns(columns)
-    documents = Documents(columns, starts_of(columns.lengths_D), tuple(collector.sources))
-    dataset = Dataset(documents, len(encoded), dropped, truncated, stats=collector.stats)
-    require_trained(dataset, encoder, answers=any(r.kind != "text" for r in records))
+            progress(stats.rows)
+    dataset = Dataset.of(documents, numbers)
+    dataset.stats = stats
     return dataset
 
 
@@ -124,63 +210,36 @@ def assumed_dataset(documents: int, length: int) -> Dataset:
     weights_T = np.ones(length, np.float32)
     weights_T[0] = 0  # nothing precedes it
     document = Document(np.zeros(length, np.int32), weights_T, Path(), 0, 1)
-    return Dataset(Documents.of((document,) * documents), documents, {}, {})
+    dataset = Dataset.of((document,) * documents)
+    dataset.stats.rows = documents
+    return dataset
 
 
-def encode_rows(
-    encoder: Encoder, records: Iterable[Record], look: Look | None = None
-) -> Iterator[tuple[list[Record], tuple[list[Encoded], list[str]]]]:
-    """Some hundred records at a time, with what `Encoder.encode_many` says of them."""
-    rows = iter(records)
-    while some := list(islice(rows, ROWS_AT_A_TIME)):
-        yield some, encoder.encode_many(some, look)
+# --- refusals -------------------------------------------------------------------------------------
 
 
-def account(encoded: Iterable[Encoded]) -> tuple[list[Document], Counter[str], Counter[str]]:
-    """The documents; reason -> rows dropped; way -> rows cut and kept."""
-    documents: list[Document] = []
-    dropped, truncated = Counter[str](), Counter[str]()
-    for row in encoded:
-        documents += row.documents
-        if row.dropped:
-            dropped[row.dropped] += 1
-        elif row.cut != "none":
-            truncated[row.cut] += 1
-    return documents, dropped, truncated
-
-
-def require_rendered(faults: Sequence[str], encoder: Encoder) -> None:
-    """Refuse rows that the chat template refuses.
+def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
+    """Refuse rows that the chat template refuses, and what would train nothing, or answers that
+    never end.
 
     Raises:
-        DataError: D005.
+        DataError: D005; D006, every row was dropped; D004, nothing would be trained, or no answer's
+            end.
     """
-    if faults:
-        raise _refused(faults, has_template=encoder.renderer.template is not None)
-
-
-def require_trained(dataset: Dataset, encoder: Encoder, *, answers: bool) -> None:
-    """Refuse what would train nothing, or answers that never end.
-
-    Args:
-        answers: there are rows that are not of the form text.
-
-    Raises:
-        DataError: D006, every row was dropped; D004, nothing would be trained, or no answer's end.
-    """
-    if not dataset.documents:
-        if set(dataset.dropped) == {"nothing to train"}:
+    if stats.faults:
+        raise _refused(stats)
+    if sum(stats.dropped.values()) == stats.rows:
+        if set(stats.dropped) == {"nothing to train"}:
             raise _untrained("no token would be trained", "rows with something the assistant says")
-        raise _all_dropped(dataset)
-    if answers and not dataset.documents.ends:
-        raise _untrained("no end-of-turn token would be trained", _expected_end(encoder))
-
-
-def _expected_end(encoder: Encoder) -> str:
-    names = encoder.renderer.end_of_turn_names()
-    if not names:
-        return "an eos_token, or a chat template that ends turns with a special token"
-    return f"{' or '.join(names)} after what the assistant says, within seq_len"
+        raise _all_dropped(stats.dropped)
+    if stats.answers and not stats.ended:
+        names = encoder().renderer.end_of_turn_names()
+        expected = (
+            f"{' or '.join(names)} after what the assistant says, within seq_len"
+            if names
+            else "an eos_token, or a chat template that ends turns with a special token"
+        )
+        raise _untrained("no end-of-turn token would be trained", expected)
 
 
 def _untrained(what: str, expected: str) -> DataError:
@@ -195,43 +254,40 @@ def _untrained(what: str, expected: str) -> DataError:
     )
 
 
-def _all_dropped(dataset: Dataset) -> DataError:
-    reasons = ", ".join(f"{count} with {reason}" for reason, count in dataset.dropped.items())
-    if set(dataset.dropped) == {"preference pair"}:
-        return DataError(
-            "D006",
-            "every row was dropped",
-            where="the data",
-            found=f"{dataset.dropped['preference pair']} preference pairs and nothing else",
-            expected="conversations, prompts with completions, or texts",
-            remedy='train on the answers that were chosen: write them as rows of "messages"',
-        )
+def _all_dropped(dropped: Mapping[str, int]) -> DataError:
+    found = ", ".join(f"{rows} with {reason}" for reason, rows in dropped.items())
+    expected = "at least one row with an answer that begins within seq_len"
+    remedy = "raise --seq-len, or shorten what comes before the answers"
+    if set(dropped) == {"preference pair"}:
+        found = f"{dropped['preference pair']} preference pairs and nothing else"
+        expected = "conversations, prompts with completions, or texts"
+        remedy = 'train on the answers that were chosen: write them as rows of "messages"'
     return DataError(
         "D006",
         "every row was dropped",
         where="the data",
-        found=reasons or "no rows",
-        expected="at least one row with an answer that begins within seq_len",
-        remedy="raise --seq-len, or shorten what comes before the answers",
+        found=found or "no rows",
+        expected=expected,
+        remedy=remedy,
     )
 
 
-def _refused(faults: Sequence[str], *, has_template: bool) -> DataError:
-    if has_template:
+def _refused(stats: EncodeStats) -> DataError:
+    what = "the model has no chat template"
+    remedy = (
+        "name one with --template chatml, use an -instruct model, or rows of prompt and "
+        "completion, or of text"
+    )
+    if stats.template:
         what = "the chat template refuses rows of the data"
         remedy = "change these rows to what the template takes, or choose another model"
-    else:
-        what = "the model has no chat template"
-        remedy = (
-            "name one with --template chatml, use an -instruct model, or rows of prompt and "
-            "completion, or of text"
-        )
+    rows = len(stats.faults)
     return DataError(
         "D005",
         what,
         where="the data, as the model's chat template renders it",
-        found=f"{len(faults)} row{'s' if len(faults) > 1 else ''} that cannot be rendered",
+        found=f"{rows} row{'s' if rows > 1 else ''} that cannot be rendered",
         expected="a chat template that renders every row",
-        faults=faults,
+        faults=stats.faults,
         remedy=remedy,
     )

@@ -6,9 +6,12 @@ template is read from, the sequence length, the versions of the libraries and `C
 hit no row is read and no tokenizer loaded. Where the cache cannot be written, the arrays lie in a
 temporary folder as long as they are needed, and the data set says so.
 
-Each array of an entry is a file of its own, little-endian, without a header; `entry.json` has the
-size and SHA-256 of each, and what became of the rows. An entry of which anything does not fit
-together counts as a miss and is made anew.
+A block of rows is tokenised by itself, here or in a child process, and parts are put together in
+the order of the blocks, so the data set is the same, bit for bit, with any number of processes.
+This process tokenises what a child that died has not done.
+
+Each array of an entry is a file of its own, little-endian, without a header; `entry.json` says what
+became of the rows, and has a SHA-256 of all this. An entry that has another counts as a miss.
 
 Shape legend: T tokens of all documents, D documents.
 """
@@ -17,36 +20,50 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached
-from vox_core.data import tokenize_job
-from vox_core.data.blocks import BLOCK_BYTES, cut
+from vox_core.data.blocks import BLOCK_BYTES, Block, cut
 from vox_core.data.checked import CheckedFile
-from vox_core.data.dataset import Dataset, require_rendered, require_trained
-from vox_core.data.documents import Columns, Documents
+from vox_core.data.dataset import Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.encode_stats import EncodeStats
-from vox_core.data.tokenize_job import Part
-from vox_core.data.tokenizer import files_of
+from vox_core.data.tokenizer import files_of, load_tokenizer
+from vox_core.data.worker import Worker, WorkerDied
 from vox_core.errors import StorageError
 from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-FOLDER = "documents"
+FOLDER, ENTRY = "documents", "entry.json"
+_ARRAYS = {
+    "tokens_T": "<i4",
+    "weights_T": "<f4",
+    "lengths_D": "<i8",
+    "files_D": "<i4",
+    "lines_D": "<i8",
+    "ends_D": "<i4",
+    "difficulty_D": "<f4",
+}
+_BYTES_FOR_ONE = 2_000_000
+"""Of JSONL; a second of work here, half of it in waiting for the child that renders."""
+_BYTES_FOR_ONE_MORE = 24_000_000
+"""Some four seconds of work for a process, which takes two or three to start."""
+_MOST_WORKERS = 4
+"""Each takes some 400 MB, and nobody has said how much there is."""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Load = Callable[[], "PreTrainedTokenizerBase"]
@@ -76,23 +93,40 @@ def open_dataset(
             every row was dropped; D004, nothing would be trained, or no answer's end.
         StorageError: not even a temporary folder can be written.
     """
-    sources = [file.path for file in checked]
-    name = _key(checked, model, seq_len)
+    sources, rows = [file.path for file in checked], sum(file.used for file in checked)
+    lines = [file.lines for file in checked]
     if workers is None:
-        workers = tokenize_job.workers_for(sum(file.lines.stat().st_size for file in checked))
-    make = _Making(checked, model, load, seq_len, progress, workers, block_bytes)
+        workers = workers_for(sum(path.stat().st_size for path in lines))
+
+    def make(folder: Path) -> None:
+        encoder = cache(lambda: Encoder(load(), seq_len))
+        blocks = cut(sources, block_bytes, [file.chosen for file in checked], lines)
+        parts = make_parts(encoder, blocks, model, seq_len, workers)
+        stats, hashes = _write(folder, parts, lambda done: progress and progress(done, rows))
+        for file in checked:
+            file.require_unchanged()
+        assert stats.rows == rows
+        require_trained(stats, encoder)
+        dataset = _open(folder, sources, stats)
+        about = {
+            "stats": stats.to_json(),
+            "digest": dataset.digest,
+            "trained_tokens": dataset.trained_tokens,
+        }
+        text = json.dumps({**about, "sha256": _sha256(about, hashes)}, indent=2)
+        (folder / ENTRY).write_text(text + "\n", encoding="utf-8")
+
+    name = _key(checked, model, seq_len)
     found = cached(FOLDER, name, make, lambda folder, owner: read_dataset(folder, sources, owner))
-    if found.fault is None:
-        return found.value
-    why = f"{found.fault.what}: {found.fault.where or cache_root()}"
-    note = f"the tokens are kept for this run only, because {why}"
-    return replace(found.value, notes=(note,))
+    if found.fault:
+        why = f"{found.fault.what}: {found.fault.where or cache_root()}"
+        found.value.notes = (f"the tokens are kept for this run only, because {why}",)
+    return found.value
 
 
 def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
     """The name of an entry. No library is imported for it."""
     decides = {
-        "format": 1,
         "files": [file.identity for file in checked],
         "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in files_of(model)},
         "seq_len": seq_len,
@@ -102,138 +136,21 @@ def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-class _Making:
-    """Tokenises into a folder."""
-
-    def __init__(
-        self,
-        checked: Sequence[CheckedFile],
-        model: Path,
-        load: Load,
-        seq_len: int,
-        progress: Callable[[int, int], None] | None,
-        workers: int,
-        block_bytes: int,
-    ) -> None:
-        self._checked, self._model, self._load, self._seq_len = checked, model, load, seq_len
-        self._progress, self._workers, self._block_bytes = progress, workers, block_bytes
-
-    def __call__(self, folder: Path) -> None:
-        recipe = tokenize_job.TokenizeJob(self._model, self._seq_len)
-        encoder = cache(lambda: Encoder(self._load(), self._seq_len))
-        sources = [file.path for file in self._checked]
-        faults: list[str] = []
-        with Writer(folder) as writer:
-            lines, masks = zip(*((file.lines, file.chosen) for file in self._checked), strict=True)
-            blocks = cut(sources, self._block_bytes, masks, lines)
-            for part in tokenize_job.make_parts(encoder, blocks, recipe, self._workers):
-                faults += part.faults
-                writer.add(part)
-                self._tell(writer.rows)
-            for file in self._checked:
-                file.require_unchanged()
-            assert faults or writer.rows == sum(file.used for file in self._checked)
-            require_rendered(faults, encoder())
-            dataset = writer.finish(sources)
-        require_trained(dataset, encoder(), answers=writer.answers > 0)
-
-    def _tell(self, done: int) -> None:
-        if self._progress:
-            self._progress(done, sum(file.used for file in self._checked))
-
-
-ENTRY = "entry.json"
-_ARRAYS = {
-    "tokens_T": "<i4",
-    "weights_T": "<f4",
-    "starts_D1": "<i8",
-    "sources_D": "<i4",
-    "lines_D": "<i8",
-    "ends_D": "<i4",
-    "difficulty_D": "<f4",
-}
-
-
-class Writer:
-    """Writes parts, in the order of their rows, into a folder; use it as a context."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._stack = folder, ExitStack()
-        self.rows = self.answers = 0
-        self.dropped: Counter[str] = Counter()
-        self.truncated: Counter[str] = Counter()
-        self._stats = EncodeStats()
-        self._tokens = 0
-
-    def __enter__(self) -> Writer:
-        self._files = {
-            name: self._stack.enter_context(_Hashed(self._folder / name)) for name in _ARRAYS
-        }
-        self._write("starts_D1", np.zeros(1, np.int64))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def add(self, part: Part) -> None:
-        columns = part.columns
-        for name in _ARRAYS.keys() - {"starts_D1"}:
-            self._write(name, getattr(columns, name))
-        self._write("starts_D1", self._tokens + np.cumsum(columns.lengths_D, dtype=np.int64))
-        self._tokens += len(columns.tokens_T)
-        self.rows += part.rows
-        self.answers += part.answers
-        self.dropped.update(part.dropped)
-        self.truncated.update(part.truncated)
-        self._stats.add(part.stats)
-
-    def finish(self, sources: Sequence[Path]) -> Dataset:
-        """The data set, mapped; the folder is whole afterwards."""
-        self._stack.close()
-        found: dict[str, Any] = {
-            "rows": self.rows,
-            "dropped": dict(self.dropped),
-            "truncated": dict(self.truncated),
-            "stats": self._stats.to_json(),
-            "arrays": {
-                name: {"bytes": file.size, "sha256": file.sha256.hexdigest()}
-                for name, file in self._files.items()
-            },
-        }
-        dataset = _open(self._folder, found, sources, None)
-        found["digest"] = dataset.digest
-        found["trained_tokens"] = dataset.trained_tokens
-        text = json.dumps({**found, "sha256": _own_sha256(found)}, indent=2)
-        (self._folder / ENTRY).write_text(text + "\n", encoding="utf-8")
-        return dataset
-
-    def _write(self, name: str, values: NDArray[Any]) -> None:
-        self._files[name].write(values.astype(_ARRAYS[name], copy=False))
-
-
-class _Hashed:
-    """A file that is hashed as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.size, self.sha256 = path, 0, hashlib.sha256()
-
-    def __enter__(self) -> _Hashed:
-        self._file: IO[bytes] = self._path.open("xb")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, values: NDArray[Any]) -> None:
-        data = np.ascontiguousarray(values).tobytes()
-        self._file.write(data)
-        self.sha256.update(data)
-        self.size += len(data)
+def _write(
+    folder: Path, parts: Iterable[Dataset], tell: Callable[[int], object]
+) -> tuple[EncodeStats, list[str]]:
+    """Write the arrays of all parts, end to end: their statistics, and the SHA-256 of each file."""
+    stats, hashes = EncodeStats(), [hashlib.sha256() for _ in _ARRAYS]
+    with ExitStack() as stack:
+        opened = [stack.enter_context((folder / name).open("xb")) for name in _ARRAYS]
+        for part in parts:
+            for (name, dtype), file, sha256 in zip(_ARRAYS.items(), opened, hashes, strict=True):
+                data = getattr(part, name).astype(dtype).tobytes()
+                file.write(data)
+                sha256.update(data)
+            stats.add(part.stats)
+            tell(stats.rows)
+    return stats, [sha256.hexdigest() for sha256 in hashes]
 
 
 def read_dataset(folder: Path, sources: Sequence[Path], owner: object = None) -> Dataset | None:
@@ -244,45 +161,95 @@ def read_dataset(folder: Path, sources: Sequence[Path], owner: object = None) ->
         owner: kept as long as the arrays are.
     """
     try:
-        found = json.loads((folder / ENTRY).read_bytes())
-        if found.pop("sha256") != _own_sha256(found) or not _intact(folder, found["arrays"]):
+        about = json.loads((folder / ENTRY).read_bytes())
+        if about.pop("sha256") != _sha256(about, [file_sha256(folder / name) for name in _ARRAYS]):
             return None
-        return _open(folder, found, sources, owner)
+        dataset = _open(folder, sources, EncodeStats.from_json(about["stats"]), owner)
+        dataset.digest, dataset.trained_tokens = about["digest"], about["trained_tokens"]
     except (OSError, StorageError, ValueError, KeyError, AttributeError, TypeError):
         return None
+    return dataset
 
 
-def _intact(folder: Path, arrays: Mapping[str, Mapping[str, Any]]) -> bool:
-    return arrays.keys() == _ARRAYS.keys() and all(
-        (folder / name).stat().st_size == said["bytes"]
-        and file_sha256(folder / name) == said["sha256"]
-        for name, said in arrays.items()
-    )
-
-
-def _own_sha256(found: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+def _sha256(about: Mapping[str, Any], hashes: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([about, hashes], sort_keys=True).encode()).hexdigest()
 
 
 def _open(
-    folder: Path, found: Mapping[str, Any], sources: Sequence[Path], owner: object
+    folder: Path, sources: Sequence[Path], stats: EncodeStats, owner: object = None
 ) -> Dataset:
-    mapped = {name: _mapped(folder / name, dtype) for name, dtype in _ARRAYS.items()}
-    starts_D1 = mapped.pop("starts_D1")
-    columns = Columns(**mapped, lengths_D=np.diff(starts_D1))
-    return Dataset(
-        Documents(
-            columns, starts_D1, sources, owner, found.get("digest"), found.get("trained_tokens")
-        ),
-        found["rows"],
-        found["dropped"],
-        found["truncated"],
-        stats=EncodeStats.from_json(found["stats"]),
-    )
+    arrays: dict[str, Any] = {
+        name: np.asarray(np.memmap(folder / name, dtype, mode="r"))
+        for name, dtype in _ARRAYS.items()
+    }
+    return Dataset(**arrays, files=tuple(sources), stats=stats, owner=owner)
 
 
-def _mapped(path: Path, dtype: str) -> NDArray[Any]:
-    """The array in a file, read when it is looked at; nothing can be mapped of an empty file."""
-    if not path.stat().st_size:
-        return np.zeros(0, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+# --- processes ------------------------------------------------------------------------------------
+
+
+def workers_for(size: int) -> int:
+    """How many child processes pay for so many bytes of data files."""
+    workers = min(_MOST_WORKERS, _cpus(), 1 + size // _BYTES_FOR_ONE_MORE)
+    return workers if size >= _BYTES_FOR_ONE else 0
+
+
+def _cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def make_part(encoder: Encoder, block: Block) -> Dataset:
+    """Tokenise a block."""
+    return encode_rows(encoder, block.records(), {block.path: block.file})
+
+
+def make_parts(
+    load: Callable[[], Encoder], blocks: Iterator[Block], model: Path, seq_len: int, workers: int
+) -> Iterator[Dataset]:
+    """The parts of all blocks, in order.
+
+    Args:
+        load: this process's encoder, of the tokenizer in `model` and of `seq_len`.
+        workers: child processes; with 0 all is done here.
+
+    Raises:
+        DataError: D001, a file could not be read.
+    """
+    if not workers:
+        yield from (make_part(load(), block) for block in blocks)
+        return
+    children, idle = [Worker() for _ in range(workers)], SimpleQueue[Worker]()
+    for child in children:
+        idle.put(child)
+
+    def ask(block: Block) -> Dataset | Block:
+        child = idle.get()
+        try:
+            return child(_part, model, seq_len, block)
+        except WorkerDied:
+            return block
+        finally:
+            idle.put(child)
+
+    threads = ThreadPoolExecutor(workers)
+    try:
+        waiting = deque(threads.submit(ask, block) for block in islice(blocks, 2 * workers))
+        while waiting:
+            part = waiting.popleft().result()
+            waiting.extend(threads.submit(ask, block) for block in islice(blocks, 1))
+            yield part if isinstance(part, Dataset) else make_part(load(), part)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.close()
+        threads.shutdown()
+
+
+def _part(model: Path, seq_len: int, block: Block) -> Dataset:
+    return make_part(_encoder(model, seq_len), block)
+
+
+@cache
+def _encoder(model: Path, seq_len: int) -> Encoder:
+    return Encoder(load_tokenizer(model), seq_len)

@@ -12,20 +12,19 @@ if not even the first one does, at `seq_len` in the middle of a turn. A text is 
 consecutive pieces instead; each begins with the last token of the one before, as its context, so
 that no token is lost and none trained twice.
 
-Shape legend: T tokens of a document.
+Shape legend: T tokens of a document, P of a piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from vox_core.data.render import Rendered, Renderer, RenderError
+from vox_core.data.render import Rendered, Renderer, RenderError, Span
 from vox_core.data.rows import Record
 from vox_core.data.sampler import UNKNOWN, level
 from vox_core.data.tokenizer import Tokens, tokenise
@@ -37,12 +36,10 @@ if TYPE_CHECKING:
     Ids: TypeAlias = NDArray[np.int32]
     Weights: TypeAlias = NDArray[np.float32]
 
-_Ends: TypeAlias = list[list[int]]
 Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
 Reason: TypeAlias = Literal[
     "nothing to train", "nothing to train within seq_len", "preference pair"
 ]
-Look: TypeAlias = Callable[[Record, Rendered], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,16 +69,21 @@ class Document:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """What became of a record: its documents (several only for a text that was split), or none and
-    the reason; `length` is that of the whole row, in tokens."""
+    the reason.
 
-    documents: tuple[Document, ...]
+    Args:
+        rendered: the row as text; None for a preference pair.
+        length: of the whole row, in tokens.
+        fault: why the row cannot be rendered; empty if it can.
+    """
+
+    record: Record
+    rendered: Rendered | None = None
+    documents: tuple[Document, ...] = ()
     cut: Cut = "none"
     dropped: Reason | None = None
     length: int = 0
-
-
-_PREFERENCE = Encoded((), dropped="preference pair")
-"""Kept for objectives that take one answer over another; this one has no use for it."""
+    fault: str = ""
 
 
 class Encoder:
@@ -100,169 +102,97 @@ class Encoder:
         Raises:
             RenderError: the chat template refuses it.
         """
-        if record.kind == "preference":
-            return _PREFERENCE
-        return self._encode([(record, self.renderer.render(record))])[0]
+        (found,) = self.encode_many([record])
+        if found.fault:
+            raise RenderError(found.fault)
+        return found
 
-    def encode_many(
-        self, records: Sequence[Record], look: Look | None = None
-    ) -> tuple[list[Encoded], list[str]]:
-        """Encode records together, which is much faster.
-
-        Args:
-            look: told of each row as text.
-
-        Returns:
-            What became of each, and the faults of those that cannot be rendered; if there are any,
-            nothing is encoded.
-        """
-        rendered: list[tuple[Record, Rendered]] = []
-        faults: list[str] = []
-        for record in records:
-            if record.kind == "preference":
-                continue
-            try:
-                rendered.append((record, self.renderer.render(record)))
-            except RenderError as fault:
-                faults.append(f"{record.place}: {fault}")
-        if faults:
-            return [], faults
-        if look:
-            for record, text in rendered:
-                look(record, text)
-        encoded = iter(self._encode(rendered))
-        return [_PREFERENCE if r.kind == "preference" else next(encoded) for r in records], []
-
-    def _encode(self, rendered: Sequence[tuple[Record, Rendered]]) -> list[Encoded]:
-        if not rendered:
-            return []
-        tokens = tokenise(self.tokenizer, [text.text for _, text in rendered])
-        is_end_T = np.isin(tokens.ids_T, list(self.renderer.end_of_turn))
-        spans = _Spans.of([text for _, text in rendered])
-        weights_T, ends = _mask(tokens, is_end_T, spans)
-        bounds = pairwise(tokens.bounds_R1.tolist())
-        rows = zip(rendered, bounds, ends, strict=True)
+    def encode_many(self, records: Sequence[Record]) -> list[Encoded]:
+        """Encode records together, which is much faster."""
+        rows = [self._rendered(record) for record in records]
+        texts = [row.rendered.text for row in rows if row.rendered]
+        tokens = iter(tokenise(self.tokenizer, texts) if texts else ())
         return [
-            self._fit(record, self._whole(text, tokens.ids_T[a:b], weights_T[a:b], found, a))
-            for (record, text), (a, b), found in rows
+            self._fit(row.record, row.rendered, next(tokens)) if row.rendered else row
+            for row in rows
         ]
 
-    def _whole(
-        self, text: Rendered, ids_T: Ids, weights_T: Weights, ends: list[int], first: int
-    ) -> _Tokens:
-        """A row's tokens; `ends` are counted from `first` tokens before it."""
+    def _rendered(self, record: Record) -> Encoded:
+        if record.kind == "preference":  # for objectives that compare two answers
+            return Encoded(record, dropped="preference pair")
+        try:
+            return Encoded(record, self.renderer.render(record))
+        except RenderError as fault:
+            return Encoded(record, fault=str(fault))
+
+    def _fit(self, record: Record, text: Rendered, tokens: Tokens) -> Encoded:
+        """Cut to `seq_len`, and drop what then trains nothing."""
+        tokens_T, weights_T, ends = self._whole(text, tokens)
+        pieces, cut = self._pieces(record, len(tokens_T), ends)
+        place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
+        documents = []
+        for start, stop in pieces:
+            weights_P = weights_T[start:stop].copy()
+            weights_P[:1] = 0  # it has no predecessor in the piece
+            if weights_P.any():
+                trained = sum(start + 1 < end <= stop for end in ends)
+                documents.append(
+                    Document(tokens_T[start:stop], weights_P, *place, trained, difficulty)
+                )
+        dropped: Reason | None = None
+        if not documents:
+            trains = weights_T[1:].any()
+            dropped = "nothing to train within seq_len" if trains else "nothing to train"
+        return Encoded(record, text, tuple(documents), cut, dropped, len(tokens_T))
+
+    def _whole(self, text: Rendered, tokens: Tokens) -> tuple[Ids, Weights, list[int]]:
+        """All tokens of a row, their weights, and the positions just after each trained
+        end-of-turn token."""
+        is_end_T = np.isin(tokens.ids_T, list(self.renderer.end_of_turn))
+        weights_T, ends = _mask(tokens, is_end_T, text.spans)
         if text.templated:
-            return _Tokens.of(ids_T, weights_T, [end - first for end in ends])
+            return tokens.ids_T, weights_T, [end for end in ends if end > 1]
         before = self._prefix
-        after = self._suffix if ids_T[-1:].tolist() != self._suffix[-1:] else []
+        after = self._suffix if tokens.ids_T[-1:].tolist() != self._suffix[-1:] else []
         closing = text.spans[-1].weight if text.spans else 0
         weights_T = np.concatenate(
             [np.zeros(len(before)), weights_T, np.full(len(after), closing)], dtype=np.float32
         )
-        tokens_T = np.array([*before, *ids_T.tolist(), *after], np.int32)
-        return _Tokens.of(tokens_T, weights_T, [len(tokens_T)] if self._suffix and closing else [])
+        tokens_T = np.array([*before, *tokens.ids_T.tolist(), *after], np.int32)
+        closed = self._suffix and closing and len(tokens_T) > 1
+        return tokens_T, weights_T, [len(tokens_T)] if closed else []
 
-    def _fit(self, record: Record, whole: _Tokens) -> Encoded:
-        """Cut to `seq_len`, and drop what then trains nothing."""
-        pieces, cut = self._pieces(record, whole)
-        place, difficulty = (record.source, record.line), level(record.attributes.difficulty)
-        documents = tuple(
-            Document(piece.tokens_T, piece.weights_T, *place, len(piece.ends), difficulty)
-            for piece in pieces
-            if piece.weights_T.any()
-        )
-        if documents:
-            return Encoded(documents, cut, None, len(whole.tokens_T))
-        reason: Reason = (
-            "nothing to train within seq_len" if whole.weights_T.any() else "nothing to train"
-        )
-        return Encoded((), cut, reason, len(whole.tokens_T))
-
-    def _pieces(self, record: Record, whole: _Tokens) -> tuple[list[_Tokens], Cut]:
-        length, limit = len(whole.tokens_T), self.seq_len
+    def _pieces(
+        self, record: Record, length: int, ends: Sequence[int]
+    ) -> tuple[list[tuple[int, int]], Cut]:
+        """Tokens [start, stop) of each document."""
+        limit = self.seq_len
         if length <= limit:
-            return [whole], "none"
+            return [(0, length)], "none"
         if record.kind == "text":
-            return [whole.slice(a, a + limit) for a in range(0, length - 1, limit - 1)], "split"
-        if fitting := [end for end in whole.ends if end <= limit]:
-            return [whole.slice(0, max(fitting))], "whole turns"
-        return [whole.slice(0, limit)], "mid-turn"
+            return [(a, min(a + limit, length)) for a in range(0, length - 1, limit - 1)], "split"
+        if fitting := [end for end in ends if end <= limit]:
+            return [(0, max(fitting))], "whole turns"
+        return [(0, limit)], "mid-turn"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
-    """Tokens, weights, and the positions just after each trained end-of-turn token."""
-
-    tokens_T: Ids
-    weights_T: Weights
-    ends: list[int]
-
-    @classmethod
-    def of(cls, tokens_T: Ids, weights_T: Weights, ends: list[int]) -> _Tokens:
-        weights_T[:1] = 0
-        return cls(tokens_T, weights_T, [end for end in ends if end > 1])
-
-    def slice(self, start: int, stop: int) -> _Tokens:
-        """Tokens [start, stop); the first has no predecessor in it, so it is not trained."""
-        ends = [end - start for end in self.ends if start + 1 < end <= stop]
-        weights_T = self.weights_T[start:stop].copy()
-        weights_T[:1] = 0
-        return _Tokens(self.tokens_T[start:stop], weights_T, ends)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Spans:
-    """The spans of some texts laid end to end: offsets in all of them, `row` the text's number."""
-
-    row: list[int]
-    start_S: NDArray[np.int64]
-    stop_S: NDArray[np.int64]
-    closed: list[bool]
-    weight: list[float]
-
-    @classmethod
-    def of(cls, texts: Sequence[Rendered]) -> _Spans:
-        found, at = [], 0
-        for row, text in enumerate(texts):
-            found += [(row, at + s.start, at + s.stop, s.closed, s.weight) for s in text.spans]
-            at += len(text.text)
-        row_S, start_S, stop_S, closed_S, weight_S = zip(*found, strict=True) if found else [()] * 5
-        return cls(
-            list(row_S),
-            np.array(start_S, np.int64),
-            np.array(stop_S, np.int64),
-            list(closed_S),
-            list(weight_S),
-        )
-
-
-def _mask(tokens: Tokens, is_end_T: NDArray[np.bool_], spans: _Spans) -> tuple[Weights, _Ends]:
-    """The weight of its span for tokens inside one, and, for each text, where end-of-turn tokens
-    that close one end.
+def _mask(
+    tokens: Tokens, is_end_T: NDArray[np.bool_], spans: Sequence[Span]
+) -> tuple[Weights, list[int]]:
+    """The weight of its span for tokens inside one, and where end-of-turn tokens that close one
+    end.
 
     An end-of-turn token may reach beyond its span: some swallow a newline. Any other token that
     does is not trained.
     """
-    weights_T = np.zeros(len(tokens.ids_T), np.float32)
-    ends: _Ends = [[] for _ in tokens.bounds_R1[1:]]
-    extents = _extents(tokens, spans)
-    columns = zip(spans.row, extents, spans.stop_S, spans.closed, spans.weight, strict=True)
-    for row, (low, high), stop, closed, weight in columns:
-        within_T = is_end_T[low:high] | (tokens.stops_T[low:high] <= stop)
-        weights_T[low:high][within_T] = weight
-        if closed:
-            ends[row] += (np.flatnonzero(within_T & is_end_T[low:high])[-1:] + low + 1).tolist()
+    weights_T, ends = np.zeros(len(tokens.ids_T), np.float32), list[int]()
+    for span in spans:
+        low, high = np.searchsorted(tokens.begins_T, [span.start, span.stop]).tolist()
+        within_T = is_end_T[low:high] | (tokens.stops_T[low:high] <= span.stop)
+        weights_T[low:high][within_T] = span.weight
+        if span.closed:
+            ends += (np.flatnonzero(within_T & is_end_T[low:high])[-1:] + low + 1).tolist()
     return weights_T, ends
-
-
-def _extents(tokens: Tokens, spans: _Spans) -> Iterator[tuple[int, int]]:
-    """The tokens of its own text that begin in each span."""
-    rows_S = np.array(spans.row, np.int64)
-    low_S = np.searchsorted(tokens.begins_T, spans.start_S)
-    high_S = np.searchsorted(tokens.begins_T, spans.stop_S)
-    low_S = np.maximum(low_S, tokens.bounds_R1[rows_S])
-    high_S = np.minimum(high_S, tokens.bounds_R1[rows_S + 1])
-    return zip(low_S.tolist(), high_S.tolist(), strict=True)
 
 
 def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

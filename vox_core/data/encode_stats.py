@@ -1,8 +1,8 @@
 """Statistics of rows while they are tokenised, kept in the cache with their tokens.
 
-Each block of rows is examined once, where its tokens are made (`tokenize_job.py`), so a second
-start has all of it without reading a row or loading a tokenizer. Counts are of all rows, and the
-first few of each kind are named. What is worth reporting, and in which words, is `audit.py`'s.
+Each row is examined once, where its tokens are made, so a second start has all of it without
+reading a row or loading a tokenizer. Counts are of all rows, and the first few of each kind are
+named. `audit.py` decides what is worth reporting, and words it.
 
 Train/serve skew is checked in some rows of every chunk: a server renders the messages so far with
 the generation prompt, and the model goes on from there. Where that text is no prefix of the trained
@@ -15,27 +15,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from vox_core.data.encode import Encoded, Encoder
-from vox_core.data.render import Rendered, Renderer, RenderError, weight_of
+from vox_core.data.render import Rendered, Renderer, common, weight_of
 from vox_core.data.rows import Record
-from vox_core.data.turns import common
-
-if TYPE_CHECKING:
-    from vox_core.data.documents import Columns
+from vox_core.data.template import GENERATION
 
 NAMED = 5
 """Rows that are named of each kind."""
 SERVED_OF_A_CHUNK = 8
 """Rows of some hundred that are rendered as a server would, too."""
-MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SHOWN = 40
 _WORD = re.compile(r"[<\[]?[^\s<\[]*$")
 """The last word or special token of a text, begun or empty."""
@@ -45,11 +39,17 @@ _DROPPED = {
 }
 
 
-@dataclass(slots=True)
+@dataclass
 class EncodeStats:
-    """Counts of some rows.
+    """What became of some rows.
 
     Args:
+        rows: all of them.
+        answers: rows that are not of the form text.
+        dropped: reason -> rows that gave no document.
+        truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
+            treated so (see encode.py); those dropped after it are among `dropped` only.
+        faults: of the rows that cannot be rendered.
         counts: id of a finding -> rows.
         places: id of a finding -> the first of its rows: number of the file and line.
         details: id of a finding -> more words about its first row.
@@ -60,8 +60,13 @@ class EncodeStats:
         template, markers: there is a chat template; it has generation markers.
     """
 
+    rows: int = 0
+    answers: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    places: dict[str, list[list[int]]] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
     lengths: Counter[int] = field(default_factory=Counter)
     ended: int = 0
@@ -70,145 +75,113 @@ class EncodeStats:
     template: bool = False
     markers: bool = False
 
-    def note(self, name: str, file: int, line: int, detail: str = "") -> None:
+    def note(self, name: str, place: tuple[int, int], detail: str = "") -> None:
         """Count one row."""
         self.counts[name] += 1
         places = self.places.setdefault(name, [])
         if len(places) < NAMED:
-            places.append((file, line))
+            places.append([*place])
         if detail:
             self.details.setdefault(name, detail)
 
     def add(self, later: EncodeStats) -> None:
         """Add the counts of rows that come after these."""
-        self.counts += later.counts
+        for name in ("rows", "answers", "ended", "served", "faults"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for name in ("dropped", "truncated", "counts", "lengths"):
+            getattr(self, name).update(getattr(later, name))
         for name, found in later.places.items():
             places = self.places.setdefault(name, [])
             places += found[: NAMED - len(places)]
         self.details = {**later.details, **self.details}
-        self.lengths += later.lengths
-        self.ended += later.ended
-        self.served += later.served
         self.largest = max(self.largest, later.largest)
         self.template |= later.template
         self.markers |= later.markers
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "counts": self.counts,
-            "places": self.places,
-            "details": self.details,
-            "lengths": sorted(self.lengths.items()),
-            **{name: getattr(self, name) for name in _PLAIN},
-        }
+        return {**vars(self), "lengths": sorted(self.lengths.items())}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> EncodeStats:
-        return cls(
-            Counter(found["counts"]),
-            {
-                name: [(int(file), int(line)) for file, line in places]
-                for name, places in found["places"].items()
-            },
-            dict(found["details"]),
-            Counter({int(length): int(rows) for length, rows in found["lengths"]}),
-            **{name: found[name] for name in _PLAIN},
-        )
+        stats = cls(**found)
+        stats.lengths = Counter(dict(found["lengths"]))
+        for name in ("dropped", "truncated", "counts"):
+            setattr(stats, name, Counter(found[name]))
+        return stats
 
 
-_PLAIN = ("ended", "served", "largest", "template", "markers")
-
-
-class StatsCollector:
-    """Collects `stats` of rows as they are encoded.
+def stats_of(encoder: Encoder, rows: Sequence[Encoded], numbers: Mapping[Path, int]) -> EncodeStats:
+    """Statistics of some hundred rows.
 
     Args:
-        sources: the numbers of the files; one that is not in it yet is added.
+        numbers: of the files that they are from.
     """
+    template = encoder.renderer.template
+    stats = EncodeStats(
+        rows=len(rows),
+        faults=[f"{row.record.place}: {row.fault}" for row in rows if row.fault],
+        answers=sum(row.record.kind != "text" for row in rows),
+        template=template is not None,
+        markers=bool(GENERATION.search(template or "")),
+    )
+    rendered = [row for row in rows if row.rendered]
+    for row in rows:
+        place = numbers[row.record.source], row.record.line
+        if row.dropped:
+            stats.dropped[row.dropped] += 1
+        elif row.cut != "none":
+            stats.truncated[row.cut] += 1
+        if row.rendered:
+            stats.lengths[row.length] += 1
+            stats.ended += any(document.ends for document in row.documents)
+            tops = [int(document.tokens_T.max()) for document in row.documents]
+            stats.largest = max(stats.largest, *tops, -1)
+            for name in _findings(encoder, row, row.rendered):
+                stats.note(name, place)
+    for at in _sample(len(rendered)):
+        record = rendered[at].record
+        if template is not None and record.messages is not None:
+            stats.served += 1
+            if difference := serving_difference(encoder.renderer, record):
+                place = numbers[record.source], record.line
+                stats.note("serving-differs", place, difference)
+    return stats
 
-    def __init__(self, encoder: Encoder, sources: dict[Path, int] | None = None) -> None:
-        template = encoder.renderer.template
-        self.stats = EncodeStats(
-            template=template is not None, markers=bool(MARKERS.search(template or ""))
-        )
-        self.sources: dict[Path, int] = {} if sources is None else sources
-        self._renderer, self._bos = encoder.renderer, encoder.bos
-        self._waiting: list[Record] = []
-        self._closers = encoder.renderer.end_of_turn_names() if self.stats.template else []
 
-    def rendered(self, record: Record, rendered: Rendered) -> None:
-        """A row as text: whose words are trained."""
-        self._waiting.append(record)
-        self.sources.setdefault(record.source, len(self.sources))
-        if record.text is not None:
-            if any(name in record.text for name in self._closers):
-                self._of(record, "rendered-text")
-            return
-        for name in self._trained_words(record, rendered):
-            self._of(record, name)
+def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[str]:
+    """Ids of what is found of one row; see `audit.FINDINGS`."""
+    renderer, text = encoder.renderer, row.record.text
+    closers = renderer.end_of_turn_names() if renderer.template is not None else []
+    if text is not None and any(name in text for name in closers):
+        yield "rendered-text"
+    yield from _trained_words(renderer, row.record, rendered)
+    if row.dropped:
+        yield _DROPPED[row.dropped]
+    elif row.cut == "mid-turn":
+        yield "cut-in-answer"
+    elif not any(document.ends for document in row.documents):
+        yield "no-end"
+    for document in row.documents:
+        if encoder.bos is not None and document.tokens_T[:2].tolist() == [encoder.bos] * 2:
+            yield "double-bos"
 
-    def encoded(self, encoded: Sequence[Encoded]) -> None:
-        """The rows since the last time, as tokens: what of them is left, and whether they end."""
-        records, self._waiting = self._waiting, []
-        looked_at = (row for row in encoded if row.dropped != "preference pair")
-        for record, row in zip(records, looked_at, strict=True):
-            self.stats.lengths[row.length] += 1
-            if row.dropped:
-                self._of(record, _DROPPED[row.dropped])
-                continue
-            if any(document.ends for document in row.documents):
-                self.stats.ended += 1
-            elif row.cut != "mid-turn":
-                self._of(record, "no-end")
-            if row.cut == "mid-turn":
-                self._of(record, "cut-in-answer")
-        for at in _sample(len(records)):
-            self._serve(records[at])
 
-    def columns(self, columns: Columns) -> None:
-        """Their tokens, all together."""
-        tokens_T, lengths_D = columns.tokens_T, columns.lengths_D
-        self.stats.largest = int(tokens_T.max(initial=self.stats.largest))
-        if self._bos is None or not len(tokens_T):
-            return
-        starts_D = np.cumsum(lengths_D) - lengths_D
-        second_D = np.minimum(starts_D + 1, len(tokens_T) - 1)
-        twice_D = (tokens_T[starts_D] == self._bos) & (tokens_T[second_D] == self._bos)
-        for at in np.flatnonzero(twice_D & (lengths_D > 1)).tolist():
-            self.stats.note("double-bos", int(columns.sources_D[at]), int(columns.lines_D[at]))
-
-    def _of(self, record: Record, name: str, detail: str = "") -> None:
-        self.stats.note(name, self.sources[record.source], record.line, detail)
-
-    def _serve(self, record: Record) -> None:
-        if not self.stats.template or record.messages is None:
-            return
-        self.stats.served += 1
-        if difference := serving_difference(self._renderer, record):
-            self._of(record, "serving-differs", difference)
-
-    def _trained_words(self, record: Record, rendered: Rendered) -> set[str]:
-        """Findings about words that are not the assistant's, and trained all the same."""
-        found = set()
-        for index, message in enumerate(record.messages or ()):
-            if message.role == "assistant" or message.weight is not None:
-                continue  # said by the row itself
-            words = message.content.strip()
-            at = rendered.text.find(words) if words else -1
-            if at >= 0 and _trained(rendered, at) and self._stands(record, index, rendered):
-                system = message.role in ("system", "developer")
-                found.add("system-trained" if system else "prompt-trained")
-        return found
-
-    def _stands(self, record: Record, index: int, rendered: Rendered) -> bool:
-        """Whether the place of a message in the text is trained; the same words may stand in what
-        the assistant says."""
-        assert record.messages is not None
-        try:
-            before = self._renderer.before(record, index)
-        except RenderError:
-            return False
-        return before is not None and _trained(rendered, len(before))
+def _trained_words(renderer: Renderer, record: Record, rendered: Rendered) -> set[str]:
+    """Findings about words that are not the assistant's, and trained all the same."""
+    found = set()
+    for index, message in enumerate(record.messages or ()):
+        if message.role == "assistant" or message.weight is not None:
+            continue  # said by the row itself
+        words = message.content.strip()
+        at = rendered.text.find(words) if words else -1
+        if at < 0 or not _trained(rendered, at):
+            continue
+        # The same words may stand in what the assistant says.
+        before = renderer.turns(record).before_content(index)
+        if before is not None and _trained(rendered, len(before)):
+            system = message.role in ("system", "developer")
+            found.add("system-trained" if system else "prompt-trained")
+    return found
 
 
 def _sample(rows: int) -> list[int]:
@@ -238,7 +211,7 @@ def serving_difference(renderer: Renderer, record: Record) -> str | None:
         difference
         for turn, message in enumerate(record.messages)
         if message.role == "assistant" and weight_of(message)
-        if (difference := _difference(renderer.prompt(record, turn), text, turn))
+        if (difference := _difference(renderer.turns(record).prompt(turn), text, turn))
     ]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return found[0] + more if found else None

@@ -23,9 +23,9 @@ An end-of-turn token that stands literally in what the assistant says ends the s
 generation would end there too. What users say is not trained, whatever it contains, unless the row
 asks for it: then it is the words, found by a marker, and an end-of-turn token directly after them.
 
-Tools, calls and reasoning are given to the template as transformers gives them (`takes.py`), and a
-row with something that the template would leave out without a word is refused. How the stretches
-are found is in `turns.py`.
+Tools, calls and reasoning are given to the template as transformers gives them
+(`template.py`), and a row with something that the template would leave out without a word is
+refused.
 
 Templates that ask for the date get a fixed one: the same data must give the same tokens tomorrow.
 """
@@ -34,23 +34,29 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core.data.messages import Message
 from vox_core.data.rows import Record
-from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
-from vox_core.data.template_features import Takes, what_it_takes
+from vox_core.data.template import (
+    ChatTemplate,
+    Takes,
+    TemplateFault,
+    takes_too_much,
+    what_it_takes,
+)
 from vox_core.data.tokenizer import end_of_turn_ids, template_source
-from vox_core.data.turns import Chat, RenderError, Span, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["NO_TEMPLATE", "RenderError", "Rendered", "Renderer", "Span", "weight_of"]
+Chat: TypeAlias = Sequence[Message]
+Write: TypeAlias = Callable[[Chat, bool], str]
+"""A conversation's text, with or without the generation prompt; raises RenderError."""
 
 NO_TEMPLATE = "the row is a conversation, and the model has no chat template"
 
@@ -63,6 +69,20 @@ _FIXED_CLOCK = (
     + "".join(f"|replace('{code}', '{value}')" for code, value in _FIXED_DATE.items())
     + " }}{% endmacro %}{{ '' }}"  # the last block keeps trim_blocks off the template's first line
 )
+
+
+class RenderError(Exception):
+    """Why a row cannot be rendered, or not with certainty about what is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters [start, stop) are trained; `closed` if they end with an end-of-turn token."""
+
+    start: int
+    stop: int
+    closed: bool
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +101,11 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self.end_of_turn = end_of_turn_ids(tokenizer)
-        self.template = _template(tokenizer)
-        special = _template(tokenizer, tools=True)
-        self._for_tools = special if special != self.template else None
-        self._chats: dict[str, ChatTemplate] = {}
-        self._found: dict[str, Takes] = {}
-        self._closer = _any_of(self.end_of_turn_names())
+        self.template, self._for_tools = (_source(tokenizer, tools) for tools in (False, True))
+        longest_first = sorted(self.end_of_turn_names(), key=len, reverse=True)
+        self._closer = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._chat = cache(lambda source: ChatTemplate(source, tokenizer.special_tokens_map))
+        self._found = cache(what_it_takes)
 
     def render(self, record: Record) -> Rendered:
         """The record's text and spans.
@@ -111,34 +130,22 @@ class Renderer:
         names = self._tokenizer.convert_ids_to_tokens(sorted(self.end_of_turn))
         return cast("list[str]", names)
 
-    def prompt(self, record: Record, turn: int) -> str | None:
-        """What a model is asked to go on from for `messages[turn]`: those before it, with the
-        generation prompt. None where the template refuses them."""
-        return self._turns(record, "").prompt(turn)
-
-    def before(self, record: Record, turn: int) -> str | None:
-        """What the template writes before the content of `messages[turn]`; None if it leaves that
-        out.
-
-        Raises:
-            RenderError: the template refuses the record.
-        """
-        return self._turns(record, "").before_content(turn)
+    def turns(self, record: Record, text: str = "") -> Turns:
+        """The turns of a conversation in its text; without the text, `prompt` and `before_content`
+        alone."""
+        chat = cast("tuple[Message, ...]", record.messages)
+        return Turns(chat, text, partial(self._write, record), self._closer)
 
     def _conversation(self, record: Record) -> Rendered:
         chat = cast("tuple[Message, ...]", record.messages)
         if record.tools or [one for one in chat if one.extra or one.role == "tool"]:
             self._require_written(record, chat)
-        if self._compiled(record).marked:
+        if self._template(record).marked:
             return self._marked(record, chat)
         text = self._write(record, chat)
-        turns = self._turns(record, text)
+        turns = self.turns(record, text)
         spans = tuple(_weighted(turns, i, one) for i, one in enumerate(chat) if weight_of(one))
         return Rendered(text, spans, templated=True)
-
-    def _turns(self, record: Record, text: str) -> Turns:
-        chat = cast("tuple[Message, ...]", record.messages)
-        return Turns(chat, text, partial(self._write, record), self._closer)
 
     def _require_written(self, record: Record, chat: Chat) -> None:
         """Refuse what the template would leave out without a word."""
@@ -163,12 +170,15 @@ class Renderer:
         transformers' mask over *tokens* is not used: it marks everything to the end of the text
         when a stretch ends in whitespace that the tokenizer trims from its offsets.
         """
-        template, given = self._compiled(record), self._given(record, chat)
+        given = self._given(record, chat)
         with self._template_faults():
-            text, stretches = template.render_marked(given, record.tools)
-        spans = [self._closed(text, start, stop) for start, stop in stretches]
+            text, stretches = self._template(record).render_marked(given, record.tools)
+        spans = []
+        for start, stop in stretches:
+            closer = self._closer.search(text, start, stop) or self._closer.match(text, stop)
+            spans.append(Span(start, closer.end() if closer else stop, closed=closer is not None))
         if [message for message in chat if message.weight is not None]:
-            spans = self._weigh(self._turns(record, text), chat, spans)
+            spans = self._weigh(self.turns(record, text), chat, spans)
         return Rendered(text, tuple(spans), templated=True)
 
     def _weigh(self, turns: Turns, chat: Chat, spans: Sequence[Span]) -> list[Span]:
@@ -184,21 +194,14 @@ class Renderer:
             weighed += [replace(span, weight=weight)] if weight else []
         return sorted(weighed, key=lambda span: span.start)
 
-    def _closed(self, text: str, start: int, stop: int) -> Span:
-        closer = self._closer.search(text, start, stop) or self._closer.match(text, stop)
-        return Span(start, closer.end() if closer else stop, closed=closer is not None)
-
     def _write(self, record: Record, chat: Chat, prompt: bool = False) -> str:
         """The text of `chat`, which may be a variation of the record's messages."""
-        template, given = self._compiled(record), self._given(record, chat)
+        given = self._given(record, chat)
         with self._template_faults():
-            return template.render(given, record.tools, generation_prompt=prompt)
+            return self._template(record).render(given, record.tools, generation_prompt=prompt)
 
     def _given(self, record: Record, chat: Chat) -> list[dict[str, Any]]:
-        usual = [{"role": one.role, "content": one.content} for one in chat if not one.extra]
-        if len(usual) == len(chat):
-            return usual
-        takes = self._takes(record)
+        takes = self._takes(record) if any(one.extra for one in chat) else Takes()
         return [takes.given(message) for message in chat]
 
     @contextmanager
@@ -212,24 +215,11 @@ class Renderer:
             raise RenderError(f"the chat template refuses the row: {fault}") from fault
 
     def _takes(self, record: Record) -> Takes:
-        source = self._source(record)
-        if source not in self._found:
-            template = self._compiled(record)
-            with self._template_faults():
-                self._found[source] = what_it_takes(template)
-        return self._found[source]
+        with self._template_faults():
+            return self._found(self._template(record))
 
-    def _compiled(self, record: Record) -> ChatTemplate:
-        """Compiled when a row asks for it, so that what is wrong with it is told of a row."""
-        source = self._source(record)
-        if source not in self._chats:
-            with self._template_faults():
-                self._chats[source] = ChatTemplate(source, self._tokenizer.special_tokens_map)
-        return self._chats[source]
-
-    def _source(self, record: Record) -> str:
-        source = (record.tools and self._for_tools) or self.template
-        return cast(str, source)
+    def _template(self, record: Record) -> ChatTemplate:
+        return self._chat((record.tools and self._for_tools) or self.template)
 
 
 def weight_of(message: Message) -> float:
@@ -244,7 +234,7 @@ def _weighted(turns: Turns, turn: int, message: Message) -> Span:
     return span if message.weight is None else replace(span, weight=message.weight)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> str | None:
+def _source(tokenizer: PreTrainedTokenizerBase, tools: bool) -> str | None:
     """The chat template, its clock stopped; None without one."""
     template = template_source(tokenizer, tools=tools)
     if template and "strftime_now" in template:
@@ -252,7 +242,129 @@ def _template(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> str
     return template
 
 
-def _any_of(words: Sequence[str]) -> re.Pattern[str]:
-    """Matches any of `words`, the longest first; nothing if there are none."""
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+# --- where turns stand ----------------------------------------------------------------------------
+
+
+class Turns:
+    """The turns of one conversation.
+
+    Args:
+        text: of the whole conversation, as `write` gives it.
+        closer: matches what ends a turn.
+    """
+
+    def __init__(self, chat: Chat, text: str, write: Write, closer: re.Pattern[str]) -> None:
+        self._chat, self._text, self._write, self._closer = chat, text, write, closer
+        self._marker = ""
+
+    def span(self, turn: int) -> Span:
+        """What the model says in an assistant's turn, and the token that ends it; a RenderError
+        where that is not clear, as in the methods below."""
+        text, start = self._text, self.start(turn)
+        closer = self._closer.search(text, start)
+        if closer and text[start : closer.start()].strip() == self._chat[turn].content.strip():
+            return Span(start, closer.end(), closed=True)  # the usual case, and certain as it is
+        limit = self._limit(turn)
+        if closer and closer.end() <= limit:
+            return Span(start, closer.end(), closed=True)
+        stop = min(limit, common(self._until(turn, start), text))
+        if stop < start:
+            raise RenderError(f"the chat template leaves unclear where messages[{turn}] ends")
+        return Span(start, max(start, len(text[:stop].rstrip())), closed=False)
+
+    def words(self, turn: int) -> Span:
+        """What is said in anybody's turn, and the token that ends it if one follows directly."""
+        start, stop = self._content(turn)
+        closer = self._closer.match(self._text, stop)
+        return Span(start, closer.end() if closer else stop, closed=closer is not None)
+
+    def start(self, turn: int) -> int:
+        """Where the model begins to speak."""
+        for find in (self.prompt, self.before_content):
+            before = find(turn)
+            if before is not None and self._text.startswith(before):
+                return len(before)
+        if (start := self._start_of_calls(turn)) is not None:
+            return start
+        raise RenderError(f"the chat template leaves unclear where messages[{turn}] begins")
+
+    def prompt(self, turn: int) -> str | None:
+        """H: the messages before, with the generation prompt, from which a model is asked to go on;
+        None where the template refuses them."""
+        try:
+            return self._write(self._chat[:turn], True) if turn else None
+        except RenderError:
+            return None
+
+    def _limit(self, turn: int) -> int:
+        """An offset after turn's end-of-turn token and before what anyone says next."""
+        for later in range(turn + 1, len(self._chat)):
+            if (before := self.before_content(later)) is not None:
+                return common(before, self._text)
+        return len(self._text)
+
+    def _until(self, turn: int, start: int) -> str:
+        """The messages up to and with turn's, rendered alone, without what closes the last one."""
+        alone = self._write(self._chat[: turn + 1], False)
+        closer = self._closer.search(alone, start)
+        return alone[: closer.start()] if closer else alone
+
+    def before_content(self, turn: int) -> str | None:
+        """What the template writes before the content of a message; None if it leaves that out."""
+        parts = self._around(turn)
+        return parts[0] if parts else None
+
+    def _content(self, turn: int) -> tuple[int, int]:
+        before, after = self._around(turn) or ("?", "?")
+        stop = len(self._text) - len(after)
+        if self._text.startswith(before) and self._text.endswith(after) and len(before) <= stop:
+            return len(before), stop
+        raise RenderError(
+            f"the chat template leaves unclear where the words of messages[{turn}] are"
+        )
+
+    def _around(self, turn: int) -> tuple[str, str] | None:
+        """What stands before and after the content of a message; None if that is left out."""
+        chat, marked = self._chat, replace(self._chat[turn], content=self._mark())
+        return self._parts([*chat[:turn], marked, *chat[turn + 1 :]])
+
+    def _start_of_calls(self, turn: int) -> int | None:
+        """Where a turn begins whose content the template leaves out because it calls tools.
+
+        The message takes the place of all up to the next user's, with words instead of calls: what
+        is still the same then stands before what the model says.
+        """
+        chat, said = self._chat, Message("assistant", self._mark())
+        if not (chat[turn].extra or {}).get("tool_calls"):
+            return None
+        later = range(turn + 1, len(chat))
+        rest = next((i for i in later if chat[i].role == "user"), len(chat))
+        if (parts := self._parts([*chat[:turn], said, *chat[rest:]])) is None:
+            return None
+        start = common(parts[0], self._text)
+        return start if not turn or start >= self._content(turn - 1)[1] else None
+
+    def _parts(self, marked: Chat) -> tuple[str, str] | None:
+        try:
+            before, found, after = self._write(marked, False).partition(self._mark())
+        except RenderError:
+            return None
+        return (before, after) if found else None
+
+    def _mark(self) -> str:
+        """Text that stands nowhere else; digits alone survive case filters and escapes."""
+        if not self._marker:
+            marker = "6204819357"
+            said = [self._text, *(message.content for message in self._chat)]
+            while any(marker in text for text in said):
+                marker += "0"
+            self._marker = marker
+        return self._marker
+
+
+def common(left: str, right: str) -> int:
+    """Length of the longest common prefix."""
+    if right.startswith(left):
+        return len(left)
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

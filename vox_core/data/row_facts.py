@@ -14,8 +14,8 @@ halves of a digest.
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ import numpy as np
 from vox_core.cache import CACHE_VERSION, cached
 from vox_core.contract import DataPolicy
 from vox_core.data.faults import RowError, RowFault
-from vox_core.data.fields import NO_ATTRIBUTES
 from vox_core.data.messages import Message
 from vox_core.data.records import read_lines
 from vox_core.data.rows import Record
@@ -62,7 +61,15 @@ CODES = {name: code for code, name in enumerate(NAMES)}
 NO_VALUE = -1
 """Code of a row without the attribute."""
 _NAMED = ("category", "lane", "tags")
-_COLUMNS = ("line_R", "said_R2", "whole_R2", "chars_R", "rating_R", *(f"{n}_R" for n in _NAMED))
+_ROW = struct.Struct("<q16s16sqdiii")
+_COLUMNS = {
+    "line_R": "<i8",
+    "said_R2": "(2,)<u8",
+    "whole_R2": "(2,)<u8",
+    "chars_R": "<i8",
+    "rating_R": "<f8",
+    **{f"{name}_R": "<i4" for name in _NAMED},
+}
 _FILE = "facts.npz"
 _TOLD_EVERY = 10_000
 
@@ -108,48 +115,32 @@ class FactCollector:
     """Collects the facts of one row after another."""
 
     def __init__(self) -> None:
-        self._line, self._chars, self._rating = array("q"), array("q"), array("d")
-        self._said, self._whole = bytearray(), bytearray()
-        self._codes = {name: array("i") for name in _NAMED}
+        self.rows = 0
+        self._packed = bytearray()
         self._known: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
         self._faults: list[tuple[int, RowFault]] = []
         self._unused: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
-        said, whole = digests(record)
-        self._said += said
-        self._whole += whole
-        self._line.append(record.line)
-        self._chars.append(characters(record))
-        if record.unused:
-            self._unused.update(record.unused)
         says = record.attributes
-        if says is NO_ATTRIBUTES:  # the usual case
-            self._rating.append(float("nan"))
-            for codes in self._codes.values():
-                codes.append(NO_VALUE)
-            return
-        self._rating.append(float("nan") if says.rating is None else says.rating)
-        self._code("category", says.category)
-        self._code("lane", says.lane)
-        self._code("tags", tuple(sorted({*says.tags})) or None)
+        rating = float("nan") if says.rating is None else says.rating
+        named = says.category, says.lane, tuple(sorted({*says.tags})) or None
+        codes = map(self._code, self._known.values(), named)
+        numbers = *digests(record), characters(record), rating
+        self._packed += _ROW.pack(record.line, *numbers, *codes)
+        self._unused.update(record.unused or ())
+        self.rows += 1
 
     def refuse(self, line: int, error: RowError) -> None:
         self._faults += ((line, fault) for fault in error.faults)
 
-    def _code(self, name: str, value: object) -> None:
-        known = self._known[name]
-        code = NO_VALUE if value is None else known.setdefault(value, len(known))
-        self._codes[name].append(code)
+    def _code(self, known: dict[Any, int], value: object) -> int:
+        return NO_VALUE if value is None else known.setdefault(value, len(known))
 
     def facts(self) -> RowFacts:
+        columns = np.frombuffer(self._packed, [*_COLUMNS.items()])
         return RowFacts(
-            line_R=np.array(self._line, np.int64),
-            said_R2=np.frombuffer(self._said, "<u8").reshape(-1, 2),
-            whole_R2=np.frombuffer(self._whole, "<u8").reshape(-1, 2),
-            chars_R=np.array(self._chars, np.int64),
-            rating_R=np.array(self._rating, np.float64),
-            **{f"{name}_R": np.array(codes, np.int32) for name, codes in self._codes.items()},
+            **{name: columns[name] for name in _COLUMNS},
             names={name: list(known) for name, known in self._known.items()},
             faults=self._faults,
             unused=self._unused,
@@ -173,15 +164,14 @@ def facts_of(
     """
 
     def make(folder: Path) -> None:
-        collector, rows = FactCollector(), 0
+        collector = FactCollector()
         for line, found in read_lines(path, lines):
             if isinstance(found, RowError):
                 collector.refuse(line, found)
                 continue
-            rows += 1
             collector.add(found)
-            if progress and not rows % _TOLD_EVERY:
-                progress(path, rows)
+            if progress and not collector.rows % _TOLD_EVERY:
+                progress(path, collector.rows)
         unchanged()
         _write(folder, collector.facts())
 
@@ -202,9 +192,8 @@ def _read(folder: Path, _owner: object) -> RowFacts | None:
         return None
     arrays, about = found
     try:
-        names = {**about["names"], "tags": [tuple(tags) for tags in about["names"]["tags"]]}
         faults = [(line, RowFault.from_json(fault)) for line, fault in about["faults"]]
-        return RowFacts(**arrays, names=names, faults=faults, unused=about["unused"])
+        return RowFacts(**arrays, names=about["names"], faults=faults, unused=about["unused"])
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -344,13 +333,3 @@ def held_out(said_N2: Digests, share: float) -> Bools:
     set grows, and a larger `share` holds out the same rows and others."""
     bound = min(int(share * 2**64), 2**64 - 1)
     return said_N2[:, 0] < np.uint64(bound)
-
-
-def overlap(said_N2: Digests, said_V2: Digests) -> Pairs:
-    """Validation rows that also occur in the training data: int64 (P, 2), validation row and the
-    first training row that says the same."""
-    pairs_P2 = duplicates(np.concatenate([said_N2, said_V2]))
-    count = len(said_N2)
-    pairs_P2 = pairs_P2[(pairs_P2[:, 0] >= count) & (pairs_P2[:, 1] < count)]
-    pairs_P2[:, 0] -= count
-    return pairs_P2

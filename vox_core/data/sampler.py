@@ -79,30 +79,19 @@ class Ordering:
         """Documents that each source gives to an epoch."""
         return apportion(self.documents, self.weights)
 
+    @lru_cache(maxsize=2)  # noqa: B019 (a process has two orders at most)
     def epoch(self, seed: int, epoch: int) -> Ints:
         """The documents of an epoch (from 0), in order; int64 (N,)."""
-        return _epoch(self, seed, epoch)
-
-    def _drawn(self, seed: int, epoch: int) -> Ints:
-        """The documents of an epoch, shuffled."""
-        shuffled_N = epoch_order(self.documents, seed, epoch)
-        if self.sources_D is None:
-            return shuffled_N
-        parts = [
-            np.flatnonzero(self.sources_D == source)[
-                _stretch(int((self.sources_D == source).sum()), count, seed, epoch, source)
-            ]
-            for source, count in enumerate(self.counts())
-        ]
-        return np.concatenate(parts)[shuffled_N]
-
-
-@lru_cache(maxsize=2)
-def _epoch(ordering: Ordering, seed: int, epoch: int) -> Ints:
-    drawn_N = ordering._drawn(seed, epoch)
-    if ordering.levels_D is None:
-        return drawn_N
-    return drawn_N[np.argsort(ordering.levels_D[drawn_N], kind="stable")]
+        drawn_N = epoch_order(self.documents, seed, epoch)
+        if self.sources_D is not None:
+            parts = []
+            for source, count in enumerate(self.counts()):
+                of_it_S = np.flatnonzero(self.sources_D == source)
+                parts.append(of_it_S[_stretch(len(of_it_S), count, seed, epoch, source)])
+            drawn_N = np.concatenate(parts)[drawn_N]
+        if self.levels_D is None:
+            return drawn_N
+        return drawn_N[np.argsort(self.levels_D[drawn_N], kind="stable")]
 
 
 def _stretch(rows: int, count: int, seed: int, epoch: int, source: int) -> Ints:
@@ -114,16 +103,6 @@ def _stretch(rows: int, count: int, seed: int, epoch: int, source: int) -> Ints:
     laid = np.concatenate([_permutation(rows, seed, each, source + 1) for each in passes])
     start = first - passes.start * rows
     return laid[start : start + count]
-
-
-def sources_of(numbers_D: NDArray[np.int32], source_of: Sequence[int]) -> NDArray[np.int32]:
-    """The source of each document.
-
-    Args:
-        numbers_D: the number of its file.
-        source_of: the source of each file.
-    """
-    return np.array(source_of, np.int32)[numbers_D]
 
 
 def apportion(rows: int, weights: Sequence[float]) -> list[int]:

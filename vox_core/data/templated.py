@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,11 +69,6 @@ class Templated(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Written(NamedTuple):
-    source: str
-    notes: tuple[str, ...] = ()
-
-
 def templated(model: Path, template: str | Path) -> Templated:
     """The tokenizer in the folder `model` with a template in place of its own.
 
@@ -89,7 +83,8 @@ def templated(model: Path, template: str | Path) -> Templated:
     """
     named = _NAMED.get(str(template))
     source = "" if named else _read(Path(template))
-    if not named and _same(model / TEMPLATE, source):
+    own = model / TEMPLATE
+    if not named and own.is_file() and own.read_text("utf-8", errors="replace") == source:
         return Templated(model, ())
     decides = [str(template) if named else source, CACHE_VERSION]
     decides += [f"{path.name} {file_sha256(path)}" for path in files_of(model)]
@@ -97,8 +92,11 @@ def templated(model: Path, template: str | Path) -> Templated:
 
     def make(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
-        written = named(tokenizer) if named else _Written(source)
-        _make(folder, model, tokenizer, written, template)
+        written, notes = named(tokenizer) if named else (source, [])
+        _require_template(ChatTemplate(written, tokenizer.special_tokens_map), template)
+        tokenizer.chat_template = written
+        _write(folder, model, tokenizer)
+        files.write_json(folder / _ENTRY, {"notes": notes})
 
     found = cached(_FOLDER, key, make, _recall)
     if found.fault:
@@ -120,10 +118,6 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _same(path: Path, source: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == source
-
-
 def _recall(folder: Path, _owner: object) -> Templated | None:
     try:
         return Templated(folder, tuple(json.loads((folder / _ENTRY).read_bytes())["notes"]))
@@ -131,13 +125,8 @@ def _recall(folder: Path, _owner: object) -> Templated | None:
         return None
 
 
-def _make(
-    folder: Path,
-    model: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    written: _Written,
-    template: str | Path,
-) -> None:
+def _write(folder: Path, model: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The files of the tokenizer in `model`, with the template that it has now."""
     for path in files_of(model):
         if path.parent == model and not path.name.startswith("chat_template."):
             shutil.copyfile(path, folder / path.name)
@@ -145,13 +134,10 @@ def _make(
         config = bounded_json.read(folder / _CONFIG)
         config.pop("chat_template", None)
         files.write_json(folder / _CONFIG, config)
-    files.write_text(folder / TEMPLATE, written.source)
-    _require_template(ChatTemplate(written.source, tokenizer.special_tokens_map), template)
-    tokenizer.chat_template = written.source
+    files.write_text(folder / TEMPLATE, str(tokenizer.chat_template))
     generation = folder / GENERATION_CONFIG
     config = bounded_json.read(generation) if generation.is_file() else {}
     files.write_json(generation, {**config, "eos_token_id": sorted(end_of_turn_ids(tokenizer))})
-    files.write_json(folder / _ENTRY, {"notes": written.notes})
 
 
 def _require_template(written: ChatTemplate, named: str | Path) -> None:
@@ -171,35 +157,28 @@ def _require_template(written: ChatTemplate, named: str | Path) -> None:
         ) from fault
 
 
-def _chatml(tokenizer: PreTrainedTokenizerBase) -> _Written:
+def _chatml(tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:
     names = tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))
     if _IM_END in names:
-        return _Written(_bos(tokenizer) + _CHATML.format(end=f"'{_IM_END}'"))
+        return _bos(tokenizer) + _CHATML.format(end=f"'{_IM_END}'"), []
     note = f"chatml: a turn ends with {_eos(tokenizer)}, because the tokenizer has no {_IM_END}"
-    return _Written(_bos(tokenizer) + _CHATML.format(end="eos_token"), (note,))
+    return _bos(tokenizer) + _CHATML.format(end="eos_token"), [note]
 
 
-def _alpaca(tokenizer: PreTrainedTokenizerBase) -> _Written:
+def _alpaca(tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:
     _eos(tokenizer)
-    return _Written(_bos(tokenizer) + _ALPACA)
+    return _bos(tokenizer) + _ALPACA, []
 
 
-_NAMED: dict[str, Callable[[PreTrainedTokenizerBase], _Written]] = {
-    "chatml": _chatml,
-    "alpaca": _alpaca,
-}
+_NAMED = {"chatml": _chatml, "alpaca": _alpaca}
 
 
 def _bos(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a template begins with."""
     first: list[int] = tokenizer("a")["input_ids"][:1]
     return "{{ bos_token }}" if first == [tokenizer.bos_token_id] else ""
 
 
 def _eos(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Raises:
-    DataError: D005, there is none.
-    """
     if tokenizer.eos_token:
         return str(tokenizer.eos_token)
     raise DataError(

@@ -139,7 +139,7 @@ class RunController:
     def _documents(self, step: int) -> list[dict[str, Any]]:
         dataset, contract = self._plan.data.train, self._plan.contract
         found = documents_in_step(dataset, contract.batch_size, contract.seed, step)
-        some = ((int(index), dataset.documents[int(index)]) for index in found)
+        some = ((index, dataset[index]) for index in found.tolist())
         return [{"document": n, "file": str(d.source), "line": d.line} for n, d in some]
 
     def _too_many(self, event: StepSkipped, path: Path) -> TrainingError:

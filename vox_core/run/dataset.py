@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import numpy as np
 from vox_core import bounded_json
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.dataset import Dataset, assumed_dataset
-from vox_core.data.dataset_cache import Load, open_dataset
-from vox_core.data.sampler import Ordering, filled, sources_of
+from vox_core.data.dataset_cache import open_dataset
+from vox_core.data.sampler import Ordering, filled
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
@@ -26,6 +25,8 @@ from vox_core.run import plan
 from vox_core.run.sources import resolve_model
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from vox_core import models
     from vox_core.config import DataSource, TrainSettings
     from vox_core.data.checked import CheckedFile
@@ -53,31 +54,28 @@ def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
     Raises:
         DataError: nothing can be trained, or the order cannot be had.
     """
-    files, held_out = inputs.rows.train, inputs.rows.valid
-    opener = Opener.of_model(inputs.model, inputs.config, inputs.seq_len)
     if not settings.data:
         assumed = assumed_dataset(settings.batch_size, inputs.seq_len)
         return Datasets(in_order(assumed, settings), None)
-    train = in_order(opener.open(files), settings)
+    opener, held_out = Opener(inputs.model, inputs.config, inputs.seq_len), inputs.rows.valid
+    train = in_order(opener.open(inputs.rows.train), settings)
     valid = opener.open(held_out) if held_out else None
-    audits = audits_of(inputs.config, (train, files), (valid, held_out))
+    audits = opener.audits(train, valid)
     require_sound(audits)
     return Datasets(train, valid, audits)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opener:
     """What files are opened with.
 
     Args:
         config: the model's config.json.
-        load: the tokenizer, once.
     """
 
     model: models.LocalModel
     config: Mapping[str, Any]
     seq_len: int
-    load: Load
 
     @classmethod
     def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
@@ -93,39 +91,24 @@ class Opener:
             progress=progress,
         )
         config = bounded_json.read(model.path / "config.json")
-        return cls.of_model(model, config, plan.sequence_length(settings, config))
+        return cls(model, config, plan.sequence_length(settings, config))
 
-    @classmethod
-    def of_model(cls, model: models.LocalModel, config: Mapping[str, Any], seq_len: int) -> Opener:
-        """With a model that is here."""
-        return cls(model, config, seq_len, cache(lambda: load_tokenizer(model.tokenizer)))
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.model.tokenizer)
 
     def open(
         self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
     ) -> Dataset:
         """The data set, from the cache or made now; see `open_dataset`."""
         folder = self.model.tokenizer
-        return open_dataset(files, folder, self.load, self.seq_len, progress=progress)
+        return open_dataset(files, folder, lambda: self.tokenizer, self.seq_len, progress=progress)
 
-    def audit(self, dataset: Dataset, sources: Sequence[Path]) -> Audit:
-        """What is found of the masks."""
-        return audit(dataset, sources, vocabulary_of(self.config))
-
-
-def audits_of(
-    config: Mapping[str, Any], *looked_at: tuple[Dataset | None, Sequence[CheckedFile]]
-) -> dict[str, Audit]:
-    """By training and validation, as far as there are rows.
-
-    Args:
-        looked_at: a data set and its files; of training, then of validation.
-    """
-    vocabulary = vocabulary_of(config)
-    return {
-        what: audit(dataset, [file.path for file in files], vocabulary)
-        for what, (dataset, files) in zip(("training", "validation"), looked_at, strict=True)
-        if dataset
-    }
+    def audits(self, train: Dataset, valid: Dataset | None = None) -> dict[str, Audit]:
+        """What is found of the masks; by training and validation, as far as there are rows."""
+        vocabulary = vocabulary_of(self.config)
+        both = {"training": train, "validation": valid}
+        return {what: audit(dataset, vocabulary) for what, dataset in both.items() if dataset}
 
 
 def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
@@ -136,31 +119,24 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     """
     if not settings.source and settings.curriculum == "none":
         return dataset
-    documents, notes = dataset.documents, list[str]()
-    sources_D = levels_D = None
+    sources_D, levels_D, notes = None, None, tuple[str, ...]()
     if settings.source:
-        sources_D = sources_of(documents.files_D, _source_of_each_file(settings.source))
+        found = [find_split([source.path])[0] for source in settings.source]
+        # By place: two sources may bring the same file, which is read for each.
+        numbers = [number for number, paths in enumerate(found) for _ in paths]
+        sources_D = np.array(numbers, np.int32)[dataset.files_D]
     if settings.curriculum == "difficulty":
-        unknown = int(np.isnan(documents.difficulty_D).sum())
-        _require_some_difficulty(len(documents) - unknown)
-        levels_D = filled(documents.difficulty_D)
+        unknown = int(np.isnan(dataset.difficulty_D).sum())
+        _require_some_difficulty(len(dataset) - unknown)
+        levels_D = filled(dataset.difficulty_D)
         if unknown:
-            notes.append(
-                f"{unknown} of {len(documents)} documents do not say how difficult they are, and "
-                "are trained among those of the middle"
-            )
+            said = f"{unknown} of {len(dataset)} documents do not say how difficult they are, and"
+            notes = (f"{said} are trained among those of the middle",)
     weights = tuple(source.weight for source in settings.source)
-    ordering = Ordering(len(documents), weights, sources_D, levels_D)
+    ordering = Ordering(len(dataset), weights, sources_D, levels_D)
     if settings.source:
         _require_all_trained(ordering, settings.source)
-    return dataset.ordered(ordering, tuple(notes))
-
-
-def _source_of_each_file(sources: tuple[DataSource, ...]) -> list[int]:
-    """The number of the source that brings each file; a source may bring several."""
-    found = [find_split([source.path])[0] for source in sources]
-    # By place: two sources may bring the same file, which is read for each.
-    return [number for number, paths in enumerate(found) for _ in paths]
+    return dataset.ordered(ordering, notes)
 
 
 def _require_some_difficulty(known: int) -> None:

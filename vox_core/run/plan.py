@@ -124,7 +124,7 @@ def make_plan(
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
     """
     train, valid = data.train, data.valid
-    documents, batch_size = len(train.documents), settings.batch_size
+    documents, batch_size = len(train), settings.batch_size
     contract = FineTuneContract(
         model=model,
         data=DataIdentity(

@@ -31,8 +31,8 @@ from vox_core.run.sources import Sources, data_files, model_files
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
     from vox_core.contract import ExecutionPlan, FineTuneContract
+    from vox_core.data.chosen import Side
     from vox_core.data.dataset import Dataset
-    from vox_core.data.row_report import Side
     from vox_core.host import Origin
     from vox_core.run.pinned_plan import PinnedPlan
 
@@ -101,10 +101,10 @@ class RunPlan:
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         longer = f"longer than {self.contract.seq_len} tokens"
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):
-            for reason, count in (dataset.dropped if dataset else {}).items():
+            for reason, count in (dataset.stats.dropped if dataset else {}).items():
                 if reason not in _FINDINGS:
                     yield f"{_count(count, what)} dropped: {reason}"
-            for how, count in (dataset.truncated if dataset else {}).items():
+            for how, count in (dataset.stats.truncated if dataset else {}).items():
                 if how not in _FINDINGS:
                     yield f"{_count(count, what)} {longer}: {how}"
         for what, found in data.audits.items():
@@ -216,13 +216,13 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
         left_out: reason -> rows that the data filters left out; none of the others below.
     """
     return {
-        "rows": dataset.rows,
+        "rows": dataset.stats.rows,
         "left_out": dict(left_out),
-        "documents": len(dataset.documents),
+        "documents": len(dataset),
         "tokens": dataset.tokens,
         "trained_tokens": dataset.trained_tokens,
-        "dropped": dict(dataset.dropped),
-        "truncated": dict(dataset.truncated),
+        "dropped": dict(dataset.stats.dropped),
+        "truncated": dict(dataset.stats.truncated),
     }
 
 

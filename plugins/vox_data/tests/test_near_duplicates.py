@@ -145,8 +145,10 @@ def test_validation_rows_that_nearly_are_trained_on(tmp_path: Path) -> None:
     valid = write(tmp_path / "v.jsonl", [{"text": "new"}, GOOD[1], {"text": f"{LONG} x"}])
     found = choose_rows([train], [valid], POLICY)
     assert found.report is not None
-    leaks = [(leak.held_out.line, leak.trained.line, leak.near) for leak in found.report.leaks]
-    assert leaks == [(2, 3, False), (3, 1, True)]
+    leaks = [
+        (leak.place.line, leak.of and leak.of.line, leak.reason) for leak in found.report.leaks
+    ]
+    assert leaks == [(2, 3, "duplicate"), (3, 1, "near duplicate")]
 
 
 def test_rows_that_differ_in_calls_or_rejected_answers_are_not_near() -> None:

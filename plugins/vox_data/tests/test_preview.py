@@ -185,7 +185,7 @@ EVIL = (
 def made_page() -> str:
     seen = look("chatml", chat("how?", "so"))
     evil = TokenView(Path(EVIL), 3, "chat", (EVIL,), (1,), (1.0,), kept=1)
-    finding = Finding("no-end", "warning", EVIL, EVIL, rows=1, places=(EVIL,))
+    finding = Finding("no-end", rows=1, places=(EVIL,), detail=EVIL)
     return page(EVIL, {"model": EVIL}, [finding], [seen, evil])
 
 

@@ -23,7 +23,6 @@ from vox_core.api.rows import (
     RenderError,
     RowError,
     RowFault,
-    audits_of,
     chosen_rows,
     find_split,
     next_step,
@@ -165,7 +164,7 @@ def check(
     train, valid = find_split(settings.data, settings.valid)
     report = CheckReport(settings.model if with_model else None)
     opener = Opener.of(settings, progress) if with_model else None
-    renderer = Renderer(opener.load()) if opener else None
+    renderer = Renderer(opener.tokenizer) if opener else None
     for path, side in (*((path, "train") for path in train), *((path, "valid") for path in valid)):
         report.files.append(FileReport(str(path), side))
         _check_file(path, report, settings, renderer, progress)
@@ -227,4 +226,4 @@ def _audits(
 
     train = opener.open(rows.train, tell)
     valid = opener.open(rows.valid) if rows.valid else None
-    return audits_of(opener.config, (train, rows.train), (valid, rows.valid))
+    return opener.audits(train, valid)

@@ -115,7 +115,7 @@ def _show_check(report: CheckReport) -> None:
     for side, audit in report.audits.items():
         click.echo(f"masks of the {side} rows: {audit}")
         for finding in (*audit.of_level("error"), *audit.of_level("warning")):
-            click.echo(printable(f"- {finding.level}: {finding}", lines=True))
+            click.echo(printable(f"- {finding.kind.level}: {finding}", lines=True))
     if not (faults := report.faults).total:
         return
     click.echo(f"\n{faults.total:,} fault{_s(faults.total)}, by kind:")
@@ -338,7 +338,8 @@ def _show_preview(report: PreviewReport, weights: bool) -> None:
     facts = {label: text for label, text in report.facts().items() if label != "error"}
     print_table(facts | ({"page": str(report.html)} if report.html else {}))
     for finding in report.findings:
-        level = click.style(finding.level, fg=_COLOURS[finding.level]) if colour else finding.level
+        said = finding.kind.level
+        level = click.style(said, fg=_COLOURS[said]) if colour else said
         click.echo(f"{level}: {printable(finding, lines=True)}", color=colour)
 
 

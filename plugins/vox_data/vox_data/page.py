@@ -107,7 +107,7 @@ def _digest(text: str) -> str:
 def _list(findings: Sequence[Finding]) -> str:
     if not findings:
         return "<p>none</p>"
-    items = (f"<li><b>{each.level}</b> {_text(str(each))}</li>" for each in findings)
+    items = (f"<li><b>{each.kind.level}</b> {_text(str(each))}</li>" for each in findings)
     return f'<ul class="findings">{"".join(items)}</ul>'
 
 

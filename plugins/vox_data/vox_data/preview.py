@@ -125,18 +125,17 @@ def preview(
     total = sum(file.used for file in both)
     chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))
     opener = Opener.of(settings, progress)
-    model, seq_len, tokenizer = opener.model, opener.seq_len, opener.load()
+    model, seq_len, tokenizer = opener.model, opener.seq_len, opener.tokenizer
     shown = tuple(map(TokenViewer(tokenizer, seq_len).view, chosen))
     report = PreviewReport(model.id, seq_len, total, shown, 0, None, notes=model.notes)
     try:
         if whole or sum(file.lines.stat().st_size for file in train) <= QUICK_BYTES:
-            dataset, sources = opener.open(train), [file.path for file in train]
+            dataset = opener.open(train)
         else:
             dataset = build_dataset(chosen, tokenizer, seq_len)
-            sources = list(dict.fromkeys(record.source for record in chosen))
-        found = opener.audit(dataset, sources)
-        report = replace(report, audited=dataset.rows, audit=found)
-        require_sound({"training": found})
+        audits = opener.audits(dataset)
+        report = replace(report, audited=dataset.stats.rows, audit=audits["training"])
+        require_sound(audits)
     except InputError as error:  # the rows are shown all the same: they may be the reason
         report = replace(report, error=error)
     if html:

@@ -227,7 +227,7 @@ def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, Tok
         return TokenStats(
             opener.model.id,
             opener.seq_len,
-            dataset.rows,
+            dataset.stats.rows,
             lengths(*found),
             dataset.tokens,
             dataset.trained_tokens,

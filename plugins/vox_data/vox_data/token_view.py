@@ -14,15 +14,13 @@ from typing import Any, cast
 import numpy as np
 
 from vox_core.api.rows import (
-    Columns,
     Encoded,
     Encoder,
     Record,
-    RenderError,
-    StatsCollector,
     Tokens,
     row_findings,
     special_ids,
+    stats_of,
     tokenise,
 )
 
@@ -92,16 +90,10 @@ class TokenViewer:
 
     def view(self, record: Record) -> TokenView:
         place = (record.source, record.line, record.form or record.kind)
-        collector = StatsCollector(self._encoder)
-        try:
-            rendered = self._encoder.renderer.render(record)
-        except RenderError as fault:
-            return TokenView(*place, fault=str(fault))
-        (encoded,), _ = self._encoder.encode_many([record], collector.rendered)
-        collector.encoded([encoded])
-        collector.columns(Columns.of(encoded.documents, collector.sources))
-        (whole,), _ = self._unlimited.encode_many([record])
-        texts, ids, weights = self._tokens(rendered.text, whole)
+        encoded, whole = (by.encode_many([record])[0] for by in (self._encoder, self._unlimited))
+        if encoded.rendered is None:
+            return TokenView(*place, dropped=encoded.dropped, fault=encoded.fault or None)
+        texts, ids, weights = self._tokens(encoded.rendered.text, whole)
         kept = _kept(encoded, len(ids), self._encoder.seq_len)
         return TokenView(
             *place,
@@ -113,12 +105,12 @@ class TokenViewer:
             _starts(encoded, len(ids), self._encoder.seq_len),
             encoded.cut,
             encoded.dropped,
-            tuple(row_findings(collector.stats)),
+            tuple(row_findings(stats_of(self._encoder, [encoded], {record.source: 0}))),
         )
 
     def _tokens(self, text: str, whole: Encoded) -> tuple[list[str], list[int], list[float]]:
         """Texts, ids and weights of a whole row."""
-        tokens = tokenise(self._tokenizer, [text])
+        (tokens,) = tokenise(self._tokenizer, [text])
         texts, inside = _texts(text, tokens), tokens.ids_T.tolist()
         if not whole.documents:
             return texts, inside, [0.0] * len(inside)

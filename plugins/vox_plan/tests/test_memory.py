@@ -446,7 +446,7 @@ def test_a_document_longer_than_the_budget_is_one_by_itself() -> None:
 
 def test_the_longest_document_counts_though_its_step_is_far_off() -> None:
     many, long = assumed_dataset(500, 10), assumed_dataset(1, 90)
-    mixed = replace(many, documents=(*many.documents, *long.documents))
+    mixed = Dataset.of((*many, *long))
     seen = [
         worst_case_batch(mixed, steps=n, batch_size=1, micro_batch_tokens=50, seed=1).longest
         for n in (1, 400)

@@ -103,11 +103,10 @@ def worst_case_batch(
 
     `padded` is that of rows, whatever the packing: a backend that pads cuts what it is given anew.
     """
-    documents = dataset.documents
-    found = [_extent([documents[documents.longest_at]])]
+    found = [_extent([dataset[int(dataset.lengths_D.argmax())]])]
     for step in range(1, min(steps, _STEPS) + 1):
         indices = documents_in_step(dataset, batch_size, seed, step)
-        chosen = [documents[index] for index in indices]
+        chosen = [dataset[index] for index in indices]
         rows = micro_batches(chosen, micro_batch_tokens)
         padded = max(len(group) * len(chosen[group[0]]) for group in rows)
         groups = micro_batches(chosen, micro_batch_tokens, packing)

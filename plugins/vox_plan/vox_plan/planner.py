@@ -104,9 +104,7 @@ def _report(
         quant=made.contract.quant,
         data=_data(train, run.left_out("train")) if there else None,
         valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
-        assumed=None
-        if there
-        else {"documents": len(train.documents), "tokens": len(train.documents[0])},
+        assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
         adapter=AdapterPlan(
             adapter.method, adapter.rank, len(made.modules), made.trainable_parameters
@@ -155,7 +153,7 @@ def _data(dataset: plans.Dataset, left_out: Mapping[str, int]) -> dict[str, Any]
 
 def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
     made, contract = run.execution, run.contract
-    documents = len(run.data.train.documents)
+    documents = len(run.data.train)
     each_step = min(contract.batch_size, documents)
     return StepPlan(
         total=contract.total_steps if there else None,
@@ -172,12 +170,12 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
 
 def _work(run: RunPlan) -> Work:
     """Added up over every step, as the run's telemetry will add it up."""
-    contract, documents = run.contract, run.data.train.documents
+    contract, documents = run.contract, run.data.train
     rows, size, steps = len(documents), contract.batch_size, contract.total_steps
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
-        chosen = plans.documents_in_step(run.data.train, size, contract.seed, step)
+        chosen = plans.documents_in_step(documents, size, contract.seed, step)
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())

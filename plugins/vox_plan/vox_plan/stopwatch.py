@@ -240,11 +240,11 @@ def _skipped(step: StepSkipped) -> TrainingError:
 
 def _first_documents(run: RunPlan) -> list[Document]:
     """Those of the first steps, about `TOKENS` tokens of them."""
-    contract, documents = run.contract, run.data.train.documents
+    contract, documents = run.contract, run.data.train
     chosen: list[Document] = []
     tokens = 0
     for step in range(1, plans.steps_for(len(documents), contract.batch_size, 1) + 1):
-        indices = plans.documents_in_step(run.data.train, contract.batch_size, contract.seed, step)
+        indices = plans.documents_in_step(documents, contract.batch_size, contract.seed, step)
         for index in indices.tolist():
             document = documents[index]
             if chosen and tokens + len(document) > TOKENS:
