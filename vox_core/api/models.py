@@ -17,7 +17,7 @@ from vox_core.models import LocalModel, Progress
 from vox_core.run.artifacts import base_name
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import MANIFEST
-from vox_core.run.hf_checkpoint import Tensors, copy_companions, plain_copy, spec_of, write_shards
+from vox_core.run.hf_checkpoint import plain_copy, write_checkpoint
 from vox_core.run.plan import positions, require_no_experts
 from vox_core.run.proof import (
     MAX_CARRIED,
@@ -28,12 +28,11 @@ from vox_core.run.proof import (
     probe_tokens,
 )
 from vox_core.run.reference import ModelReference, read_adapter_folder, resolve_reference
-from vox_core.weights import INDEX, Spec, WeightFolder, open_weights
+from vox_core.weights import TensorInfo, WeightFolder, Weights, open_weights
 from vox_core.weights.quantised import require_same_in_mlx
 
 __all__ = [
     "CONFIG",
-    "INDEX",
     "MANIFEST",
     "MAX_CARRIED",
     "MIN_CARRIED",
@@ -46,13 +45,12 @@ __all__ = [
     "Progress",
     "Request",
     "Seen",
-    "Spec",
-    "Tensors",
+    "TensorInfo",
     "WeightFolder",
+    "Weights",
     "base_name",
     "carried",
     "choose",
-    "copy_companions",
     "distance",
     "ignore",
     "is_mlx_folder",
@@ -70,8 +68,7 @@ __all__ = [
     "require_no_experts",
     "require_same_in_mlx",
     "resolve_reference",
-    "spec_of",
     "write_adapter",
+    "write_checkpoint",
     "write_mlx_adapter",
-    "write_shards",
 ]

@@ -12,5 +12,5 @@ artifacts.py     -> adapter, manifest, model card, report
 
 subscribers      telemetry.py, progress.py, controller.py (nonfinite.py, sanity.py), metrics.py
 history.py       run folders, read from outside
-load.py, merge.py (merger.py, proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
+load.py, merge.py (proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
 """
