@@ -44,7 +44,6 @@ PROBE = (
     "Question: what is 17 + 25? Answer: 42. Grüße aus Köln; 東京は日本の首都です。"
 )
 MAX_PROBE_TOKENS = 32
-_OURS = {stored: dtype for dtype, stored in STORED_AS.items()}
 
 # Largest relative error of the logits, in units of the square root of the number of linear layers,
 # by the dtype that merged weights were rounded to. Origin: benchmarks/proof_tolerance.py, over the
@@ -140,9 +139,8 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
             "the adapter changes nothing: with it and without it the logits are the same",
             remedy="train longer, or look at the losses in telemetry.jsonl; nothing was written",
         )
-    low, high = (MIN_CARRIED, MAX_CARRIED) if dtype == "F32" else (MIN_ROUNDED, MAX_ROUNDED)
     proof = Proof(
-        dtype=_OURS[dtype],
+        dtype=next(name for name, stored in STORED_AS.items() if stored == dtype),
         relative=distance(merged_TV, adapted_TV),
         tolerance=TOLERANCE[dtype] * layers**0.5,
         adapter_effect=effect / scale,
@@ -150,14 +148,11 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         max_difference=float(np.abs(merged_TV - adapted_TV).max()),
         positions=len(adapted_TV),
     )
-    if not (proof.relative <= proof.tolerance and low <= proof.carried <= high):
-        raise _refuted(proof, low, high)
-    return proof
-
-
-def _refuted(proof: Proof, low: float, high: float) -> ProofError:
-    lost = proof.relative <= proof.tolerance and proof.carried < low and proof.dtype != "fp32"
-    return ProofError(
+    low, high = (MIN_CARRIED, MAX_CARRIED) if dtype == "F32" else (MIN_ROUNDED, MAX_ROUNDED)
+    if proof.relative <= proof.tolerance and low <= proof.carried <= high:
+        return proof
+    lost = proof.relative <= proof.tolerance and proof.carried < low and dtype != "F32"
+    raise ProofError(
         "V001",
         f"next to nothing of the adapter survives rounding to {proof.dtype}"
         if lost
