@@ -33,10 +33,10 @@ def file_sha256(path: Path) -> str:
         "ctime_ns": status.st_ctime_ns,
     }
     kept = cache_root() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
-    with suppress(OSError, ValueError, AttributeError, KeyError):  # unreadable: hashed again
-        entry = json.loads(kept.read_bytes())
-        if isinstance(sha256 := entry.pop("sha256"), str) and entry == key:
-            return sha256
+    with suppress(OSError, ValueError):  # unreadable: hashed again
+        match json.loads(kept.read_bytes()):
+            case {"sha256": str(sha256), **rest} if rest == key:
+                return sha256
     with files.storage_errors(path):
         sha256 = _hash(path)
     with suppress(StorageError, OutputError):  # without a cache entry it is hashed again

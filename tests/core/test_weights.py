@@ -51,7 +51,6 @@ def arrays() -> dict[str, np.ndarray]:
 def test_a_file_of_the_library_reads_back(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     save_file(arrays, tmp_path / "a.safetensors", metadata={"format": "np"})
     file = SafetensorsFile(tmp_path / "a.safetensors")
-    assert file.metadata == {"format": "np"}
     assert file.tensors.keys() == arrays.keys()
     for name, array in arrays.items():
         read = file.read(name)
@@ -116,10 +115,10 @@ def test_a_corrupt_header_is_refused(tmp_path: Path, header: object, data: int, 
     assert str(path) in str(caught.value)
 
 
-def test_null_metadata_is_none_at_all(tmp_path: Path) -> None:
+def test_null_metadata_is_read(tmp_path: Path) -> None:
     # As `mx.save_safetensors` writes a file without any.
     file = raw_file(tmp_path / "f", {"__metadata__": None, "x": entry(0, 4)}, b"\0" * 4)
-    assert SafetensorsFile(file).metadata == {}
+    assert list(SafetensorsFile(file).tensors) == ["x"]
 
 
 @pytest.mark.parametrize("length", [10, 100_000_001, 2**63])

@@ -3,10 +3,9 @@
 from vox_core.adapter.mlx import (
     is_mlx_folder,
     mlx_dropout,
-    read_mlx_adapter,
     write_mlx_adapter,
 )
-from vox_core.adapter.peft import CONFIG, read_adapter, write_adapter
+from vox_core.adapter.peft import CONFIG, write_adapter
 from vox_core.adapter.targets import quantised_modules
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.digests import TOKENIZER_FILES
@@ -62,9 +61,7 @@ __all__ = [
     "probe_logits",
     "probe_tokens",
     "quantised_modules",
-    "read_adapter",
     "read_adapter_folder",
-    "read_mlx_adapter",
     "require_no_experts",
     "require_same_in_mlx",
     "resolve_reference",

@@ -54,7 +54,7 @@ from vox_core.weights import STORED_AS, TensorInfo, WeightFolder, Weights, numpy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.contract import Floats, Ints
+    from vox_core.contract import Floats
 
 MANIFEST = "vox_merge.json"
 _DTYPES: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -157,6 +157,7 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
         yield Path(plain)
 
 
+@dataclass
 class _Merger:
     """One merge, in a folder that nobody sees yet.
 
@@ -166,93 +167,90 @@ class _Merger:
         dtype: what to store; None keeps each tensor's own.
     """
 
-    def __init__(
-        self,
-        source: ModelReference,
-        adapter: AdapterState,
-        onto: Weights,
-        trained: Weights,
-        backend: Backend,
-        context: Context,
-        dtype: DType | None,
-    ) -> None:
-        self._source, self._adapter, self._dtype = source, adapter, dtype
-        self._onto, self._trained, self._stored = onto, trained, _as_stored(onto, dtype)
-        self._backend, self._context = backend, context
-        self._targets = {target.shape.tensor: target for target in _targets(source, adapter)}
-        self._probe_T: Ints = probe_tokens(load_tokenizer(source.base.path))
+    source: ModelReference
+    adapter: AdapterState
+    onto: Weights
+    trained: Weights
+    backend: Backend
+    context: Context
+    dtype: DType | None
+
+    def __post_init__(self) -> None:
+        self.stored = _as_stored(self.onto, self.dtype)
+        self.targets = {each.shape.tensor: each for each in _targets(self.source, self.adapter)}
+        self.probe_T = probe_tokens(load_tokenizer(self.source.base.path))
 
     def run(self, folder: Path) -> Proof:
         """Write the merged checkpoint into `folder`, and prove it."""
-        base, emit = self._source.base, self._context.emit
-        emit(Notice(f"merging {len(self._targets)} tensors into {base.id}"))
+        base, emit = self.source.base, self.context.emit
+        emit(Notice(f"merging {len(self.targets)} tensors into {base.id}"))
         try:
-            write_checkpoint(folder, self._stored, self._tensors)
+            write_checkpoint(folder, self.stored, self._tensors)
         except ValueError as error:
             raise PluginError(
                 "X001",
                 "a plugin gave other tensors than it was asked for",
-                where=f"vox_merge of backend {self._backend.id}",
+                where=f"vox_merge of backend {self.backend.id}",
                 found=error,
                 remedy="merge with another backend, with --backend, and report this to its authors",
             ) from error
         copy_tokenizer(base.templated, folder)
-        if self._dtype:
-            declare_dtype(folder / "config.json", self._dtype)
+        if self.dtype:
+            declare_dtype(folder / "config.json", self.dtype)
         emit(Notice("verifying the merged model against base + adapter"))
         return self._prove(folder)
 
     def requantise(self, plain: Path, folder: Path, quant: Quant, seen: Seen) -> Requantised:
         """Write the merged checkpoint `plain` quantised into `folder`."""
-        self._context.emit(Notice(f"quantising the merged model to {quant}"))
+        self.context.emit(Notice(f"quantising the merged model to {quant}"))
         write_model(WriteModelJob(plain, quant, folder))
-        request = Request(operation="load", quant=quant, model_type=self._source.base.model_type)
+        request = Request(operation="load", quant=quant, model_type=self.source.base.model_type)
         try:
             backend = choose(request, seen=seen)[0]
         except BackendError:
             return Requantised(quant, None)
         job = LoadJob(model=folder, dtype="fp32", quant=quant)
-        found_TV = probe_logits(backend, job, self._context, self._probe_T)
+        found_TV = probe_logits(backend, job, self.context, self.probe_T)
         return Requantised(quant, distance(found_TV, self._logits(plain)))
 
     def _tensors(self, names: list[str]) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each tensor of a shard in its turn: merged if the adapter touches it, else the base's."""
-        changed = tuple(self._targets[name] for name in names if name in self._targets)
-        job = MergeJob(self._adapter, changed, self._onto.read, self._dtype)
-        merged = self._backend.merge(job, self._context).tensors
+        changed = tuple(self.targets[name] for name in names if name in self.targets)
+        job = MergeJob(self.adapter, changed, self.onto.read, self.dtype)
+        merged = self.backend.merge(job, self.context).tensors
         for name in names:
-            if name not in self._targets:
-                yield name, self._stored.read(name)
+            if name not in self.targets:
+                yield name, self.stored.read(name)
                 continue
             given, tensor = next(merged)
-            if given in self._targets:  # else `write_safetensors` says which one was due
-                W, dtype = self._onto.read(given), self._stored.tensors[given].dtype
-                require_merged(tensor, W, self._adapter, self._targets[given], dtype)
+            if given in self.targets:  # else `write_safetensors` says which one was due
+                W, dtype = self.onto.read(given), self.stored.tensors[given].dtype
+                require_merged(tensor, W, self.adapter, self.targets[given], dtype)
             yield given, tensor
 
     def _prove(self, folder: Path) -> Proof:
-        dtypes = {self._stored.tensors[name].dtype for name in self._targets}
+        dtypes = {self.stored.tensors[name].dtype for name in self.targets}
         merged_TV = self._logits(folder)
-        with plain_copy(self._onto, folder) as base:
+        with plain_copy(self.onto, folder) as base:
             proof = prove(
                 self._logits(base),
-                self._logits(base, self._adapter),
+                self._logits(base, self.adapter),
                 merged_TV,
                 dtype=max(dtypes, key=ROUNDOFF.__getitem__),
-                layers=len(self._source.modules),
+                layers=len(self.source.modules),
             )
-        if self._source.quant == "none":
+        if self.source.quant == "none":
             return proof
-        if self._trained is self._onto:
+        if self.trained is self.onto:
             return replace(proof, from_trained=proof.relative)
-        with plain_copy(self._trained, folder) as base:
-            apart = distance(merged_TV, self._logits(base, self._adapter))
+        with plain_copy(self.trained, folder) as base:
+            apart = distance(merged_TV, self._logits(base, self.adapter))
         return replace(proof, from_trained=apart)
 
     def _logits(self, folder: Path, adapter: AdapterState | None = None) -> Floats:
         """float32 logits (T, V) of a plain folder on the text of the proof."""
         job = LoadJob(model=folder, dtype="fp32", adapter=adapter, streamed=True)
-        return probe_logits(self._backend, job, self._context, self._probe_T)
+        return probe_logits(self.backend, job, self.context, self.probe_T)
 
 
 def _as_stored(weights: Weights, dtype: DType | None) -> Weights:

@@ -112,13 +112,18 @@ def resolve_reference(
     return found
 
 
-def read_adapter_folder(folder: Path, base: MlxBase) -> AdapterState:
+def read_adapter_folder(folder: Path, base: MlxBase, *, literal: bool = False) -> AdapterState:
     """The adapter in `folder`, whichever of the two formats it is in.
+
+    Args:
+        literal: read as the format's own tool does, without vox's extensions.
 
     Raises:
         AdapterError: A001 or A003.
     """
-    return read_mlx_adapter(folder, base) if is_mlx_folder(folder) else read_adapter(folder)
+    if is_mlx_folder(folder):
+        return read_mlx_adapter(folder, base, literal=literal)
+    return read_adapter(folder)
 
 
 def _adapter_folder(path: Path) -> Path | None:

@@ -85,7 +85,6 @@ class SafetensorsFile:
 
     Attributes:
         tensors: name -> dtype, shape and offset, in the order of the file.
-        metadata: the file's own `__metadata__`.
 
     Raises:
         ModelError: M003.
@@ -95,7 +94,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         header, self._data = _read_header(path)
-        self.metadata: Mapping[str, str] = header.pop("__metadata__", None) or {}
+        header.pop("__metadata__", None)
         infos = {
             name: TensorInfo(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][0])
             for name, entry in header.items()

@@ -51,7 +51,7 @@ def open_weights(folder: Path) -> Weights:
 
 
 def _dequantised(stored: Weights, said: Mapping[str, Any]) -> Weights:
-    formats = _formats(said, stored)
+    formats, known = _formats(said, stored), _format(said)
     parts = {name.removesuffix(".weight") + part for name in formats for part in _PARTS}
     # The scales of the fp4 formats lack the dtype; the unquantised tensors have it.
     plain = (info.dtype for info in stored.tensors.values() if info.dtype in _FLOATS)
@@ -79,7 +79,8 @@ def _dequantised(stored: Weights, said: Mapping[str, Any]) -> Weights:
         return formats[name].dequantise(packed, numpy_dtype(tensors[name].dtype))
 
     where = {name: stored.where[name] for name in tensors}
-    return Weights(stored.folder, tensors, where, read, _name(said), frozenset(formats))
+    quant = known[0] if known else "none"
+    return Weights(stored.folder, tensors, where, read, quant, frozenset(formats))
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,22 +112,19 @@ def _formats(said: Mapping[str, Any], stored: Weights) -> dict[str, MlxFormat]:
     """Return tensor name -> format for every tensor with scales."""
     faults: list[str] = []
     found: dict[str, MlxFormat] = {}
-    for scales in (name for name in stored.tensors if name.endswith(".scales")):
-        path = scales.removesuffix(".scales")
-        own = said.get(path)
-        form = _format(own if isinstance(own, dict) else said)
-        if form is None:
-            faults.append(f"{path}: found {_words(own if isinstance(own, dict) else said)}")
-        elif wrong := _shape_fault(path, form, stored.tensors):
+    for path in (n.removesuffix(".scales") for n in stored.tensors if n.endswith(".scales")):
+        own = said[path] if isinstance(said.get(path), dict) else said
+        if (known := _format(own)) is None:
+            faults.append(f"{path}: found {_words(own)}")
+        elif wrong := _shape_fault(path, known[1], stored.tensors):
             faults.append(wrong)
         else:
-            found[f"{path}.weight"] = form
+            found[f"{path}.weight"] = known[1]
     packed = {name for name, info in stored.tensors.items() if info.dtype == "U32"}
-    if not faults:
-        faults = [
-            f"{name}: it is packed, and has no scales" for name in sorted(packed - set(found))
-        ]
-    if faults or _name(said) == "none":
+    faults = faults or [
+        f"{n}: it is packed, and has no scales" for n in sorted(packed - set(found))
+    ]
+    if faults or _format(said) is None:
         raise ModelError(
             "M002",
             "the weights are quantised in a way that vox does not read",
@@ -139,21 +137,15 @@ def _formats(said: Mapping[str, Any], stored: Weights) -> dict[str, MlxFormat]:
     return found
 
 
-def _format(said: Mapping[str, Any]) -> MlxFormat | None:
-    mode, bits, group = (said.get("mode", "affine"), said.get("bits"), said.get("group_size"))
-    for form in MLX_FORMATS.values():
-        if (form.mode, form.bits) != (mode, bits):
-            continue
-        if group == form.group_size or (mode == "affine" and group in (32, 64, 128)):
-            return MlxFormat(form.mode, form.bits, int(str(group)))
+def _format(said: Mapping[str, Any]) -> tuple[Quant, MlxFormat] | None:
+    """Return vox's name of a format, and the format with the group size that `said` has."""
+    group = said.get("group_size")
+    for name, form in MLX_FORMATS.items():
+        sizes = (32, 64, 128) if form.mode == "affine" else (form.group_size,)
+        alike = (said.get("mode", "affine"), said.get("bits")) == (form.mode, form.bits)
+        if alike and group in sizes:
+            return cast("Quant", name), MlxFormat(form.mode, form.bits, int(str(group)))
     return None
-
-
-def _name(said: Mapping[str, Any]) -> Quant:
-    form = _format(said)
-    pair = (form.mode, form.bits) if form else None
-    names = (name for name, each in MLX_FORMATS.items() if (each.mode, each.bits) == pair)
-    return cast("Quant", next(names, "none"))
 
 
 def _words(said: Mapping[str, Any]) -> str:
