@@ -99,7 +99,7 @@ def resolve(
         folder = converted.made_once(entry.id, entry.sha256, fetch, report)
         return _checked(folder, entry.id, entry.sha256, entry.licence, entry.hub)
     repository = entry.hub if entry else None
-    if of_hub and entry is None and not (revision is None and path.parent.is_dir()):
+    if of_hub and not repository and not (revision is None and path.parent.is_dir()):
         repository = reference
     if repository:
         folder = hub.download(repository, revision, report)

@@ -503,14 +503,10 @@ def _entry_faults(
     parts: Parts, saved: Mapping[str, Floats], entry: Entry, kind: str
 ) -> Iterator[str]:
     """Return the differences between the file and vox's entry."""
-    for path in parts:
-        if path not in entry.ranks:
-            yield f"{path}: in {WEIGHTS} but not in {ENTRY}.modules"
-    for path in entry.ranks:
-        if path not in parts:
-            yield f"{path}: in {ENTRY}.modules but not in {WEIGHTS}"
-    for name in entry.saved:
-        if name not in saved:
-            yield f"{name}: in {ENTRY}.saved but not in {WEIGHTS}"
+    for path in sorted(parts.keys() - entry.ranks.keys()):
+        yield f"{path}: in {WEIGHTS} but not in {ENTRY}.modules"
+    absent = (entry.ranks.keys() - parts.keys()) | (set(entry.saved) - saved.keys())
+    for name in sorted(absent):
+        yield f"{name}: in {ENTRY} of {CONFIG} but not in {WEIGHTS}"
     if kind != "full" and (kind == "dora") != (entry.method == "dora"):
         yield f"{CONFIG}: fine_tune_type is {kind}, {ENTRY}.method {entry.method}"

@@ -13,8 +13,7 @@ vocabulary, B terms of a block, P blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -25,15 +24,12 @@ from vox_mlx.base import HEADS
 if TYPE_CHECKING:
     from vox_core.contract import Batch
 
-Arrays: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array]
-
 LENGTHS, TRAINED = 32, 64
 """What lengths of documents and numbers of trained positions are rounded up to."""
 BLOCK = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A batch as MLX arrays: `tokens_NL` and `targets_K` int32, `index_K` into N * L, `weights_K`
     float32 with 0 for what pads."""
 
@@ -41,9 +37,6 @@ class Rows:
     index_K: mx.array
     targets_K: mx.array
     weights_K: mx.array
-
-    def arrays(self) -> Arrays:
-        return self.tokens_NL, self.index_K, self.targets_K, self.weights_K
 
 
 def rows(batch: Batch, lengths: int = 1) -> Rows:
