@@ -254,7 +254,7 @@ class _Merger:
 
 
 def _as_stored(weights: Weights, dtype: DType | None) -> Weights:
-    """`weights` in the dtype that is asked for, as far as it is a matter of rounding."""
+    """Return `weights` with floating-point tensors rounded to `dtype`; None keeps their own."""
 
     def stored(info: TensorInfo) -> TensorInfo:
         return replace(info, dtype=STORED_AS[dtype]) if dtype and info.dtype in ROUNDOFF else info
