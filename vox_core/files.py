@@ -117,7 +117,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         with storage_errors(path):
             yield temporary
-            _sync_tree(temporary)
+            for folder, _, names in os.walk(temporary):
+                for name in names:
+                    with Path(folder, name).open("rb") as file:
+                        disk.calls.fsync(file.fileno())
+                sync_folder(Path(folder))
             _put_in_place(temporary, path)
     finally:
         remove(temporary)
@@ -165,7 +169,9 @@ def append(path: Path, data: bytes) -> None:
         try:
             size = os.fstat(descriptor).st_size
             try:
-                _write_all(descriptor, data)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[disk.calls.write(descriptor, rest) :]
             except OSError:
                 with suppress(OSError):
                     disk.calls.truncate(descriptor, size)
@@ -174,40 +180,19 @@ def append(path: Path, data: bytes) -> None:
             disk.calls.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[disk.calls.write(descriptor, rest) :]
-
-
 def make_folder(path: Path) -> None:
     """Create `path` and its parents.
 
     Raises:
         OutputError: it cannot be created.
     """
-    try:
-        _make(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _make(path: Path) -> None:
-    try:
-        _make_one(path)
-    except FileNotFoundError:
-        if path.parent == path:
-            raise
-        _make(path.parent)
-        _make_one(path)
-
-
-def _make_one(path: Path) -> None:
-    try:
-        disk.calls.mkdir(path)
-    except OSError:
-        if not path.is_dir():
-            raise
+    for folder in (*reversed(path.parents), path):
+        try:
+            if not folder.is_dir():
+                disk.calls.mkdir(folder)
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and folder.is_dir()):  # made meanwhile
+                raise unwritable(path, error) from error
 
 
 def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
@@ -300,14 +285,6 @@ def remove_leftovers(folder: Path) -> None:
 def temporary_beside(path: Path) -> Path:
     """Return a unique name in the same folder, for a file being written or deleted."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
-
-
-def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with Path(folder, name).open("rb") as file:
-                disk.calls.fsync(file.fileno())
-        sync_folder(Path(folder))
 
 
 class _New(io.FileIO):

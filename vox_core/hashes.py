@@ -26,32 +26,23 @@ def file_sha256(path: Path) -> str:
         if status.st_size < _WORTH_KEEPING:
             return _hash(path)
         real = path.resolve()
-    key: dict[str, object] = {
+    key = {
         "path": str(real),
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
         "ctime_ns": status.st_ctime_ns,
     }
     kept = cache_root() / "digests" / f"{hashlib.sha256(str(real).encode()).hexdigest()}.json"
-    if (sha256 := _recall(kept, key)) is None:
-        with files.storage_errors(path):
-            sha256 = _hash(path)
-        with suppress(StorageError, OutputError):  # without a cache entry it is hashed again
-            files.make_folder(kept.parent)
-            files.write_json(kept, {**key, "sha256": sha256})
+    with suppress(OSError, ValueError):  # unreadable: hashed again
+        match json.loads(kept.read_bytes()):
+            case {"sha256": str(sha256), **rest} if rest == key:
+                return sha256
+    with files.storage_errors(path):
+        sha256 = _hash(path)
+    with suppress(StorageError, OutputError):  # without a cache entry it is hashed again
+        files.make_folder(kept.parent)
+        files.write_json(kept, {**key, "sha256": sha256})
     return sha256
-
-
-def _recall(kept: Path, key: dict[str, object]) -> str | None:
-    """Return the hash cached under `key`, if the entry is readable and belongs to this file."""
-    try:
-        entry = json.loads(kept.read_bytes())
-    except (OSError, ValueError):
-        return None
-    match entry:
-        case {"sha256": str(sha256), **rest} if rest == key:
-            return sha256
-    return None
 
 
 def _hash(path: Path) -> str:

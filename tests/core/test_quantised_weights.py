@@ -73,12 +73,12 @@ def test_a_module_may_have_a_format_of_its_own(tmp_path):
     assert seen.read(f"{down}.weight").tobytes() == rest.round_trip(W).tobytes()
 
 
-def test_shards_and_index_are_those_of_the_plain_copy(tmp_path):
+def test_shards_are_those_of_the_plain_copy(tmp_path):
     tensors = {**packed(UP, MLX_FORMATS["affine4"], weight()), NORM: np.ones(128, BF16)}
     shards = ("model-1.safetensors", "model-2.safetensors", "model-3.safetensors")
     seen = open_weights(write(tmp_path / "m", tensors, affine(), files=shards))
-    assert seen.index["weight_map"] == {f"{UP}.weight": shards[0], NORM: shards[0]}
-    assert seen.index["metadata"] == {"total_size": 8 * 128 * 2 + 128 * 2}
+    assert seen.where == {f"{UP}.weight": shards[0], NORM: shards[0]}
+    assert seen.nbytes == 8 * 128 * 2 + 128 * 2
     assert seen.files == shards[:1]
 
 

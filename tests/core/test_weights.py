@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 from vox_core.digests import file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError, StorageError
 from vox_core.weights import SafetensorsFile, WeightFolder, write_safetensors
-from vox_core.weights.file import MAX_HEADER
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -52,7 +51,6 @@ def arrays() -> dict[str, np.ndarray]:
 def test_a_file_of_the_library_reads_back(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     save_file(arrays, tmp_path / "a.safetensors", metadata={"format": "np"})
     file = SafetensorsFile(tmp_path / "a.safetensors")
-    assert file.metadata == {"format": "np"}
     assert file.tensors.keys() == arrays.keys()
     for name, array in arrays.items():
         read = file.read(name)
@@ -88,24 +86,24 @@ def test_small_floats_read_as_torch_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "data", "said"),
     [
-        ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "it overlaps tensor a"),
-        ({"a": entry(0, 8), "b": entry(12, 16)}, 16, "it leaves a gap after tensor a"),
-        ({"a": entry(4, 8)}, 8, "it leaves a gap after the start of the data"),
-        ({"a": entry(0, 8)}, 4, "found 4 bytes, expected 8: the file is truncated"),
-        ({"a": entry(0, 8)}, 12, "longer than its header says"),
-        ({"a": entry(0, 8, shape=[3])}, 8, "found 8 bytes, expected 12 for F32 [3]"),
-        ({"a": entry(8, 0, shape=[2])}, 8, "found -8 bytes"),
-        ({"a": entry(0, 8, dtype="F4")}, 8, "found dtype F4, expected one of BOOL"),
-        ({"a": {**entry(0, 8), "shape": [-2]}}, 8, "expected dtype, shape and data_offsets"),
-        ({"a": {**entry(0, 8), "shape": [True]}}, 8, "expected dtype, shape and data_offsets"),
-        ({"a": {**entry(0, 8), "more": 1}}, 8, "expected dtype, shape and data_offsets"),
-        ({"a": 7}, 0, "tensor a: found 7"),
-        ({"__metadata__": {"format": 1}}, 0, "__metadata__"),
-        ([1], 0, "expected: a JSON object"),
-        (b'{"a": 1, "a": 2}', 0, "the key 'a' stands twice"),
-        (b"{", 0, "not JSON"),
-        (b"\xff\xfe", 0, "not JSON"),
-        (b"[" * 100_000, 0, "not JSON"),
+        ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "invalid offset for tensor `b`"),
+        ({"a": entry(0, 8), "b": entry(12, 16)}, 16, "invalid offset for tensor `b`"),
+        ({"a": entry(4, 8)}, 8, "invalid offset for tensor `a`"),
+        ({"a": entry(0, 8)}, 4, "file not fully covered"),
+        ({"a": entry(0, 8)}, 12, "file not fully covered"),
+        ({"a": entry(0, 8, shape=[3])}, 8, "invalid"),
+        ({"a": entry(8, 0, shape=[2])}, 8, "invalid offset for tensor `a`"),
+        ({"a": entry(0, 8, dtype="F4", shape=[16])}, 8, "found dtype F4, expected one of BOOL"),
+        ({"a": {**entry(0, 8), "shape": [-2]}}, 8, "expected usize"),
+        ({"a": {**entry(0, 8), "shape": [True]}}, 8, "expected usize"),
+        ({"a": 7}, 0, "invalid type"),
+        ({"__metadata__": {"format": 1}}, 0, "expected a string"),
+        ([1], 0, "invalid type: sequence"),
+        (b'{"a": 1, "a": 2}', 0, "invalid type"),
+        (b'{"__metadata__": {"a": "1", "a": "2"}}', 0, "the key 'a' stands twice"),
+        (b"{", 0, "invalid JSON"),
+        (b"\xff\xfe", 0, "invalid UTF-8"),
+        (b"[" * 100_000, 0, "invalid JSON"),
     ],
 )
 def test_a_corrupt_header_is_refused(tmp_path: Path, header: object, data: int, said: str) -> None:
@@ -117,24 +115,13 @@ def test_a_corrupt_header_is_refused(tmp_path: Path, header: object, data: int, 
     assert str(path) in str(caught.value)
 
 
-def test_null_metadata_is_none_at_all(tmp_path: Path) -> None:
+def test_null_metadata_is_read(tmp_path: Path) -> None:
     # As `mx.save_safetensors` writes a file without any.
     file = raw_file(tmp_path / "f", {"__metadata__": None, "x": entry(0, 4)}, b"\0" * 4)
-    assert SafetensorsFile(file).metadata == {}
+    assert list(SafetensorsFile(file).tensors) == ["x"]
 
 
-def test_all_faults_come_together(tmp_path: Path) -> None:
-    header = {"a": entry(0, 8, dtype="F4"), "b": entry(0, 8, shape=[9]), "c": {}}
-    with pytest.raises(ModelError) as caught:
-        SafetensorsFile(raw_file(tmp_path / "a.safetensors", header, bytes(8)))
-    assert [fault.split(":")[0] for fault in caught.value.faults] == [
-        "tensor a",
-        "tensor b",
-        "tensor c",
-    ]
-
-
-@pytest.mark.parametrize("length", [10, MAX_HEADER + 1, 2**63])
+@pytest.mark.parametrize("length", [10, 100_000_001, 2**63])
 def test_a_header_longer_than_the_file_is_refused_unread(tmp_path: Path, length: int) -> None:
     path = raw_file(tmp_path / "a.safetensors", {}, length=length)
     with pytest.raises(ModelError, match="corrupt"):
@@ -234,8 +221,7 @@ def test_a_single_file(tmp_path: Path) -> None:
     save_file({"a": ONE, "b": ONE * 2}, tmp_path / "model.safetensors")
     folder = WeightFolder(tmp_path)
     assert folder.files == ("model.safetensors",)
-    assert folder.index is None
-    assert folder.file_of("b") == "model.safetensors"
+    assert folder.where["b"] == "model.safetensors"
     np.testing.assert_array_equal(folder.read("b"), ONE * 2)
 
 
@@ -244,8 +230,6 @@ def test_shards(tmp_path: Path) -> None:
     folder = WeightFolder(sharded(tmp_path, weight_map, s1={"b": ONE}, s2={"a": ONE * 2}))
     assert folder.files == ("s1.safetensors", "s2.safetensors")
     assert list(folder.tensors) == ["b", "a"]
-    assert folder.index is not None
-    assert folder.index["metadata"] == {"total_size": 1}
     np.testing.assert_array_equal(folder.read("a"), ONE * 2)
 
 

@@ -31,7 +31,7 @@ from vox_core.run.hf_checkpoint import plain_copy
 from vox_core.weights import WeightFolder
 from vox_testing import jobs
 from vox_testing.subject import Recorder
-from vox_torch import elementwise, forward, fused_modules, layout
+from vox_torch import forward, fused_modules, layout
 from vox_torch.fused_modules import FusedNorm
 
 MODELS = {"smollm2-135m": "llama", "gemma3-270m": "gemma3_text"}
@@ -242,7 +242,7 @@ class _Recognised(FusedNorm):
         x_XH = torch.randn(3, len(norm.weight), generator=torch.Generator().manual_seed(0))
         x_XH = (x_XH * torch.tensor([[1.0], [1e-3], [30.0]])).to(norm.weight.dtype)
         found, expected = (
-            elementwise.RmsNorm.apply(x_XH, norm.weight, self.eps, True),
+            fused_modules.RmsNorm.apply(x_XH, norm.weight, self.eps, True),
             norm(x_XH),
         )
         bound_X1 = 4 * torch.finfo(x_XH.dtype).eps * expected.abs().amax(-1, keepdim=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vox_core import bounded_json, files, links
+from vox_core import bounded_json, files
+from vox_core.adapter.peft import config_errors
 from vox_core.contract import AdapterState, LowRank, Method
 from vox_core.errors import AdapterError, command
 from vox_core.weights import SafetensorsFile, write_safetensors
@@ -39,16 +41,14 @@ def write_mlx_adapter(
     Raises:
         AdapterError: A003, listing every module and tensor that mlx-lm's model does not have.
     """
-    modules = {
-        path: mlx.Update(module.A_RI, module.B_OR, module.alpha, module.magnitude_O)
-        for path, module in state.modules.items()
-    }
-    adapter = mlx.Adapter(state.method, modules, state.saved)
-    try:
+    remedy = "train it again without these, or use it with PEFT; nothing was written"
+    with _refusals(folder, remedy):
+        updates = {
+            path: mlx.Update(module.A_RI, module.B_OR, module.alpha, module.magnitude_O)
+            for path, module in state.modules.items()
+        }
+        adapter = mlx.Adapter(state.method, updates, state.saved)
         made = mlx.to_mlx(adapter, base, model=model, dropout=dropout)
-    except FormatError as error:
-        remedy = "train it again without these, or use it with PEFT; nothing was written"
-        raise _refused(error, folder, remedy) from error
     _write_tensors(folder / mlx.WEIGHTS, made.tensors)
     if made.exact:
         _write_tensors(folder / mlx.EXACT, made.exact)
@@ -69,16 +69,23 @@ def read_mlx_adapter(folder: Path, base: MlxBase, *, literal: bool = False) -> A
     """
     config = _read_config(folder)
     if config.is_whole_model:
-        raise _whole_model(folder)
+        fuse = ("--model", "BASE", "--adapter-path", folder, "--save-path", "OUT")
+        raise AdapterError(
+            "A003",
+            "the folder holds whole weights of a full fine-tune, not an adapter",
+            where=folder,
+            found="fine_tune_type full",
+            expected="fine_tune_type lora or dora",
+            remedy="make a plain model of it, which vox takes as --model: "
+            + command("mlx_lm.fuse", *fuse),
+        )
     tensors = _read_tensors(folder / mlx.WEIGHTS)
     exact = _read_tensors(folder / mlx.EXACT) if (folder / mlx.EXACT).is_file() else {}
-    try:
-        read = mlx.from_mlx(config, tensors, exact, base, literal=literal)
-    except FormatError as error:
-        remedy = "use the adapter with the tool that made it, or train it again without these"
-        raise _refused(error, folder, remedy) from error
-    modules = {path: LowRank(*update) for path, update in read.modules.items()}
-    return AdapterState(cast("Method", read.method), modules, read.saved)
+    remedy = "use the adapter with the tool that made it, or train it again without these"
+    with _refusals(folder, remedy):
+        method, updates, saved = mlx.from_mlx(config, tensors, exact, base, literal=literal)
+    modules = {path: LowRank(*update) for path, update in updates.items()}
+    return AdapterState(cast("Method", method), modules, saved)
 
 
 def mlx_dropout(folder: Path) -> float:
@@ -87,21 +94,8 @@ def mlx_dropout(folder: Path) -> float:
 
 
 def _read_config(folder: Path) -> mlx.Config:
-    try:
-        document = bounded_json.read(folder / mlx.CONFIG)
-        if out := links.strays(folder):
-            raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
-        return mlx.parse_config(document)
-    except (OSError, ValueError) as error:
-        is_ours = isinstance(error, FormatError)
-        raise AdapterError(
-            "A001",
-            "the folder holds no adapter that vox can read",
-            where=folder / mlx.CONFIG,
-            found=error if is_ours else f"{type(error).__name__}: {error}",
-            expected="num_layers and lora_parameters with rank and scale, as mlx-lm writes them",
-            remedy="name a folder saved by mlx-lm, or convert the source again",
-        ) from error
+    with config_errors(folder, "num_layers and lora_parameters with rank and scale, as in mlx-lm"):
+        return mlx.parse_config(bounded_json.read(folder / mlx.CONFIG))
 
 
 def _read_tensors(path: Path) -> dict[str, NDArray[Any]]:
@@ -114,24 +108,16 @@ def _write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     write_safetensors(path, specs, tensors.items(), {"format": "mlx"})
 
 
-def _refused(error: FormatError, folder: Path, remedy: str) -> AdapterError:
-    return AdapterError(
-        "A003",
-        error.what,
-        where=folder,
-        expected=error.expected,
-        faults=error.faults,
-        remedy=remedy,
-    )
-
-
-def _whole_model(folder: Path) -> AdapterError:
-    return AdapterError(
-        "A003",
-        "the folder holds whole weights of a full fine-tune, not an adapter",
-        where=folder,
-        found="fine_tune_type full",
-        expected="fine_tune_type lora or dora",
-        remedy="make a plain model of it, which vox takes as --model: "
-        + command("mlx_lm.fuse", "--model", "BASE", "--adapter-path", folder, "--save-path", "OUT"),
-    )
+@contextmanager
+def _refusals(folder: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise AdapterError(
+            "A003",
+            error.what,
+            where=folder,
+            expected=error.expected,
+            faults=error.faults,
+            remedy=remedy,
+        ) from error

@@ -9,7 +9,8 @@ an adapter that loads but computes something else is worse than an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -132,14 +133,13 @@ def read_adapter(folder: Path) -> AdapterState:
             faults=faults,
             remedy="use the adapter with the tool that made it, or train it again without these",
         )
-    return AdapterState(_method(config), modules, saved)
+    method: Method = "rslora" if config.get("use_rslora") else "lora"
+    return AdapterState("dora" if config.get("use_dora") else method, modules, saved)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
+    with config_errors(folder, f"{CONFIG} and {WEIGHTS}, as PEFT and vox write them"):
         config = bounded_json.read(folder / CONFIG)
-        if out := links.strays(folder):
-            raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
         if not (folder / WEIGHTS).is_file():
             beside = f"; {PICKLE} is a pickle, which vox never opens" * (folder / PICKLE).exists()
             raise FileNotFoundError(2, f"no such file{beside}", WEIGHTS)
@@ -148,14 +148,27 @@ def _read_config(folder: Path) -> dict[str, Any]:
         for pattern in config.get("alpha_pattern") or {}:
             _require_quick(pattern)
         return dict(config)
+
+
+@contextmanager
+def config_errors(folder: Path, expected: str) -> Iterator[None]:
+    """Refuse links out of an adapter's folder, and map faults of its configuration.
+
+    Raises:
+        AdapterError: A001.
+    """
+    try:
+        if out := links.strays(folder):
+            raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
+        yield
     except (OSError, ValueError, AttributeError, TypeError, re.error) as error:
         raise AdapterError(
             "A001",
             "the folder holds no adapter that vox can read",
             where=folder,
             found=f"{type(error).__name__}: {error}",
-            expected=f"{CONFIG} and {WEIGHTS}, as PEFT and vox write them",
-            remedy="name a run folder of `vox train`, or a folder saved by PEFT",
+            expected=expected,
+            remedy="name a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
         ) from error
 
 
@@ -179,12 +192,15 @@ def _read_tensors(folder: Path) -> dict[str, Floats]:
 def _group(
     named: Mapping[str, Floats], config: Mapping[str, Any]
 ) -> tuple[dict[str, LowRank], dict[str, Floats], list[str]]:
-    modules, strange = {}, []
-    saved_paths = tuple(f"{module}." for module in config.get("modules_to_save") or ())
+    """Return low-rank modules, whole tensors, and the names of other tensors."""
+    owners = tuple(f".{module}." for module in config.get("modules_to_save") or ())
     saved = {
-        n: v for n, v in named.items() if n.startswith(saved_paths) or _ends_in(n, saved_paths)
+        name: value
+        for name, value in named.items()
+        if f".{name}".startswith(owners) or f".{name.rpartition('.')[0]}.".endswith(owners)
     }
     rest = {name: value for name, value in named.items() if name not in saved}
+    modules = {}
     for name in [n for n in rest if n.endswith(".lora_A.weight")]:
         path = name.removesuffix(".lora_A.weight")
         if f"{path}.lora_B.weight" in rest:
@@ -194,13 +210,7 @@ def _group(
                 alpha=float(_pattern(config.get("alpha_pattern"), path, config["lora_alpha"])),
                 magnitude_O=rest.pop(f"{path}.lora_magnitude_vector", None),
             )
-    strange += list(rest)
-    return modules, saved, strange
-
-
-def _ends_in(name: str, saved_paths: tuple[str, ...]) -> bool:
-    module = name.rpartition(".")[0] + "."
-    return any(module.endswith(f".{path}") for path in saved_paths)
+    return modules, saved, list(rest)
 
 
 def _pattern(pattern: Mapping[str, Any] | None, path: str, default: Any) -> Any:
@@ -209,12 +219,6 @@ def _pattern(pattern: Mapping[str, Any] | None, path: str, default: Any) -> Any:
         if re.match(rf"(.*\.)?({key})$", path):
             return value
     return default
-
-
-def _method(config: Mapping[str, Any]) -> Method:
-    if config.get("use_dora"):
-        return "dora"
-    return "rslora" if config.get("use_rslora") else "lora"
 
 
 def _brief_targets(trained: Iterable[str], modules: Mapping[str, ModuleShape]) -> list[str]:

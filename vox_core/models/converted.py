@@ -6,9 +6,8 @@ a lock: a second process waits for the first.
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +41,12 @@ def made_once(name: str, sha256: str, obtain: Callable[[Path], Path], report: Pr
     if folder.is_dir():
         return folder
     with files.storage_errors(folder), FileLock(models / f".{folder.name}.lock"):
+        for left in models.glob(f"{files.TEMPORARY_PREFIX}{folder.name}*"):  # by killed processes
+            files.remove(left)
         if not folder.is_dir():
-            with _scratch_beside(folder) as scratch:
-                convert_gguf(obtain(scratch), folder, report)
+            prefix = f"{files.TEMPORARY_PREFIX}{folder.name}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=models) as scratch:
+                convert_gguf(obtain(Path(scratch)), folder, report)
     return folder
 
 
@@ -58,19 +60,9 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     """
     from vox_formats.gguf_model import GgufModel
 
-    with files.storage_errors(path), _refusals(path):
-        model = GgufModel(path)
-    with files.atomic_folder(folder) as new:
-        for name, text in model.files.items():
-            files.write_text(new / name, text)
-        specs = {name: ("BF16", shape) for name, shape in model.shapes.items()}
-        write_safetensors(new / WEIGHTS, specs, _reported(model.tensors(), specs, report))
-
-
-@contextmanager
-def _refusals(path: Path) -> Iterator[None]:
     try:
-        yield
+        with files.storage_errors(path):
+            model = GgufModel(path)
     except FormatError as error:
         raise ModelError(
             "M008",
@@ -83,6 +75,11 @@ def _refusals(path: Path) -> Iterator[None]:
             if isinstance(error, DamagedFile)
             else "use the model's Hugging Face repository instead of the GGUF file",
         ) from error
+    with files.atomic_folder(folder) as new:
+        for name, text in model.files.items():
+            files.write_text(new / name, text)
+        specs = {name: ("BF16", shape) for name, shape in model.shapes.items()}
+        write_safetensors(new / WEIGHTS, specs, _reported(model.tensors(), specs, report))
 
 
 def _reported(
@@ -94,16 +91,3 @@ def _reported(
         yield name, tensor
         done += tensor.nbytes
         report("converting", done, total)
-
-
-@contextmanager
-def _scratch_beside(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder and remove leftovers of killed processes; the lock must be held."""
-    for left in folder.parent.glob(f"{files.TEMPORARY_PREFIX}{folder.name}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    scratch = folder.with_name(f"{files.TEMPORARY_PREFIX}{folder.name}")
-    files.make_folder(scratch)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

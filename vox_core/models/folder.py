@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,8 @@ _MODEL_TYPE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
-@dataclass(frozen=True, slots=True)
-class FolderFacts:
-    """Facts about a checked folder; `licence` is the model card's."""
-
-    model_type: str
-    licence: str | None
-
-
-def check_folder(folder: Path) -> FolderFacts:
-    """Check `folder` without reading weights.
+def check_folder(folder: Path) -> tuple[str, str | None]:
+    """Check `folder` without reading weights; return its model type and its card's licence.
 
     Raises:
         ModelError: M002 with every fault of the folder; M004 if it names code; M003 or M005 for
@@ -64,8 +55,9 @@ def check_folder(folder: Path) -> FolderFacts:
     if strays:
         raise _leads_out(folder, strays)
     parsed, faults = _parse(folder)
-    config = parsed.get("config.json", {})
-    if "config.json" in parsed and not _is_model_type(config.get("model_type")):
+    model_type = parsed.get("config.json", {}).get("model_type")
+    is_named = isinstance(model_type, str) and _MODEL_TYPE.fullmatch(model_type)
+    if "config.json" in parsed and not is_named:
         faults.append("config.json: found no model_type, expected the name of an architecture")
     if (folder / _ADAPTER).exists():  # transformers would load the base named in it instead
         faults.append(
@@ -84,10 +76,10 @@ def check_folder(folder: Path) -> FolderFacts:
     if named := [f"{file}: {key}" for file, doc in parsed.items() for key in code_keys(doc, file)]:
         raise _needs_code(folder, named)
     WeightFolder(folder)
-    return FolderFacts(config["model_type"], card_licence(folder))
+    return str(model_type), _card_licence(folder)
 
 
-def card_licence(folder: Path) -> str | None:
+def _card_licence(folder: Path) -> str | None:
     """Return `license:` from the front matter of the model card, or None."""
     card = folder / "README.md"
     if not card.is_file():
@@ -102,12 +94,9 @@ def card_licence(folder: Path) -> str | None:
 def _parse(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the folder's JSON files, parsed, and their faults."""
     parsed: dict[str, dict[str, Any]] = {}
-    faults: list[str] = []
-    for name in _MAY_NAME_CODE:
-        if not (folder / name).is_file():
-            if name == "config.json":
-                faults.append("config.json: missing")
-            continue
+    there = [name for name in _MAY_NAME_CODE if (folder / name).is_file()]
+    faults = [] if "config.json" in there else ["config.json: missing"]
+    for name in there:
         try:
             with files.storage_errors(folder / name):
                 document = bounded_json.read(folder / name)
@@ -119,10 +108,6 @@ def _parse(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         else:
             faults.append(f"{name}: found {type(document).__name__}, expected an object")
     return parsed, faults
-
-
-def _is_model_type(value: object) -> bool:
-    return isinstance(value, str) and _MODEL_TYPE.fullmatch(value) is not None
 
 
 def _leads_out(folder: Path, strays: list[str]) -> ModelError:
@@ -152,34 +137,24 @@ def _needs_code(folder: Path, named: list[str]) -> ModelError:
 # --- code -----------------------------------------------------------------------------------------
 
 _NAMES_CODE = frozenset({"auto_map", "custom_pipelines", "custom_generate", "model_file"})
-_NAMES_FILES = frozenset(
-    {
-        "configuration_files",
-        "transformers_weights",
-        "fast_tokenizer_files",
-        "gguf_file",
-        "init_inputs",
-    }
-)
+_NAMES_FILES = frozenset({"configuration_files", "transformers_weights", "fast_tokenizer_files"})
+_NAMES_FILES |= {"gguf_file", "init_inputs"}
 _KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+_PATH = re.compile(r"[/\\\0]|^\.\.?$")
 _BUILT_IN = (None, "eager", "sdpa")
 # Paths of the machine that saved a tokenizer, which many repositories have: nothing reads them from
 # `tokenizer_config.json`. From `special_tokens_map.json` they would be read.
 _UNREAD = frozenset({"tokenizer_file", "special_tokens_map_file", "added_tokens_file"})
-_SPECIAL_TOKENS = "special_tokens_map.json"
 
 
-def code_keys(value: Any, file: str = "config.json") -> Iterator[str]:
+def code_keys(value: Any, file: str = "config.json", path: str = "") -> Iterator[str]:
     """Return the dotted paths in a JSON document that name code or files.
 
     Args:
         value: nested at most `bounded_json.MAX_DEPTH` deep.
         file: name of the JSON file.
+        path: of `value` in it, with a dot at its end.
     """
-    return _walk(value, "", file)
-
-
-def _walk(value: Any, path: str, file: str) -> Iterator[str]:
     children: Iterable[tuple[object, Any]] = ()
     if isinstance(value, dict):
         children = value.items()
@@ -188,7 +163,7 @@ def _walk(value: Any, path: str, file: str) -> Iterator[str]:
     for key, child in children:
         if isinstance(key, str) and _names(key, child, file):
             yield f"{path}{key}"
-        yield from _walk(child, f"{path}{key}.", file)
+        yield from code_keys(child, file, f"{path}{key}.")
 
 
 def _names(key: str, value: Any, file: str) -> bool:
@@ -198,17 +173,10 @@ def _names(key: str, value: Any, file: str) -> bool:
         return value not in (None, [], "")
     if _KERNELS.fullmatch(key):
         return not all(one in _BUILT_IN for one in _leaves(value))
-    if key == "quantization_config" or (key.endswith("_file") and not _is_unread(key, file)):
-        return any(isinstance(one, str) and _is_path(one) for one in _leaves(value))
+    is_unread = key in _UNREAD and file != "special_tokens_map.json"
+    if key == "quantization_config" or (key.endswith("_file") and not is_unread):
+        return any(isinstance(one, str) and _PATH.search(one) for one in _leaves(value))
     return False
-
-
-def _is_unread(key: str, file: str) -> bool:
-    return key in _UNREAD and file != _SPECIAL_TOKENS
-
-
-def _is_path(text: str) -> bool:
-    return bool(set(text) & set("/\\\0")) or text in (".", "..")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

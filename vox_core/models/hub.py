@@ -62,58 +62,35 @@ def download(
 
 
 def _explain(error: Exception, repository: str, revision: str | None) -> VoxError:
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    where = repository if revision is None else f"{repository}, revision {revision}"
+    page = f"{constants.ENDPOINT}/{repository}"
     match error:
         case errors.GatedRepoError():
-            return _failed(
-                "M007",
-                where,
-                "the repository is gated",
-                f"accept its terms at {_page(repository)}, then log in with `hf auth login`",
-            )
+            code, found = "M007", "the repository is gated"
+            remedy = f"accept its terms at {page}, then log in with `hf auth login`"
         case errors.RevisionNotFoundError():
-            return _failed("M001", where, "no such revision", f"see {_page(repository)}")
+            code, found, remedy = "M001", "no such revision", f"see {page}"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
-            return _failed(
-                "M001",
-                where,
-                "no such repository, or a private one",
-                "check the spelling; for a private repository log in with `hf auth login`",
-            )
-        case errors.LocalEntryNotFoundError() if _offline():
-            return _failed(
-                "M007",
-                where,
-                "HF_HUB_OFFLINE is set, and the model is not whole in the hub's cache",
-                "unset HF_HUB_OFFLINE, or give a folder that holds the model",
-            )
+            code, found = "M001", "no such repository, or a private one"
+            remedy = "check the spelling; for a private repository log in with `hf auth login`"
+        case errors.LocalEntryNotFoundError() if constants.is_offline_mode():
+            code, found = "M007", "HF_HUB_OFFLINE is set, and the model is not whole in the cache"
+            remedy = "unset HF_HUB_OFFLINE, or give a folder that holds the model"
         case OSError(errno=int()):
             return files.storage_error(error, Path(repository))
-    return _failed(
-        "M007",
-        where,
-        _first_line(error),
-        "check the connection and run again (what was fetched is kept), or give a folder",
+        case _:
+            code, found = "M007", _first_line(error)
+            remedy = (
+                "check the connection and run again (what was fetched is kept), or give a folder"
+            )
+    return ModelError(
+        code,
+        "the hub has no such model" if code == "M001" else "the model could not be downloaded",
+        where=repository if revision is None else f"{repository}, revision {revision}",
+        found=found,
+        remedy=remedy,
     )
-
-
-def _failed(code: str, where: str, found: str, remedy: str) -> ModelError:
-    what = {"M001": "the hub has no such model", "M007": "the model could not be downloaded"}
-    return ModelError(code, what[code], where=where, found=found, remedy=remedy)
-
-
-def _offline() -> bool:
-    from huggingface_hub import constants
-
-    return constants.is_offline_mode()
-
-
-def _page(repository: str) -> str:
-    from huggingface_hub import constants
-
-    return f"{constants.ENDPOINT}/{repository}"
 
 
 def _first_line(error: BaseException) -> str:

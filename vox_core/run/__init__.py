@@ -12,5 +12,5 @@ artifacts.py     -> adapter, manifest, model card, report
 
 subscribers      telemetry.py, progress.py, controller.py (sanity.py)
 checkpoint.py    the format; history.py: summaries of run folders
-load.py, merge.py (merger.py, proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
+load.py, merge.py (proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
 """

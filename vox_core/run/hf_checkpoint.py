@@ -16,7 +16,7 @@ from vox_core import bounded_json, files
 from vox_core.contract import DType
 from vox_core.data.tokenizer import GENERATION_CONFIG
 from vox_core.digests import TOKENIZER_FILES
-from vox_core.weights import INDEX, Spec, WeightFolder, Weights, write_safetensors
+from vox_core.weights import INDEX, WEIGHTS, WeightFolder, Weights, write_safetensors
 from vox_core.weights.quantised import plain_config
 
 if TYPE_CHECKING:
@@ -28,33 +28,29 @@ _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "LICENCE*", "NOT
 _NOT_COPIED = {"vox_adapter.json", "vox_merge.json"}
 
 
-def write_shards(
-    folder: Path,
-    weights: Weights,
-    specs: Callable[[str], dict[str, Spec]],
-    tensors: Callable[[list[str]], Tensors],
+def write_checkpoint(
+    folder: Path, weights: Weights, tensors: Callable[[list[str]], Tensors] | None = None
 ) -> None:
-    """Write the files of `weights`, one after the other.
+    """Write the shards and the index of `weights`, and copy everything small beside them.
 
     Args:
-        specs: what stands in the place of a tensor, by name.
-        tensors: given the names of a file's tensors, everything that stands in their place.
+        tensors: names of a shard's tensors -> each with its values; by default `weights.read`.
 
     Raises:
-        ValueError: `tensors` does not give what `specs` says.
+        ValueError: `tensors` gives other names, dtypes or shapes than `weights`.
     """
     for file in weights.files:
-        names = [name for name in weights.tensors if weights.file_of(name) == file]
-        expected = {key: spec for name in names for key, spec in specs(name).items()}
-        write_safetensors(folder / file, expected, tensors(names))
-
-
-def copy_companions(base: Path, folder: Path) -> None:
-    """Configuration, tokenizer, chat template and licence: everything small that is not weights."""
-    for pattern in _COPIED:
-        for file in base.glob(pattern):
-            if file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
-                files.write_bytes(folder / file.name, file.read_bytes())
+        names = [name for name in weights.tensors if weights.where[name] == file]
+        specs = {n: (weights.tensors[n].dtype, weights.tensors[n].shape) for n in names}
+        values = tensors(names) if tensors else ((name, weights.read(name)) for name in names)
+        write_safetensors(folder / file, specs, values)
+    if weights.files != (WEIGHTS,):
+        index = {"metadata": {"total_size": weights.nbytes}, "weight_map": dict(weights.where)}
+        files.write_json(folder / INDEX, index)
+    for pattern in _COPIED:  # configuration, tokenizer, chat template and licence
+        for path in weights.folder.glob(pattern):
+            if path.name not in _NOT_COPIED and not path.name.endswith(".index.json"):
+                files.write_bytes(folder / path.name, path.read_bytes())
     if (folder / "config.json").is_file():
         config = bounded_json.read(folder / "config.json")
         if (plain := plain_config(config)) != config:
@@ -89,27 +85,7 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
         return
     copy = Path(tempfile.mkdtemp(prefix=files.TEMPORARY_PREFIX, dir=beside.absolute().parent))
     try:
-        write_shards(copy, weights, lambda name: {name: spec_of(weights, name)}, reader(weights))
-        if weights.index is not None:
-            files.write_json(copy / INDEX, weights.index)
-        copy_companions(weights.folder, copy)
+        write_checkpoint(copy, weights)
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
-
-
-def copy_bytes(weights: Weights) -> int:
-    """What the weights of a plain copy take on the disk; nothing where none is made."""
-    if isinstance(weights, WeightFolder):
-        return 0
-    return sum(info.nbytes for info in weights.tensors.values())
-
-
-def spec_of(weights: Weights, name: str) -> Spec:
-    """The tensor's own dtype and shape."""
-    return weights.tensors[name].dtype, weights.tensors[name].shape
-
-
-def reader(weights: Weights) -> Callable[[list[str]], Tensors]:
-    """The tensors as they are, for `write_shards`."""
-    return lambda names: ((name, weights.read(name)) for name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,7 +18,7 @@ from vox_core.host import Origin, Request
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
-from vox_core.run.reference import ModelReference, resolve_reference
+from vox_core.run.reference import resolve_reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,14 +79,13 @@ class OpenModel:
 
         chosen = settings or self._settings
         prompt = prompt_tokens(self._tokenizer, messages, chosen.system)
-        prompt_T = np.asarray(prompt, np.int64)
-        sampling = replace(self._sampling(chosen, len(prompt_T)), row=row)
-        tokens = self._model.generate(prompt_T, sampling)
+        sampling = self._sampling(chosen, len(prompt), row)
+        tokens = self._model.generate(np.asarray(prompt, np.int64), sampling)
 
         def pieces(answer: Answer) -> Iterator[str]:
             return _before_stop(self._decoded(tokens, answer), chosen.stop, answer)
 
-        return Answer(len(prompt_T), pieces)
+        return Answer(len(prompt), pieces)
 
     def _decoded(self, tokens: Iterator[int], answer: Answer) -> Iterator[str]:
         from tokenizers.decoders import DecodeStream
@@ -102,21 +100,10 @@ class OpenModel:
             if piece := stream.step(backend, token):
                 yield piece
 
-    def _sampling(self, settings: SamplingSettings, prompt_tokens: int) -> Sampling:
+    def _sampling(self, settings: SamplingSettings, prompt_tokens: int, row: int) -> Sampling:
         """With no more tokens than the model has positions for."""
-        sampling = Sampling(
-            max_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            repetition_penalty=settings.repetition_penalty,
-            seed=settings.seed,
-        )
-        if self._positions is None:
-            return sampling
-        room = self._positions - prompt_tokens
-        if room < 1:
+        room = settings.max_tokens
+        if self._positions is not None and (room := self._positions - prompt_tokens) < 1:
             raise DataError(
                 "D007",
                 "the conversation is longer than the model can read",
@@ -124,11 +111,20 @@ class OpenModel:
                 expected=f"fewer than {self._positions}",
                 remedy="shorten the prompt; in a chat, /reset forgets what was said",
             )
-        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return Sampling(
+            max_tokens=min(settings.max_tokens, room),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
+            seed=settings.seed,
+            row=row,
+        )
 
 
 def _before_stop(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
-    """`pieces` up to the first of `stops`; what may be the beginning of one is held back."""
+    """`pieces` up to the first of `stops`."""
     held = ""
     for piece in pieces:
         held += piece
@@ -136,18 +132,14 @@ def _before_stop(pieces: Iterator[str], stops: Sequence[str], answer: Answer) ->
             answer.finish_reason = "stop"
             held = held[: min(found)]
             break
-        kept = max((_overlap(held, stop) for stop in stops), default=0)
+        # What may be the beginning of a stop text is held back.
+        begun = [n for stop in stops for n in range(len(stop)) if held.endswith(stop[:n])]
+        kept = max(begun, default=0)
         if ready := held[: len(held) - kept]:
             yield ready
         held = held[len(held) - kept :]
     if held:
         yield held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` begin `stop`."""
-    most = min(len(text), len(stop) - 1)
-    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def prompt_tokens(
@@ -222,14 +214,8 @@ def open_model(
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         model = backend.load(job, Context(settings.seed, Path(scratch), observe))
         try:
-            yield OpenModel(_title(source), model, tokenizer, settings, _positions(source))
+            title = source.base.id + (" + adapter" if source.adapter else "")
+            longest = positions(bounded_json.read(source.base.path / "config.json"))
+            yield OpenModel(title, model, tokenizer, settings, longest)
         finally:
             model.close()
-
-
-def _positions(source: ModelReference) -> int | None:
-    return positions(bounded_json.read(source.base.path / "config.json"))
-
-
-def _title(source: ModelReference) -> str:
-    return source.base.id + (" + adapter" if source.adapter else "")

@@ -1,8 +1,9 @@
 """`vox merge`: base + adapter -> a plain Hugging Face checkpoint, proven equal.
 
-Checks before, and the report afterwards; `merger.py` does the work. With `--quant`, the plugin that
-provides the format writes the merged model in it. The output folder appears when the proof has
-passed, and not before.
+Shard by shard and tensor by tensor: names, shards and dtypes are the base's; tensors that the
+adapter does not touch are copied. The backend computes the changed ones, and each is checked
+against base + update before it is written. With `--quant`, the plugin that provides the format
+writes the merged model in it. The output folder appears when the proof has passed, and not before.
 """
 
 from __future__ import annotations
@@ -11,27 +12,52 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
 from vox_core.config import MergeSettings
-from vox_core.contract import AdapterState, DType, LoadJob, Notice, Quant, WriteModelJob
-from vox_core.errors import AdapterError, BackendError, StorageError
+from vox_core.contract import (
+    AdapterState,
+    DType,
+    LoadJob,
+    MergeJob,
+    MergeTarget,
+    ModuleShape,
+    Notice,
+    Quant,
+    WriteModelJob,
+)
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import AdapterError, BackendError, ModelError, PluginError, StorageError
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
 from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.dequantised_base import TrainedWeights, trained_weights
+from vox_core.run.dequantised_base import trained_weights
 from vox_core.run.folder import CARD
-from vox_core.run.hf_checkpoint import copy_bytes
-from vox_core.run.merger import Merger, written_bytes
-from vox_core.run.proof import Proof, distance
+from vox_core.run.hf_checkpoint import copy_tokenizer, declare_dtype, plain_copy, write_checkpoint
+from vox_core.run.proof import (
+    ROUNDOFF,
+    Proof,
+    distance,
+    probe_logits,
+    probe_tokens,
+    prove,
+    require_merged,
+)
 from vox_core.run.reference import ModelReference, resolve_reference
-from vox_core.weights import Weights
+from vox_core.weights import STORED_AS, TensorInfo, WeightFolder, Weights, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from vox_core.contract import Floats
 
 MANIFEST = "vox_merge.json"
+_DTYPES: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +104,47 @@ def merge(
         raise _nothing_to_merge(reference)
     if settings.quant != "none":
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
-    trained = trained_weights(source)
-    weights = _chosen(source, trained, settings)
-    _require_space(weights, trained, settings, out)
+    trained, dtype = trained_weights(source), _DTYPES.get(settings.dtype)
+    onto = _onto(source, trained, settings)
+    _require_space(space_needed(onto, trained, dtype, settings.quant), out)
+    request = Request(
+        operation="merge",
+        method=source.adapter.method,
+        model_type=source.base.model_type,
+        explicit=settings.backend,
+        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
+        streamed=True,
+    )
     seen = Seen()
-    request = _request(source, source.adapter, settings, backend_origin)
     backend, selection = choose(request, seen=seen)
     observe(Notice(selection.why))
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch, files.atomic_folder(out) as folder:
         context = Context(0, Path(scratch), observe)
-        dtype = _stored(settings.dtype)
-        merger = Merger(source, source.adapter, weights, trained, backend, context, dtype)
+        merger = _Merger(source, source.adapter, onto, trained, backend, context, dtype)
         with _plain_place(folder, settings.quant) as plain:
             proof = merger.run(plain)
-            requantised = _requantised(source, settings.quant, plain, folder, merger, context, seen)
-        _describe(folder, source, settings, proof, requantised)
+            requantised = None
+            if settings.quant != "none":
+                requantised = merger.requantise(plain, folder, settings.quant, seen)
+        files.write_text(folder / CARD, _card(source.base))
+        record = {
+            "base": source.manifest.get("base"),
+            "onto": settings.onto,
+            "proof": asdict(proof),
+            "requantised": asdict(requantised) if requantised else None,
+        }
+        files.write_json(folder / MANIFEST, record)
     return MergeReport(out, source.base.id, len(source.adapter.modules), proof, requantised)
 
 
-def _request(
-    source: ModelReference, adapter: AdapterState, settings: MergeSettings, origin: Origin | None
-) -> Request:
-    return Request(
-        operation="merge",
-        method=adapter.method,
-        model_type=source.base.model_type,
-        explicit=settings.backend,
-        explicit_origin=(origin or "--backend") if settings.backend else None,
-        streamed=True,
-    )
-
-
-def _chosen(source: ModelReference, trained: Weights, settings: MergeSettings) -> Weights:
+def _onto(source: ModelReference, trained: Weights, settings: MergeSettings) -> Weights:
     """What the adapter is added to."""
     if settings.onto == "base":
         return source.weights
-    if isinstance(trained, TrainedWeights) and settings.dtype == "auto":
-        return trained.rounded()
-    # A dtype that was asked for is rounded to once, after the adapter was added.
-    return trained
+    if settings.dtype != "auto":  # rounded to that once, after the adapter was added
+        return trained
+    rounded = trained_weights(source, exact=False)
+    return trained if rounded.tensors == trained.tensors else rounded
 
 
 @contextmanager
@@ -129,51 +157,132 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
         yield Path(plain)
 
 
-def _requantised(
-    source: ModelReference,
-    quant: Quant,
-    plain: Path,
-    folder: Path,
-    merger: Merger,
-    context: Context,
-    seen: Seen,
-) -> Requantised | None:
-    if quant == "none":
-        return None
-    context.emit(Notice(f"quantising the merged model to {quant}"))
-    write_model(WriteModelJob(plain, quant, folder))
-    backend = _reader(source, quant, seen)
-    if backend is None:
-        return Requantised(quant, None)
-    job = LoadJob(model=folder, dtype="fp32", quant=quant)
-    return Requantised(quant, distance(merger.logits_of(backend, job), merger.logits(plain)))
+@dataclass
+class _Merger:
+    """One merge, in a folder that nobody sees yet.
+
+    Args:
+        onto: what the adapter is added to: the base's own weights, or `trained`.
+        trained: what it was trained on.
+        dtype: what to store; None keeps each tensor's own.
+    """
+
+    source: ModelReference
+    adapter: AdapterState
+    onto: Weights
+    trained: Weights
+    backend: Backend
+    context: Context
+    dtype: DType | None
+
+    def __post_init__(self) -> None:
+        self.stored = _as_stored(self.onto, self.dtype)
+        self.targets = {each.shape.tensor: each for each in _targets(self.source, self.adapter)}
+        self.probe_T = probe_tokens(load_tokenizer(self.source.base.path))
+
+    def run(self, folder: Path) -> Proof:
+        """Write the merged checkpoint into `folder`, and prove it."""
+        base, emit = self.source.base, self.context.emit
+        emit(Notice(f"merging {len(self.targets)} tensors into {base.id}"))
+        try:
+            write_checkpoint(folder, self.stored, self._tensors)
+        except ValueError as error:
+            raise PluginError(
+                "X001",
+                "a plugin gave other tensors than it was asked for",
+                where=f"vox_merge of backend {self.backend.id}",
+                found=error,
+                remedy="merge with another backend, with --backend, and report this to its authors",
+            ) from error
+        copy_tokenizer(base.templated, folder)
+        if self.dtype:
+            declare_dtype(folder / "config.json", self.dtype)
+        emit(Notice("verifying the merged model against base + adapter"))
+        return self._prove(folder)
+
+    def requantise(self, plain: Path, folder: Path, quant: Quant, seen: Seen) -> Requantised:
+        """Write the merged checkpoint `plain` quantised into `folder`."""
+        self.context.emit(Notice(f"quantising the merged model to {quant}"))
+        write_model(WriteModelJob(plain, quant, folder))
+        request = Request(operation="load", quant=quant, model_type=self.source.base.model_type)
+        try:
+            backend = choose(request, seen=seen)[0]
+        except BackendError:
+            return Requantised(quant, None)
+        job = LoadJob(model=folder, dtype="fp32", quant=quant)
+        found_TV = probe_logits(backend, job, self.context, self.probe_T)
+        return Requantised(quant, distance(found_TV, self._logits(plain)))
+
+    def _tensors(self, names: list[str]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Each tensor of a shard in its turn: merged if the adapter touches it, else the base's."""
+        changed = tuple(self.targets[name] for name in names if name in self.targets)
+        job = MergeJob(self.adapter, changed, self.onto.read, self.dtype)
+        merged = self.backend.merge(job, self.context).tensors
+        for name in names:
+            if name not in self.targets:
+                yield name, self.stored.read(name)
+                continue
+            given, tensor = next(merged)
+            if given in self.targets:  # else `write_safetensors` says which one was due
+                W, dtype = self.onto.read(given), self.stored.tensors[given].dtype
+                require_merged(tensor, W, self.adapter, self.targets[given], dtype)
+            yield given, tensor
+
+    def _prove(self, folder: Path) -> Proof:
+        dtypes = {self.stored.tensors[name].dtype for name in self.targets}
+        merged_TV = self._logits(folder)
+        with plain_copy(self.onto, folder) as base:
+            proof = prove(
+                self._logits(base),
+                self._logits(base, self.adapter),
+                merged_TV,
+                dtype=max(dtypes, key=ROUNDOFF.__getitem__),
+                layers=len(self.source.modules),
+            )
+        if self.source.quant == "none":
+            return proof
+        if self.trained is self.onto:
+            return replace(proof, from_trained=proof.relative)
+        with plain_copy(self.trained, folder) as base:
+            apart = distance(merged_TV, self._logits(base, self.adapter))
+        return replace(proof, from_trained=apart)
+
+    def _logits(self, folder: Path, adapter: AdapterState | None = None) -> Floats:
+        """float32 logits (T, V) of a plain folder on the text of the proof."""
+        job = LoadJob(model=folder, dtype="fp32", adapter=adapter, streamed=True)
+        return probe_logits(self.backend, job, self.context, self.probe_T)
 
 
-def _reader(source: ModelReference, quant: Quant, seen: Seen) -> Backend | None:
-    """An installed backend that loads this quantisation."""
-    request = Request(operation="load", quant=quant, model_type=source.base.model_type)
-    try:
-        return choose(request, seen=seen)[0]
-    except BackendError:
-        return None
+def _as_stored(weights: Weights, dtype: DType | None) -> Weights:
+    """Return `weights` with floating-point tensors rounded to `dtype`; None keeps their own."""
+
+    def stored(info: TensorInfo) -> TensorInfo:
+        return replace(info, dtype=STORED_AS[dtype]) if dtype and info.dtype in ROUNDOFF else info
+
+    tensors = {name: stored(info) for name, info in weights.tensors.items()}
+
+    def read(name: str) -> NDArray[Any]:
+        return weights.read(name).astype(numpy_dtype(tensors[name].dtype), copy=False)
+
+    return Weights(weights.folder, tensors, weights.where, read)
 
 
-def _describe(
-    folder: Path,
-    source: ModelReference,
-    settings: MergeSettings,
-    proof: Proof,
-    requantised: Requantised | None,
-) -> None:
-    """The model card and the record of the merge, beside the weights."""
-    files.write_text(folder / CARD, _card(source.base))
-    record = {
-        "base": source.manifest.get("base"),
-        "onto": settings.onto,
-        "proof": asdict(proof),
-        "requantised": asdict(requantised) if requantised else None,
-    }
-    files.write_json(folder / MANIFEST, record)
+def _targets(source: ModelReference, adapter: AdapterState) -> list[MergeTarget]:
+    targets = [MergeTarget(path, source.modules[path]) for path in adapter.modules]
+    for name, value in adapter.saved.items():
+        shape = ModuleShape(source.parameters[name], value.shape[0], value.shape[-1])
+        targets.append(MergeTarget(name, shape))
+    dtypes = {t.shape.tensor: source.weights.tensors[t.shape.tensor].dtype for t in targets}
+    if faults := [f"{name}: {dtype}" for name, dtype in dtypes.items() if dtype not in ROUNDOFF]:
+        raise ModelError(
+            "M002",
+            "the base model's weights are quantised, and an adapter cannot be added to them",
+            where=source.base.path,
+            expected=f"weights in one of {', '.join(ROUNDOFF)}",
+            faults=faults,
+            remedy="name the full-precision base with --model",
+        )
+    return targets
 
 
 def _card(base: models.LocalModel) -> str:
@@ -187,11 +296,6 @@ def _card(base: models.LocalModel) -> str:
     )
 
 
-def _stored(choice: str) -> DType | None:
-    kinds: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-    return kinds.get(choice)
-
-
 def space_needed(
     weights: Weights, trained: Weights, dtype: DType | None = None, quant: Quant = "none"
 ) -> int:
@@ -203,13 +307,12 @@ def space_needed(
         dtype: what is stored; None keeps each tensor's own.
         quant: what the result is quantised to.
     """
-    merged = written_bytes(weights, dtype)
-    copies = [copy_bytes(each) for each in (weights, trained)]
-    return merged + max([*copies, merged if quant != "none" else 0])
+    merged = _as_stored(weights, dtype).nbytes
+    copies = [each.nbytes for each in (weights, trained) if not isinstance(each, WeightFolder)]
+    return merged + max([0, *copies, merged if quant != "none" else 0])
 
 
-def _require_space(weights: Weights, trained: Weights, settings: MergeSettings, out: Path) -> None:
-    needed = space_needed(weights, trained, _stored(settings.dtype), settings.quant)
+def _require_space(needed: int, out: Path) -> None:
     parent = next(p for p in out.absolute().parents if p.exists())
     free = shutil.disk_usage(parent).free
     if free < needed:

@@ -1,8 +1,8 @@
 """Verify that a merged model is base + adapter: tensor by tensor, and by the logits of a text.
 
-`is_merged` checks some rows of each merged tensor in float64, so that not one module can be left
-out or scaled wrongly. `prove` compares the logits of the merged model and of base + adapter on a
-fixed text. Both are computed in float32 from the files on the disk, so they differ only by the
+`require_merged` checks some rows of each merged tensor in float64, so that not one module can be
+left out or scaled wrongly. `prove` compares the logits of the merged model and of base + adapter on
+a fixed text. Both are computed in float32 from the files on the disk, so they differ only by the
 rounding of merged weights to the output dtype. Three figures decide:
 
     relative   ||merged - adapted|| / ||adapted||    must stay within the dtype's tolerance
@@ -26,10 +26,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import AdapterState, LoadJob, ModuleShape, RunContext
+from vox_core.contract import AdapterState, LoadJob, MergeTarget, RunContext
 from vox_core.errors import ProofError
 from vox_core.host.load import Backend
-from vox_core.weights import STORED_AS
+from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,6 @@ PROBE = (
     "Question: what is 17 + 25? Answer: 42. Grüße aus Köln; 東京は日本の首都です。"
 )
 MAX_PROBE_TOKENS = 32
-_OURS = {stored: dtype for dtype, stored in STORED_AS.items()}
 
 # Largest relative error of the logits, in units of the square root of the number of linear layers,
 # by the dtype that merged weights were rounded to. Origin: benchmarks/proof_tolerance.py, over the
@@ -140,9 +139,8 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
             "the adapter changes nothing: with it and without it the logits are the same",
             remedy="train longer, or look at the losses in telemetry.jsonl; nothing was written",
         )
-    low, high = (MIN_CARRIED, MAX_CARRIED) if dtype == "F32" else (MIN_ROUNDED, MAX_ROUNDED)
     proof = Proof(
-        dtype=_OURS[dtype],
+        dtype=next(name for name, stored in STORED_AS.items() if stored == dtype),
         relative=distance(merged_TV, adapted_TV),
         tolerance=TOLERANCE[dtype] * layers**0.5,
         adapter_effect=effect / scale,
@@ -150,25 +148,11 @@ def prove(base_TV: Floats, adapted_TV: Floats, merged_TV: Floats, dtype: str, la
         max_difference=float(np.abs(merged_TV - adapted_TV).max()),
         positions=len(adapted_TV),
     )
-    if not (proof.relative <= proof.tolerance and low <= proof.carried <= high):
-        raise _refuted(proof, low, high)
-    return proof
-
-
-def not_merged(tensor: str) -> ProofError:
-    """The error for a tensor that is not base + update (`is_merged`)."""
-    return ProofError(
-        "V001",
-        "a merged tensor is not base + update",
-        where=tensor,
-        remedy="nothing was written; merge with another backend, with --backend, and report this "
-        "to the authors of this one",
-    )
-
-
-def _refuted(proof: Proof, low: float, high: float) -> ProofError:
-    lost = proof.relative <= proof.tolerance and proof.carried < low and proof.dtype != "fp32"
-    return ProofError(
+    low, high = (MIN_CARRIED, MAX_CARRIED) if dtype == "F32" else (MIN_ROUNDED, MAX_ROUNDED)
+    if proof.relative <= proof.tolerance and low <= proof.carried <= high:
+        return proof
+    lost = proof.relative <= proof.tolerance and proof.carried < low and dtype != "F32"
+    raise ProofError(
         "V001",
         f"next to nothing of the adapter survives rounding to {proof.dtype}"
         if lost
@@ -191,27 +175,42 @@ ARITHMETIC = 10 * 8 * 2.0**-24
 SMALLEST = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
 
 
-def is_merged(
-    merged: NDArray[Any],
-    W: NDArray[Any],
-    adapter: AdapterState,
-    path: str,
-    shape: ModuleShape,
-    dtype: str,
-) -> bool:
-    """Whether rows of `merged`, spread over it, are base + update as far as rounding allows.
+def require_merged(
+    merged: NDArray[Any], W: NDArray[Any], adapter: AdapterState, target: MergeTarget, dtype: str
+) -> None:
+    """Check that rows of `merged`, spread over it, are base + update as far as rounding allows.
+
+    Another shape is not this check's to refuse.
 
     Args:
         merged, W: as stored, (I, O) where the shape says transposed.
         dtype: safetensors' name of what `merged` was rounded to.
+
+    Raises:
+        ProofError: V001.
     """
     import numpy as np
 
-    rows_P = np.linspace(0, shape.out_features - 1, ROWS).astype(int)
-    W_OI, merged_OI = (W.T, merged.T) if shape.transposed else (W, merged)
-    exact_PI, terms_PI = _exact(W_OI[rows_P].astype(np.float64), adapter, path, rows_P)
-    allowed_PI = ROUNDOFF[dtype] * np.abs(exact_PI) + ARITHMETIC * terms_PI + SMALLEST[dtype]
-    return bool(np.all(np.abs(merged_OI[rows_P].astype(np.float64) - exact_PI) <= allowed_PI))
+    if (saved := adapter.saved.get(target.path)) is not None:
+        same = merged.shape != saved.shape or not (merged != saved.astype(numpy_dtype(dtype))).any()
+    elif merged.shape != W.shape:
+        return
+    else:
+        rows_P = np.linspace(0, target.shape.out_features - 1, ROWS).astype(int)
+        W_OI, merged_OI = (W.T, merged.T) if target.shape.transposed else (W, merged)
+        W_PI = W_OI[rows_P].astype(np.float64)
+        exact_PI, terms_PI = _exact(W_PI, adapter, target.path, rows_P)
+        allowed_PI = ROUNDOFF[dtype] * np.abs(exact_PI) + ARITHMETIC * terms_PI + SMALLEST[dtype]
+        apart_PI = np.abs(merged_OI[rows_P].astype(np.float64) - exact_PI)
+        same = bool(np.all(apart_PI <= allowed_PI))  # NaN fails
+    if not same:
+        raise ProofError(
+            "V001",
+            "a merged tensor is not base + update",
+            where=target.shape.tensor,
+            remedy="nothing was written; merge with another backend, with --backend, and report "
+            "this to the authors of this one",
+        )
 
 
 def _exact(

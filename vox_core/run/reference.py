@@ -89,7 +89,7 @@ def resolve_reference(
         ModelError: the base cannot be found or used.
     """
     named = _adapter_folder(Path(reference))
-    chosen = {None: named, NO_ADAPTER: None}.get(adapter, Path(adapter or ""))
+    chosen = named if adapter is None else None if adapter == NO_ADAPTER else Path(adapter)
     template = _template(chosen or named)
     model = (
         _base_model(named, base, template, progress)
@@ -112,55 +112,44 @@ def resolve_reference(
     return found
 
 
-def read_adapter_folder(folder: Path, base: MlxBase) -> AdapterState:
+def read_adapter_folder(folder: Path, base: MlxBase, *, literal: bool = False) -> AdapterState:
     """The adapter in `folder`, whichever of the two formats it is in.
+
+    Args:
+        literal: read as the format's own tool does, without vox's extensions.
 
     Raises:
         AdapterError: A001 or A003.
     """
-    return read_mlx_adapter(folder, base) if is_mlx_folder(folder) else read_adapter(folder)
+    if is_mlx_folder(folder):
+        return read_mlx_adapter(folder, base, literal=literal)
+    return read_adapter(folder)
 
 
-def _adapter_folder(folder: Path) -> Path | None:
-    if (folder / CONFIG).is_file():
-        return folder
-    if not (folder / PLAN).is_file():
-        _refuse_the_place_beside(folder)
-        return None
-    saved = any((folder / CHECKPOINTS).glob("step-*"))
-    raise AdapterError(
-        "A001",
-        "the run has not ended, so it has no adapter yet"
-        if saved
-        else "the run was ended before anything was saved",
-        where=folder,
-        remedy=f"finish it: {command('vox', 'train', '--resume', folder)}"
-        if saved
-        else "train again, with another --out",
-    )
-
-
-def _refuse_the_place_beside(path: Path) -> None:
-    """Tell a file inside an adapter's folder, or the folder around runs, from a model."""
-    if path.is_file() and (path.parent / CONFIG).is_file():
-        raise AdapterError(
-            "A001",
-            "an adapter is named by its folder",
-            where=path,
-            found="a file of it",
-            remedy=f"name the folder: {path.parent}",
-        )
-    if not path.is_dir() or (path / "config.json").is_file():
-        return
+def _adapter_folder(path: Path) -> Path | None:
+    """Return `path` if it is an adapter's folder; refuse what is near one."""
+    if (path / CONFIG).is_file():
+        return path
+    saved = any((path / CHECKPOINTS).glob("step-*"))
     inside = sorted(p.parent.name for kind in (CONFIG, PLAN) for p in path.glob(f"*/{kind}"))
-    if inside:
-        raise AdapterError(
-            "A001",
-            "the folder is no run and no adapter, but holds some",
-            where=path,
-            found=", ".join(dict.fromkeys(inside)),
-            remedy=f"name one of them: {path / inside[0]}",
+    found = None
+    if (path / PLAN).is_file() and saved:
+        what = "the run has not ended, so it has no adapter yet"
+        remedy = f"finish it: {command('vox', 'train', '--resume', path)}"
+    elif (path / PLAN).is_file():
+        what, remedy = (
+            "the run was ended before anything was saved",
+            "train again, with another --out",
         )
+    elif path.is_file() and (path.parent / CONFIG).is_file():
+        what, remedy = "an adapter is named by its folder", f"name the folder: {path.parent}"
+        found = "a file of it"
+    elif inside and not (path / "config.json").is_file():
+        what = "the folder is no run and no adapter, but holds some"
+        found, remedy = ", ".join(dict.fromkeys(inside)), f"name one of them: {path / inside[0]}"
+    else:
+        return None
+    raise AdapterError("A001", what, where=path, found=found, remedy=remedy)
 
 
 def _template(folder: Path | None) -> Path | None:
@@ -182,10 +171,14 @@ def _base_model(
         hub = described.get("hub")
         found = replace(found, hub=hub if isinstance(hub, str) else None)
         return replace(found, id=described["id"], licence=described.get("licence"))
-    reference = described.get("id") or _config_said(
-        folder, "model" if is_mlx_folder(folder) else "base_model_name_or_path"
-    )
-    if not reference:
+    try:
+        config = bounded_json.read(folder / CONFIG)
+    except ValueError:  # `read_adapter` says what is wrong with the file
+        config = {}
+    config = config if isinstance(config, dict) else {}
+    key = "model" if is_mlx_folder(folder) else "base_model_name_or_path"
+    reference = described.get("id") or config.get(key)
+    if not reference or not isinstance(reference, str):
         raise AdapterError(
             "A001",
             "the adapter does not say what its base model is",
@@ -193,17 +186,10 @@ def _base_model(
             expected="base_model_name_or_path (PEFT) or model (mlx-lm)",
             remedy="name the base with --model",
         )
-    revision = described.get("revision") or _config_said(folder, "revision")
-    revision = revision if "/" in reference else None
+    revision = described.get("revision") or config.get("revision")
+    if "/" not in reference or not isinstance(revision, str):
+        revision = None
     return resolve_model(reference, revision=revision, template=template, progress=progress)
-
-
-def _config_said(folder: Path, key: str) -> str | None:
-    try:
-        value = bounded_json.read(folder / CONFIG).get(key)
-    except (ValueError, AttributeError):
-        return None  # `read_adapter` says what is wrong with the file
-    return value if isinstance(value, str) else None
 
 
 def _base_described(folder: Path) -> dict[str, Any]:

@@ -87,11 +87,15 @@ def model_files(
     Args:
         tokenizer: the folder of its tokenizer.
     """
-    there = (name for name in TOKENIZER_FILES if (tokenizer / name).is_file())
+    there = [name for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
+    named = {
+        "weights": [folder / name for name in sorted(weights)],
+        "tokenizer": [tokenizer / name for name in sorted(there)],
+        "config": [folder / CONFIG_FILE],
+    }
     return {
-        "weights": _hashed(folder, weights),
-        "tokenizer": _hashed(tokenizer, there),
-        "config": _hashed(folder, [CONFIG_FILE]),
+        what: [SourceFile(path.resolve(), file_sha256(path), _state(path)) for path in paths]
+        for what, paths in named.items()
     }
 
 
@@ -124,11 +128,6 @@ def other_files(
 def changed(sources: Sources) -> list[Path]:
     """Files that do not look as they did when they were read."""
     return [file.path for some in sources.values() for file in some if not file.unchanged()]
-
-
-def _hashed(folder: Path, names: Iterable[str]) -> list[SourceFile]:
-    paths = [folder / name for name in sorted(names)]
-    return [SourceFile(path.resolve(), file_sha256(path), _state(path)) for path in paths]
 
 
 def _state(path: Path) -> tuple[int, int]:

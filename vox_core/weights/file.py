@@ -1,12 +1,9 @@
-"""Read a safetensors file with every header field checked, or write one atomically.
+"""Read a safetensors file after checking it, or write one atomically.
 
-A file opens with eight bytes that give the length of a JSON header, then the header, then one
-block of data that the tensors fill without gaps or overlaps
-(https://github.com/huggingface/safetensors#format). `SafetensorsFile` reports all
-faults of the header together, including disagreement with the size of the file.
-
-Reading maps one tensor, and its array owns the mapping; `write_safetensors` takes tensors one by
-one. So a file of any size needs the memory of one tensor.
+The `safetensors` library checks the header against itself and against the size of the file
+(https://github.com/huggingface/safetensors#format). It reads into memory of its own, so vox maps
+tensors itself: one at a time, and the array owns the mapping. `write_safetensors` takes tensors one
+by one. So a file of any size needs the memory of one tensor.
 """
 
 from __future__ import annotations
@@ -28,10 +25,10 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-MAX_HEADER = 100_000_000
 MAX_AXES = 32
 MAX_ELEMENTS = 1 << 60
-_PREFIX = 8
+_PREFIX = struct.Struct("<Q")
+"""The length of the header, with which a file begins."""
 
 # Names of safetensors -> names of numpy and ml_dtypes. Sub-byte types (F4, F6) have no numpy type.
 _NUMPY = {
@@ -72,45 +69,42 @@ def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file; `begin` and `end` are bytes from the start of the data block."""
+    """One tensor: its dtype by safetensors' name, its shape, and where a file's data has it."""
 
     dtype: str
     shape: tuple[int, ...]
-    begin: int
-    end: int
+    begin: int = 0
 
     @property
     def nbytes(self) -> int:
-        return self.end - self.begin
+        return stored_bytes(self.dtype, self.shape)
 
 
 class SafetensorsFile:
     """A safetensors file whose header has been checked.
 
     Attributes:
-        tensors: name -> offset, dtype and shape, in the order of the file.
-        metadata: the file's own `__metadata__`.
+        tensors: name -> dtype, shape and offset, in the order of the file.
 
     Raises:
-        ModelError: M003, with every fault of the header.
+        ModelError: M003.
         StorageError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with files.storage_errors(path):
-            header, self._data = _read_header(path)
-            room = path.stat().st_size - self._data
-        faults: list[str] = []
-        self.metadata = _metadata(header.pop("__metadata__", {}), faults)
-        infos = {name: _info(name, entry, faults) for name, entry in header.items()}
-        known = [(name, info) for name, info in infos.items() if info is not None]
-        known.sort(key=lambda item: (item[1].begin, item[1].end))
-        if len(known) == len(infos):
-            faults += _layout_faults(known, room)
+        header, self._data = _read_header(path)
+        header.pop("__metadata__", None)
+        infos = {
+            name: TensorInfo(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][0])
+            for name, entry in header.items()
+        }
+        faults = [f"tensor {n}: {fault}" for n, info in infos.items() if (fault := _fault(info))]
         if faults:
             raise _corrupt(path, faults=faults)
-        self.tensors: Mapping[str, TensorInfo] = dict(known)
+        # Tensors without elements share an offset with the next one.
+        order = sorted(infos.items(), key=lambda item: (item[1].begin, item[1].nbytes))
+        self.tensors: Mapping[str, TensorInfo] = dict(order)
 
     def read(self, name: str) -> Array:
         """Return the tensor, memory-mapped and read-only. Raises KeyError for an unknown name."""
@@ -129,102 +123,36 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the parsed header and the offset of the data block."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(_PREFIX)
-        if len(prefix) < _PREFIX:
-            raise _corrupt(path, found=f"{size} bytes", expected="a header length of 8 bytes")
-        (length,) = struct.unpack("<Q", prefix)
-        if length > min(MAX_HEADER, size - _PREFIX):
-            raise _corrupt(
-                path,
-                found=f"a header of {length} bytes in a file of {size}",
-                expected=f"a header within the file, of at most {MAX_HEADER} bytes",
-            )
-        raw = file.read(length)
-    try:
-        header = bounded_json.parse(raw, unique=True)
-    except bounded_json.JsonFault as error:
-        raise _corrupt(path, found=f"a header that is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise _corrupt(path, found=type(header).__name__, expected="a JSON object as the header")
-    return header, _PREFIX + length
+    """Return the checked header and the offset of the data."""
+    from safetensors import SafetensorError, safe_open
+
+    with files.storage_errors(path), path.open("rb") as file:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+            (length,) = _PREFIX.unpack(file.read(_PREFIX.size))
+            return bounded_json.parse(file.read(length), unique=True), _PREFIX.size + length
+        except (SafetensorError, bounded_json.JsonFault) as error:
+            raise _corrupt(path, found=str(error)) from error
 
 
-def _metadata(value: object, faults: list[str]) -> Mapping[str, str]:
-    if value is None:  # MLX writes this for a file without metadata
-        return {}
-    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
-        return value
-    faults.append(f"__metadata__: found {value!r:.80}, expected an object of strings")
-    return {}
+def _fault(info: TensorInfo) -> str | None:
+    """Return why numpy cannot hold a tensor that the library accepts."""
+    if info.dtype not in _NUMPY:
+        return f"found dtype {info.dtype}, expected one of {', '.join(_NUMPY)}"
+    if len(info.shape) > MAX_AXES or math.prod(filter(None, info.shape)) > MAX_ELEMENTS:
+        shape = f"{list(info.shape[:MAX_AXES])!r:.120}"
+        return f"found axes {shape}, expected at most {MAX_AXES}, and at most 2**60 elements"
+    return None
 
 
-def _info(name: str, entry: object, faults: list[str]) -> TensorInfo | None:
-    """Parse an entry to a `TensorInfo`, or return None and a fault."""
-    match entry:
-        case {
-            "dtype": str(dtype),
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-            **rest,
-        } if not rest and all(_is_count(number) for number in (*shape, begin, end)):
-            info = TensorInfo(dtype, tuple(shape), begin, end)
-        case _:
-            faults.append(
-                f"tensor {name}: found {entry!r:.120}, "
-                "expected dtype, shape and data_offsets [begin, end]"
-            )
-            return None
-    if dtype not in _NUMPY:
-        faults.append(f"tensor {name}: found dtype {dtype}, expected one of {', '.join(_NUMPY)}")
-        return None
-    if len(shape) > MAX_AXES or math.prod(filter(None, shape)) > MAX_ELEMENTS:
-        faults.append(
-            f"tensor {name}: found {len(shape)} axes {shape[:MAX_AXES]!r:.120}, expected at most "
-            f"{MAX_AXES}, and at most 2**60 elements"
-        )
-        return None
-    needed = stored_bytes(dtype, info.shape)
-    if info.nbytes != needed:
-        faults.append(
-            f"tensor {name}: found {info.nbytes} bytes, "
-            f"expected {needed} for {dtype} {list(info.shape)}"
-        )
-        return None
-    return info
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _layout_faults(known: list[tuple[str, TensorInfo]], room: int) -> list[str]:
-    """List gaps, overlaps and overruns of tensors, sorted by offset, in a block of `room` bytes."""
-    faults, end, before = [], 0, "the start of the data"
-    for name, info in known:
-        if info.begin != end:
-            what = "overlaps" if info.begin < end else "leaves a gap after"
-            faults.append(
-                f"tensor {name}: found begin {info.begin}, expected {end}: it {what} {before}"
-            )
-        end, before = max(end, info.end), f"tensor {name}"
-    if end != room:
-        short = "truncated" if room < end else "longer than its header says"
-        faults.append(f"the data: found {room} bytes, expected {end}: the file is {short}")
-    return faults
-
-
-def _corrupt(
-    path: Path, *, found: str | None = None, expected: str | None = None, faults: Iterable[str] = ()
-) -> ModelError:
+def _corrupt(path: Path, *, found: str | None = None, faults: Iterable[str] = ()) -> ModelError:
     return ModelError(
         "M003",
         "a safetensors file is corrupt or truncated",
         where=path,
         found=found,
-        expected=expected,
+        expected="a whole safetensors file",
         faults=tuple(faults),
         remedy="copy or download this file again; it may not have been transferred whole",
     )
@@ -267,7 +195,7 @@ def safetensors_bytes(
     """Yield the bytes of a safetensors file in parts; arguments and errors as for
     `write_safetensors`."""
     header = _header_bytes(specs, {"format": "pt"} if metadata is None else metadata)
-    yield struct.pack("<Q", len(header)) + header
+    yield _PREFIX.pack(len(header)) + header
     for array in _matching(specs, tensors):
         yield _raw(array)
 

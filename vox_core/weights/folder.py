@@ -6,9 +6,10 @@ tensors must be in the shards that it names. Pickles are never opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core import bounded_json, files
 from vox_core.contract import Quant
@@ -25,91 +26,64 @@ INDEX = "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
-class Weights(Protocol):
+@dataclass(frozen=True)
+class Weights:
     """The tensors of a model, readable one by one, dequantised if stored quantised.
 
-    Attributes:
+    Args:
         folder: where the files are.
-        files: file names of a dequantised copy.
         tensors: every tensor of the model, file after file.
-        index: the index of such a copy; None for a single file.
+        where: tensor -> the file that holds it, or would in a dequantised copy.
+        read: tensor -> its values, read-only.
         quant: quantisation of the stored tensors.
         quantised: names of the quantised tensors.
     """
 
-    @property
-    def folder(self) -> Path: ...
+    folder: Path
+    tensors: Mapping[str, TensorInfo]
+    where: Mapping[str, str]
+    read: Callable[[str], Array]
+    quant: Quant = "none"
+    quantised: frozenset[str] = frozenset()
 
     @property
-    def files(self) -> tuple[str, ...]: ...
+    def files(self) -> tuple[str, ...]:
+        """The names of the weight files, sorted."""
+        return tuple(sorted(set(self.where.values())))
 
     @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
-
-    @property
-    def index(self) -> Mapping[str, Any] | None: ...
-
-    @property
-    def quant(self) -> Quant: ...
-
-    @property
-    def quantised(self) -> frozenset[str]: ...
-
-    def file_of(self, name: str) -> str:
-        """Return the file that holds the tensor, or would in a dequantised copy."""
-        ...
-
-    def read(self, name: str) -> Array:
-        """Return the tensor, read-only, in its dtype and shape."""
-        ...
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
 
 
-class WeightFolder:
-    """The weights of a folder: `model.safetensors`, or the shards of an index.
-
-    Attributes:
-        files: names of the weight files, sorted.
-        tensors: every tensor of the model, file after file, in the order of the data.
-        index: the index as parsed, or None for a single file.
+class WeightFolder(Weights):
+    """The weights of a folder as they are stored: `model.safetensors`, or the shards of an index.
 
     Raises:
         ModelError: M005 without safetensors; M002 for a faulty index; M003 for a faulty file.
     """
 
-    quant: Quant = "none"
-    quantised: frozenset[str] = frozenset()
-
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.index: Mapping[str, Any] | None = None
         if (folder / WEIGHTS).is_file():
             single = SafetensorsFile(folder / WEIGHTS)
-            self._files = {WEIGHTS: single}
-            self._file_of = dict.fromkeys(single.tensors, WEIGHTS)
+            opened, where = {WEIGHTS: single}, dict.fromkeys(single.tensors, WEIGHTS)
         elif (folder / INDEX).is_file():
-            self.index, self._file_of = _read_index(folder / INDEX)
-            self._files = _open_shards(folder, self._file_of)
+            where = _read_index(folder / INDEX)
+            opened = _open_shards(folder, where)
         else:
             raise _no_weights(folder)
-        self.files: tuple[str, ...] = tuple(self._files)
-        self.tensors: Mapping[str, TensorInfo] = {
+        tensors = {
             name: info
-            for file, shard in self._files.items()
+            for file, shard in opened.items()
             for name, info in shard.tensors.items()
-            if self._file_of.get(name) == file
+            if where.get(name) == file
         }
-
-    def file_of(self, name: str) -> str:
-        """Return the name of the file that holds the tensor."""
-        return self._file_of[name]
-
-    def read(self, name: str) -> Array:
-        """Return the tensor, memory-mapped and read-only (`SafetensorsFile.read`)."""
-        return self._files[self._file_of[name]].read(name)
+        # Tensors are memory-mapped (`SafetensorsFile.read`).
+        super().__init__(folder, tensors, where, lambda name: opened[where[name]].read(name))
 
 
-def _read_index(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """Return the index and its `weight_map`, whose file names are checked to stay in the folder."""
+def _read_index(path: Path) -> dict[str, str]:
+    """Return the `weight_map`, whose file names are checked to stay in the folder."""
     try:
         with files.storage_errors(path):
             index = bounded_json.read(path, unique=True)
@@ -121,18 +95,18 @@ def _read_index(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
     outside = {file for file in map(str, weight_map.values()) if not _is_plain_name(file)}
     if outside:
         raise _bad_index(path, [f"{file!r} is not the name of a file here" for file in outside])
-    return index, weight_map
+    return weight_map
 
 
 def _is_plain_name(name: str) -> bool:
     return name.endswith(".safetensors") and not set(name) & set("/\\\0")
 
 
-def _open_shards(folder: Path, file_of: Mapping[str, str]) -> dict[str, SafetensorsFile]:
+def _open_shards(folder: Path, where: Mapping[str, str]) -> dict[str, SafetensorsFile]:
     shards: dict[str, SafetensorsFile] = {}
     corrupt: list[ModelError] = []
     faults: list[str] = []
-    for file in sorted(set(file_of.values())):
+    for file in sorted(set(where.values())):
         if not _is_there(folder / file):
             faults.append(f"shard {file}: it is not in the folder")
             continue
@@ -140,33 +114,18 @@ def _open_shards(folder: Path, file_of: Mapping[str, str]) -> dict[str, Safetens
             shards[file] = SafetensorsFile(folder / file)
         except ModelError as error:
             corrupt.append(error)
+            faults += [f"{error.where}: {fault}" for fault in error.faults or (error.found,)]
     faults += [
         f"tensor {name}: it is not in {file}, where the index puts it"
-        for name, file in file_of.items()
+        for name, file in where.items()
         if file in shards and name not in shards[file].tensors
     ]
     if corrupt:
-        raise _corrupt_shards(folder, corrupt, faults)
+        first = corrupt[0]
+        raise ModelError("M003", first.what, where=folder, faults=faults, remedy=first.remedy)
     if faults:
         raise _bad_index(folder / INDEX, faults)
     return shards
-
-
-def _corrupt_shards(
-    folder: Path, corrupt: Sequence[ModelError], faults: Sequence[str]
-) -> ModelError:
-    """Return one error with every unreadable shard and every fault of the index."""
-    if len(corrupt) == 1 and not faults:
-        return corrupt[0]
-    each = [
-        f"{error.where}: {fault}"
-        for error in corrupt
-        for fault in error.faults or [f"found {error.found}, expected {error.expected}"]
-    ]
-    first = corrupt[0]
-    return ModelError(
-        "M003", first.what, where=folder, faults=[*each, *faults], remedy=first.remedy
-    )
 
 
 def _bad_index(path: Path, faults: Iterable[str]) -> ModelError:

@@ -2,8 +2,8 @@
 
 `mlx_lm.convert -q` writes `X.weight` as packed uint32, with `X.scales` and `X.biases` beside it,
 and says in `config.json` how: `quantization` has the group size, bits and mode, and entries by
-module for those that differ. `QuantisedFolder` shows each such tensor with the shape and the dtype
-it has when dequantised, and dequantises it when it is read.
+module for those that differ. `open_weights` shows each such tensor with the shape and the dtype it
+has when dequantised, and dequantises it when it is read.
 
 Only families whose tensors mlx-lm stores with Hugging Face's names and layout are supported. For
 others (moved axes, norms stored as 1 + w, other prefixes) the conversion would have to be inverted.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from vox_core import bounded_json
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
-from vox_core.weights.file import TensorInfo, numpy_dtype, stored_bytes
+from vox_core.weights.file import TensorInfo, numpy_dtype
 from vox_core.weights.folder import WeightFolder, Weights
 from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
 
@@ -44,70 +44,43 @@ def open_weights(folder: Path) -> Weights:
         ModelError: as `WeightFolder`; M002 for a quantised folder that cannot be read.
     """
     stored, config = WeightFolder(folder), bounded_json.read(folder / "config.json")
-    return QuantisedFolder(stored, config) if isinstance(config.get(_KEY), dict) else stored
+    if not isinstance(config.get(_KEY), dict):
+        return stored
+    require_same_in_mlx(str(config.get("model_type")), folder)
+    return _dequantised(stored, config[_KEY])
 
 
-class QuantisedFolder:
-    """A folder in MLX's quantised format, as `Weights`.
+def _dequantised(stored: Weights, said: Mapping[str, Any]) -> Weights:
+    formats, known = _formats(said, stored), _format(said)
+    parts = {name.removesuffix(".weight") + part for name in formats for part in _PARTS}
+    # The scales of the fp4 formats lack the dtype; the unquantised tensors have it.
+    plain = (info.dtype for info in stored.tensors.values() if info.dtype in _FLOATS)
+    usual = next(plain, "BF16")
 
-    Args:
-        stored: the tensors as stored.
-        config: the folder's `config.json`.
+    def dequantised(name: str, info: TensorInfo) -> TensorInfo:
+        if name not in formats:
+            return info
+        scales = stored.tensors[f"{name.removesuffix('.weight')}.scales"].dtype
+        shape = (info.shape[0], info.shape[1] * 32 // formats[name].bits)
+        return TensorInfo(scales if scales in _FLOATS else usual, shape)
 
-    Raises:
-        ModelError: M002, the family is not supported, or with every fault of the quantisation.
-    """
+    tensors = {n: dequantised(n, info) for n, info in stored.tensors.items() if n not in parts}
 
-    def __init__(self, stored: WeightFolder, config: Mapping[str, Any]) -> None:
-        require_same_in_mlx(str(config.get("model_type")), stored.folder)
-        self._stored, self.folder = stored, stored.folder
-        said = config[_KEY]
-        self._formats = _formats(said, stored)
-        self.quantised: frozenset[str] = frozenset(self._formats)
-        self.quant = _name(said)
-        parts = {name.removesuffix(".weight") + part for name in self._formats for part in _PARTS}
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: self._logical(name, info)
-            for name, info in stored.tensors.items()
-            if name not in parts
-        }
-        files = {stored.file_of(name) for name in self.tensors}
-        self.files = tuple(file for file in stored.files if file in files)
-        self.index = stored.index and self._index(stored.index)
-
-    def file_of(self, name: str) -> str:
-        return self._stored.file_of(name)
-
-    def read(self, name: str) -> Array:
-        if name not in self._formats:
-            return self._stored.read(name)
+    def read(name: str) -> Array:
+        if name not in formats:
+            return stored.read(name)
         path = name.removesuffix(".weight")
         biases = f"{path}.biases"
         packed = Packed(
-            self._stored.read(name),
-            self._stored.read(f"{path}.scales"),
-            self._stored.read(biases) if biases in self._stored.tensors else None,
+            stored.read(name),
+            stored.read(f"{path}.scales"),
+            stored.read(biases) if biases in stored.tensors else None,
         )
-        return self._formats[name].dequantise(packed, numpy_dtype(self.tensors[name].dtype))
+        return formats[name].dequantise(packed, numpy_dtype(tensors[name].dtype))
 
-    def _logical(self, name: str, info: TensorInfo) -> TensorInfo:
-        if name not in self._formats:
-            return info
-        shape = (info.shape[0], info.shape[1] * 32 // self._formats[name].bits)
-        scales = self._stored.tensors[f"{name.removesuffix('.weight')}.scales"].dtype
-        dtype = scales if scales in _FLOATS else self._computed_in()
-        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
-
-    def _computed_in(self) -> str:
-        """Return the dtype of the unquantised tensors, as the scales of the fp4 formats do not have
-        it."""
-        plain = (info.dtype for info in self._stored.tensors.values() if info.dtype in _FLOATS)
-        return next(plain, "BF16")
-
-    def _index(self, index: Mapping[str, Any]) -> Mapping[str, Any]:
-        total = sum(info.nbytes for info in self.tensors.values())
-        where = {name: self.file_of(name) for name in self.tensors}
-        return {**index, "metadata": {"total_size": total}, "weight_map": where}
+    where = {name: stored.where[name] for name in tensors}
+    quant = known[0] if known else "none"
+    return Weights(stored.folder, tensors, where, read, quant, frozenset(formats))
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,26 +108,23 @@ def require_same_in_mlx(model_type: str, folder: Path) -> None:
     )
 
 
-def _formats(said: Mapping[str, Any], stored: WeightFolder) -> dict[str, MlxFormat]:
+def _formats(said: Mapping[str, Any], stored: Weights) -> dict[str, MlxFormat]:
     """Return tensor name -> format for every tensor with scales."""
     faults: list[str] = []
     found: dict[str, MlxFormat] = {}
-    for scales in (name for name in stored.tensors if name.endswith(".scales")):
-        path = scales.removesuffix(".scales")
-        own = said.get(path)
-        form = _format(own if isinstance(own, dict) else said)
-        if form is None:
-            faults.append(f"{path}: found {_words(own if isinstance(own, dict) else said)}")
-        elif wrong := _shape_fault(path, form, stored.tensors):
+    for path in (n.removesuffix(".scales") for n in stored.tensors if n.endswith(".scales")):
+        own = said[path] if isinstance(said.get(path), dict) else said
+        if (known := _format(own)) is None:
+            faults.append(f"{path}: found {_words(own)}")
+        elif wrong := _shape_fault(path, known[1], stored.tensors):
             faults.append(wrong)
         else:
-            found[f"{path}.weight"] = form
+            found[f"{path}.weight"] = known[1]
     packed = {name for name, info in stored.tensors.items() if info.dtype == "U32"}
-    if not faults:
-        faults = [
-            f"{name}: it is packed, and has no scales" for name in sorted(packed - set(found))
-        ]
-    if faults or _name(said) == "none":
+    faults = faults or [
+        f"{n}: it is packed, and has no scales" for n in sorted(packed - set(found))
+    ]
+    if faults or _format(said) is None:
         raise ModelError(
             "M002",
             "the weights are quantised in a way that vox does not read",
@@ -167,21 +137,15 @@ def _formats(said: Mapping[str, Any], stored: WeightFolder) -> dict[str, MlxForm
     return found
 
 
-def _format(said: Mapping[str, Any]) -> MlxFormat | None:
-    mode, bits, group = (said.get("mode", "affine"), said.get("bits"), said.get("group_size"))
-    for form in MLX_FORMATS.values():
-        if (form.mode, form.bits) != (mode, bits):
-            continue
-        if group == form.group_size or (mode == "affine" and group in (32, 64, 128)):
-            return MlxFormat(form.mode, form.bits, int(str(group)))
+def _format(said: Mapping[str, Any]) -> tuple[Quant, MlxFormat] | None:
+    """Return vox's name of a format, and the format with the group size that `said` has."""
+    group = said.get("group_size")
+    for name, form in MLX_FORMATS.items():
+        sizes = (32, 64, 128) if form.mode == "affine" else (form.group_size,)
+        alike = (said.get("mode", "affine"), said.get("bits")) == (form.mode, form.bits)
+        if alike and group in sizes:
+            return cast("Quant", name), MlxFormat(form.mode, form.bits, int(str(group)))
     return None
-
-
-def _name(said: Mapping[str, Any]) -> Quant:
-    form = _format(said)
-    pair = (form.mode, form.bits) if form else None
-    names = (name for name, each in MLX_FORMATS.items() if (each.mode, each.bits) == pair)
-    return cast("Quant", next(names, "none"))
 
 
 def _words(said: Mapping[str, Any]) -> str:

@@ -62,16 +62,11 @@ class Update(NamedTuple):
     alpha: float
     magnitude_O: Floats | None = None
 
-    @property
-    def rank(self) -> int:
-        return int(self.A_RI.shape[0])
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Adapter:
+class Adapter(NamedTuple):
     """An adapter by the paths and names of the Hugging Face model.
 
-    Args:
+    Attributes:
         method: `lora`, `rslora` or `dora`.
         saved: parameter -> whole float32 tensor.
     """
@@ -81,7 +76,7 @@ class Adapter:
     saved: Mapping[str, Floats]
 
     def scale(self, path: str) -> float:
-        return _scale(self.method, self.modules[path].alpha, self.modules[path].rank)
+        return _scale(self.method, self.modules[path].alpha, len(self.modules[path].A_RI))
 
 
 def _scale(method: str, alpha: float, rank: int) -> float:
@@ -245,7 +240,7 @@ def _tensors(
 ) -> Iterator[tuple[str, Floats]]:
     rank = _largest_rank(adapter)
     for path, module in adapter.modules.items():
-        name, missing = mlx_path(path, base.model_type), rank - module.rank
+        name, missing = mlx_path(path, base.model_type), rank - len(module.A_RI)
         B_OR = _folded(module.B_OR, ratios[path])
         yield f"{name}.lora_a", np.pad(module.A_RI, ((0, missing), (0, 0))).T
         yield f"{name}.lora_b", np.pad(B_OR, ((0, 0), (0, missing))).T
@@ -273,7 +268,7 @@ def _config(adapter: Adapter, base: MlxBase, model: str, dropout: float) -> dict
             "version": VERSION,
             "method": adapter.method,
             "modules": {
-                path: {"rank": module.rank, "alpha": module.alpha}
+                path: {"rank": len(module.A_RI), "alpha": module.alpha}
                 for path, module in adapter.modules.items()
             },
             "saved": list(adapter.saved),
@@ -282,7 +277,7 @@ def _config(adapter: Adapter, base: MlxBase, model: str, dropout: float) -> dict
 
 
 def _largest_rank(adapter: Adapter) -> int:
-    return max((module.rank for module in adapter.modules.values()), default=0)
+    return max((len(module.A_RI) for module in adapter.modules.values()), default=0)
 
 
 # --- the configuration ----------------------------------------------------------------------------
@@ -508,14 +503,10 @@ def _entry_faults(
     parts: Parts, saved: Mapping[str, Floats], entry: Entry, kind: str
 ) -> Iterator[str]:
     """Return the differences between the file and vox's entry."""
-    for path in parts:
-        if path not in entry.ranks:
-            yield f"{path}: in {WEIGHTS} but not in {ENTRY}.modules"
-    for path in entry.ranks:
-        if path not in parts:
-            yield f"{path}: in {ENTRY}.modules but not in {WEIGHTS}"
-    for name in entry.saved:
-        if name not in saved:
-            yield f"{name}: in {ENTRY}.saved but not in {WEIGHTS}"
+    for path in sorted(parts.keys() - entry.ranks.keys()):
+        yield f"{path}: in {WEIGHTS} but not in {ENTRY}.modules"
+    absent = (entry.ranks.keys() - parts.keys()) | (set(entry.saved) - saved.keys())
+    for name in sorted(absent):
+        yield f"{name}: in {ENTRY} of {CONFIG} but not in {WEIGHTS}"
     if kind != "full" and (kind == "dora") != (entry.method == "dora"):
         yield f"{CONFIG}: fine_tune_type is {kind}, {ENTRY}.method {entry.method}"

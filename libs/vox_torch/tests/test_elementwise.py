@@ -16,8 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
-from vox_torch.elementwise import Gated, RmsNorm
-from vox_torch.fused_modules import FusedNorm, fuse_modules
+from vox_torch.fused_modules import FusedNorm, Gated, RmsNorm, fuse_modules
 from vox_torch.inject import attach
 from vox_torch.lora import fuse
 from vox_torch.trial import loss_of

@@ -13,10 +13,9 @@ from vox_core.weights import WeightFolder
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.inject import attach
-from vox_torch.load import load
+from vox_torch.load import load, streamed_model
 from vox_torch.merge import merged_tensor
 from vox_torch.profile import DeviceProfile
-from vox_torch.stream import streamed_model
 
 # One float32 forward against another of the same formula, summed in another order: the largest
 # relative difference of logits seen over families and methods is 2e-6.

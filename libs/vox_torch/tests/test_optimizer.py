@@ -10,8 +10,8 @@ import torch
 from libs.vox_torch.tests import jobs
 
 from vox_core.contract import OptimizerSpec
-from vox_torch.adamw import AdamW, AdamW8Bit, dequantised, quantised
 from vox_torch.libraries import import_bitsandbytes
+from vox_torch.optimizer import AdamW, AdamW8Bit, dequantised, quantised
 
 SPEC = OptimizerSpec(1e-3, "constant", 0.0, 0.1, 0.0, name="adamw-8bit")
 # Of 64 rows: 32 blocks and a part of one. The last is too small to be kept in 8 bits.

@@ -1,18 +1,25 @@
-"""Load a base model: a local folder, safetensors only, frozen, in one dtype or quantised."""
+"""Load a base model: a local folder, safetensors only, frozen, in one dtype or quantised.
+
+`without_weights` builds a model on the meta device, for loaders that replace weights (load.py's
+streamed models, quantised.py).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vox_core.adapter.targets import parameter_names
 from vox_core.contract import DType, Quant
 from vox_core.errors import ModelError
+from vox_core.weights import WeightFolder
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedModel
 
 DTYPES: dict[DType, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -97,3 +104,89 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def without_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model of `folder`: parameters on the meta device, buffers computed.
+
+    Raises:
+        ModelError: M002, transformers cannot build it.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet(), model_errors(folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def stored_names(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+    """Return parameter name -> tensor name; tied parameters map to the stored tensor.
+
+    Raises:
+        ModelError: M002, the files and the parameters do not match one to one.
+    """
+    stored = parameter_names(weights.tensors, model.config.model_type)
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    of_parameter = {id(p): stored[name] for name, p in parameters if name in stored}
+    names = {n: stored.get(n) or of_parameter.get(id(p), "") for n, p in parameters}
+    missing = [name for name, tensor in names.items() if not tensor]
+    wrong = [
+        f"{name}: {list(weights.tensors[names[name]].shape)}, expected {list(parameter.shape)}"
+        for name, parameter in parameters
+        if names[name] and weights.tensors[names[name]].shape != tuple(parameter.shape)
+    ]
+    if missing or wrong:
+        raise _unfit(model, missing + wrong)
+    return names
+
+
+def _unfit(model: PreTrainedModel, faults: list[str]) -> ModelError:
+    return ModelError(
+        "M002",
+        "weights are missing from the model folder, have the wrong shape, or are stored under "
+        "unknown names",
+        where=model.name_or_path,
+        faults=faults,
+        remedy="fetch the model again, whole",
+    )
+
+
+def stored_buffers(model: PreTrainedModel, weights: WeightFolder) -> dict[str, str]:
+    """Return name -> tensor name of stored buffers, such as a scale per layer.
+
+    Raises:
+        ModelError: M002, one is missing.
+    """
+    stored = parameter_names(weights.tensors, model.config.model_type)
+    names = [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in module._buffers.keys() - module._non_persistent_buffers_set
+    ]
+    if missing := [name for name in names if name not in stored]:
+        raise _unfit(model, missing)
+    return {name: stored[name] for name in names}
+
+
+def fill_buffers(
+    model: PreTrainedModel, weights: WeightFolder, read: Callable[[str], torch.Tensor]
+) -> None:
+    """Load the stored values of buffers, in their own dtype."""
+    for name, tensor in stored_buffers(model, weights).items():
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = read(tensor)
+        setattr(module, leaf, value.to(getattr(module, leaf).dtype).reshape(value.shape))
+
+
+def materialise(model: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Replace a meta tensor by a frozen parameter."""
+    import torch
+
+    owner, _, leaf = name.rpartition(".")
+    parameter = torch.nn.Parameter(value, requires_grad=False)
+    setattr(model.get_submodule(owner), leaf, parameter)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vox_core.adapter import peft
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError
 from vox_torch.libraries import import_bitsandbytes
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     import torch
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
-
-_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +90,10 @@ def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> L
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
-    shapes = {path: (module.rank, module.alpha) for path, module in state.modules.items()}
-    rank, alpha = next(iter(shapes.values()), (8, 8.0))
-    # PEFT tries each pattern on each module: the usual adapter, of one shape, has none.
-    patterned = shapes if len(set(shapes.values())) > 1 else {}
-    return LoraConfig(
-        r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # it takes any number
-        target_modules=list(state.modules),
-        rank_pattern={path: rank for path, (rank, _) in patterned.items()},
-        alpha_pattern={path: alpha for path, (_, alpha) in patterned.items()},
-        lora_dropout=dropout,
-        use_rslora=state.method == "rslora",
-        use_dora=state.method == "dora",
-        fan_in_fan_out=any(isinstance(base.get_submodule(p), Conv1D) for p in state.modules),
-        modules_to_save=sorted({n.rpartition(".")[0] for n in state.saved}) or None,
-        task_type="CAUSAL_LM",
-    )
+    # Without the base's modules, targets are whole paths.
+    stored = peft.peft_config(state, base="", modules={}, dropout=dropout)
+    transposed = any(isinstance(base.get_submodule(path), Conv1D) for path in state.modules)
+    return LoraConfig(**{**stored, "fan_in_fan_out": transposed, "inference_mode": False})
 
 
 def trained_parameters(model: PeftModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -120,7 +106,7 @@ def trained_parameters(model: PeftModel) -> Iterator[tuple[str, torch.nn.Paramet
 def canonical_name(name: str) -> str:
     """Convert a PEFT parameter's name to the core's, which PEFT also uses in files."""
     return (
-        name.removeprefix(_PREFIX)
+        name.removeprefix(peft.PREFIX)
         .replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
         .replace(".modules_to_save.default.", ".")
         .replace(".default.weight", ".weight")

@@ -1,4 +1,4 @@
-"""AdamW on float32 master weights, in any dtype of the adapter; adamw.py has the update.
+"""AdamW on float32 master weights, in any dtype of the adapter.
 
 Gradients of a micro-batch are accumulated in float32; after the update the masters are copied
 (rounded once) into the adapter.
@@ -6,19 +6,190 @@ Gradients of a micro-batch are accumulated in float32; after the update the mast
 An adapter in float64 has float64 masters, gradients and moments. Its step is computed in float64
 and ends in a state that float32 can hold, so that a resumed run is the uninterrupted one, bit for
 bit.
+
+`AdamW` is PyTorch's, fused. `AdamW8Bit` is bitsandbytes' (Dettmers et al. 2021, arXiv:2110.02861):
+a moment is a code of 8 bits a value and a float32 scale for each block of 256. Tensors of fewer
+than 4096 elements keep moments in float32, by the library's own rule. On a device with its own
+memory the codes are paged to the host when the device is full (Dettmers et al. 2023,
+arXiv:2305.14314, section 3; the library pages tensors of 100,000 elements and more). Paging has not
+been tested on such a device yet.
+
+A saved state has float32 moments, and restoring it gives the same codes and scales: each scale is
+rounded to 16 significant bits after a step, so that it can be recovered from the largest value of
+its block.
+
+Shape legend: N elements of a tensor, K blocks of it, S elements of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core.contract import AdapterState, OptimizerSpec, TrainState
-from vox_torch.adamw import make_update
 from vox_torch.arrays import at_least_float32
+from vox_torch.libraries import import_bitsandbytes
 
 if TYPE_CHECKING:
     import torch
+
+    from vox_core.contract import OptimizerSpec
+
+    Moments: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+    import torch
+
+BLOCK = 256
+"""Elements that share a scale: bitsandbytes' block for 8-bit optimizers."""
+
+# A block whose largest value is below this counts as zero, so that codes times scales stay normal
+# numbers. Its root is negligible beside AdamW's epsilon.
+_LEAST_SCALE = 2.0**-100
+
+
+class AdamW:
+    """PyTorch's AdamW; float64 masters have float64 moments, rounded to float32 after each step."""
+
+    def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
+        import torch
+
+        self._masters = masters
+        self._adamw = torch.optim.AdamW(list(masters), fused=True, **_numbers(spec))
+
+    def step(self, lr: float) -> None:
+        """Update every master from its gradient."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self._round_state()
+
+    def moments(self, master: torch.Tensor) -> Moments | None:
+        """Return the first and second moment; None before the first step."""
+        kept = self._adamw.state.get(master)
+        return (kept["exp_avg"], kept["exp_avg_sq"]) if kept else None
+
+    def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
+        """Continue from float32 moments after `step` updates."""
+        import torch
+
+        first, second = (moment.to(master) for moment in moments)
+        self._adamw.state[master] = {
+            "step": torch.tensor(float(step), device=master.device),
+            "exp_avg": first,
+            "exp_avg_sq": second,
+        }
+
+    def _round_state(self) -> None:
+        """Round masters and moments to the float32 that a `TrainState` holds."""
+        import torch
+
+        for master in self._masters:
+            if master.dtype != torch.float32:
+                kept = self._adamw.state[master]
+                for tensor in (master, kept["exp_avg"], kept["exp_avg_sq"]):
+                    tensor.copy_(tensor.float())
+
+
+class AdamW8Bit:
+    """bitsandbytes' AdamW with 8-bit moments, on float32 masters."""
+
+    def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
+        library = import_bitsandbytes()
+        on_host = masters[0].device.type == "cpu"
+        kind = library.optim.AdamW8bit if on_host else library.optim.PagedAdamW8bit
+        self._masters = masters
+        self._adamw: Any = kind(list(masters), **_numbers(spec))
+
+    def step(self, lr: float) -> None:
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        for master in self._masters:
+            kept = self._adamw.state[master]
+            for scales in ("absmax1", "absmax2"):
+                if scales in kept:
+                    kept[scales].copy_(_storable(kept[scales]))
+
+    def moments(self, master: torch.Tensor) -> Moments | None:
+        import torch
+
+        kept = self._adamw.state.get(master)
+        if not kept:
+            return None
+        if kept["state1"].dtype != torch.uint8:
+            return kept["state1"], kept["state2"]
+        first, second = (
+            # PyTorch believes that paged codes are on the host.
+            dequantised(kept[f"state{n}"].to(master.device), kept[f"absmax{n}"], kept[f"qmap{n}"])
+            for n in (1, 2)
+        )
+        return first, second
+
+    def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
+        import torch
+
+        place = next(i for i, each in enumerate(self._masters) if each is master)
+        self._adamw.init_state(self._adamw.param_groups[0], master, 0, place)
+        kept = self._adamw.state[master]
+        kept["step"] = step
+        for n, moment in enumerate(moments, 1):
+            values = moment.to(master)
+            if kept[f"state{n}"].dtype == torch.uint8:
+                values, scales_K = quantised(values, kept[f"qmap{n}"])
+                kept[f"absmax{n}"].copy_(scales_K)
+            kept[f"state{n}"].copy_(values)
+
+
+def quantised(values: torch.Tensor, levels: torch.Tensor) -> Moments:
+    """Quantise a float32 moment to codes (uint8, shaped as `values`) and scales (K,).
+
+    The inverse of `dequantised`, bit for bit, for scales that `_storable` does not change.
+    bitsandbytes' quantiser is not: its signed levels end at 1 and -0.993, so that a block whose
+    largest value is negative would shrink each time.
+
+    Args:
+        levels: 256 of them, ascending, from -0.993 or 0 to 1.
+    """
+    import torch
+
+    blocks_KS = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % BLOCK))
+    blocks_KS = blocks_KS.view(-1, BLOCK)
+    scales_K = blocks_KS.amax(1) / levels[-1]
+    if levels[0] < 0:
+        scales_K = torch.maximum(scales_K, blocks_KS.amin(1) / levels[0])
+    scales_K = _storable(scales_K)
+    ratios_KS = blocks_KS / torch.where(scales_K > 0, scales_K, 1)[:, None]
+    middles = (levels[1:] + levels[:-1]) / 2
+    codes_N = torch.bucketize(ratios_KS, middles).to(torch.uint8).flatten()[: values.numel()]
+    return codes_N.view_as(values), scales_K
+
+
+def dequantised(codes: torch.Tensor, scales_K: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """Return a float32 moment, shaped as `codes`: level times scale."""
+    values_N = levels[codes.flatten().int()]
+    values_N *= scales_K.repeat_interleave(BLOCK)[: len(values_N)]
+    return values_N.view_as(codes)
+
+
+def _storable(scales: torch.Tensor) -> torch.Tensor:
+    """Round scales to 16 significant bits, and negligible ones to zero.
+
+    A scale is recovered from a value with a relative error of about 2^-23: far less than half the
+    distance between neighbouring 16-bit scales.
+    """
+    import torch
+
+    bits = (scales.contiguous().view(torch.int32) + 0x80) & ~0xFF
+    rounded = bits.view(torch.float32)
+    return torch.where(rounded < _LEAST_SCALE, 0.0, rounded)
+
+
+def _numbers(spec: OptimizerSpec) -> dict[str, Any]:
+    return {
+        "lr": spec.lr,
+        "betas": (spec.beta1, spec.beta2),
+        "eps": spec.eps,
+        "weight_decay": spec.weight_decay,
+    }
 
 
 class MasterAdamW:
@@ -33,7 +204,8 @@ class MasterAdamW:
         self._masters = [at_least_float32(p.detach()).clone() for p in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        self._adamw = make_update(self._masters, spec)
+        kind = AdamW8Bit if spec.name == "adamw-8bit" else AdamW
+        self._adamw: AdamW | AdamW8Bit = kind(self._masters, spec)
 
     def collect(self, factor: float) -> None:
         """Move the parameters' gradients, times `factor`, to the masters'."""

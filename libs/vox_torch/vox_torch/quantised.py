@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -29,10 +29,10 @@ from vox_core.contract import Quant
 from vox_core.weights import WeightFolder
 from vox_formats.quant import SCALE_BLOCK, pack_scales, scale_levels
 from vox_torch.arrays import as_tensor
+from vox_torch.base import fill_buffers, materialise, stored_names, without_weights
 from vox_torch.functions import BlockLinear, FrozenLinear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.memory import no_holes
-from vox_torch.unloaded import fill_buffers, materialise, stored_names, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,19 +40,6 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 4 * 2**20
 """Weights of an output head that are dequantised at once: 8 MiB in bfloat16."""
-
-
-class Packed(Protocol):
-    """A packed weight of shape (O, I)."""
-
-    def weight(self) -> torch.Tensor:
-        """The dequantised weight (O, I), in the compute dtype."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Size in memory, in bytes."""
-        ...
 
 
 class QuantisedLinear(nn.Linear):
@@ -143,12 +130,12 @@ class Nf4:
         self._dequantise: Callable[..., torch.Tensor] = functional.dequantize_4bit
 
     def weight(self) -> torch.Tensor:
-        """See `Packed`."""
+        """Return the dequantised weight (O, I), in the compute dtype."""
         return self._dequantise(self._data, self._state).view(self._shape)
 
     @property
     def nbytes(self) -> int:
-        """See `Packed`."""
+        """Size in memory, in bytes."""
         second = self._state.state2
         scales = [self._state.absmax, *([second.absmax] if second else [])]
         return sum(tensor.nbytes for tensor in (self._data, *scales))
@@ -180,7 +167,7 @@ class Int8:
         self._dtype = dtype
 
     def weight(self) -> torch.Tensor:
-        """See `Packed`."""
+        """Return the dequantised weight (O, I), in the compute dtype."""
         return self._times(self._data, self._step_O1)
 
     def rows(self, chosen: torch.Tensor | slice) -> torch.Tensor:
@@ -194,8 +181,11 @@ class Int8:
 
     @property
     def nbytes(self) -> int:
-        """See `Packed`."""
+        """Size in memory, in bytes."""
         return self._data.nbytes + self._step_O1.nbytes
+
+
+Packed: TypeAlias = Nf4 | Int8
 
 
 def pack(W_OI: torch.Tensor, quant: Quant, dtype: torch.dtype, device: str) -> Packed:

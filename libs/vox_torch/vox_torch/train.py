@@ -37,8 +37,7 @@ from vox_torch.inject import Adapted, attach
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back, halved
 from vox_torch.optimizer import MasterAdamW
-from vox_torch.profile import DeviceProfile
-from vox_torch.tuning import set_threads, wants_rows
+from vox_torch.profile import DeviceProfile, set_threads, wants_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

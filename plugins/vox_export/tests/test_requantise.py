@@ -15,8 +15,8 @@ from vox_core.config import MergeSettings
 from vox_core.contract import WriteModelJob
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError
 from vox_core.host.provide import write_model
+from vox_core.run import merge as merging
 from vox_core.run.merge import merge
-from vox_core.run.merger import Merger
 from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder, open_weights
@@ -77,17 +77,18 @@ def test_a_merged_model_is_written_quantised_on_request(base, run, tmp_path, qua
 def test_its_distance_is_told_where_a_backend_loads_it(run, tmp_path, monkeypatch):
     jobs = []
 
-    def logits_of(merger, backend, job):
+    def logits_of(backend, job, *more):
         jobs.append(job)
         if job.quant != "none":
             job = replace(job, model=plain, quant="none", streamed=True)
-        return real(merger, backend, job)
+        return real(backend, job, *more)
 
-    plain, real = tmp_path / "plain", Merger.logits_of
+    plain, real = tmp_path / "plain", merging.probe_logits
     merge(run, MergeSettings(out=plain))
-    cpu, _ = host.choose(host.Request("load"))
-    monkeypatch.setattr("vox_core.run.merge._reader", lambda *_: cpu)
-    monkeypatch.setattr(Merger, "logits_of", logits_of)
+    monkeypatch.setattr(
+        merging, "choose", lambda asked, seen: host.choose(replace(asked, quant="none"), seen=seen)
+    )
+    monkeypatch.setattr(merging, "probe_logits", logits_of)
     report = merge(run, MergeSettings(out=tmp_path / "merged", quant="affine8"))
     assert "affine8" in [job.quant for job in jobs]
     assert report.requantised.distance == 0  # it was shown the plain model
@@ -101,14 +102,14 @@ def test_a_tensor_that_was_written_wrong_fails_the_proof(run, tmp_path, monkeypa
         packed.weight[0, 0] ^= 1
         return packed
 
-    tensors = requantise._Writer._tensors
+    write = requantise.write_checkpoint
 
-    def writing(writer, names):
+    def writing(folder, weights):
         with monkeypatch.context() as patched:
             patched.setattr(MlxFormat, "quantise", wrong)
-            yield from list(tensors(writer, names))
+            write(folder, weights)
 
-    monkeypatch.setattr(requantise._Writer, "_tensors", writing)
+    monkeypatch.setattr(requantise, "write_checkpoint", writing)
     with pytest.raises(ProofError, match="not the quantisation of the merged one"):
         merge(run, MergeSettings(out=tmp_path / "merged", quant="affine4"))
     assert not (tmp_path / "merged").exists()

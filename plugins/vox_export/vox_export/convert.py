@@ -9,7 +9,7 @@ dequantised copy if the base is stored quantised. The base's weights are read fo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,9 +29,7 @@ from vox_core.api.models import (
     is_mlx_folder,
     mlx_dropout,
     plain_copy,
-    read_adapter,
     read_adapter_folder,
-    read_mlx_adapter,
     resolve_reference,
     write_adapter,
     write_mlx_adapter,
@@ -109,10 +107,12 @@ def convert(
     origin = Path(reference)
     source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
     with atomic_folder(out) as folder:
-        _WRITE[to](folder, source.adapter, source, _dropout(origin))
-        _copy_companions(origin, folder)
+        _write(to, folder, source.adapter, source, _dropout(origin))
+        for name in (MANIFEST, *TOKENIZER_FILES):
+            if (file := origin / name).is_file():
+                write_bytes(folder / name, file.read_bytes())
         require_same_state(source.adapter, read_adapter_folder(folder, source.mlx_base))
-        written = _READ[to](folder, source)
+        written = read_adapter_folder(folder, source.mlx_base, literal=True)
         update_error = require_same_update(source.adapter, written)
         logits = _logits(source, source.adapter, written, (source_format, to), folder, observe)
     return ConvertReport(
@@ -129,27 +129,14 @@ def convert(
     )
 
 
-def _write_peft(
-    folder: Path, adapter: AdapterState, source: ModelReference, dropout: float
+def _write(
+    to: Format, folder: Path, adapter: AdapterState, source: ModelReference, dropout: float
 ) -> None:
     name = base_name(source.base)
-    write_adapter(folder, adapter, base=name, modules=source.modules, dropout=dropout)
-
-
-def _write_mlx(folder: Path, adapter: AdapterState, source: ModelReference, dropout: float) -> None:
-    name = base_name(source.base)
-    write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
-
-
-# Format -> its writer, and a reader that reads as the format's own tool does.
-_WRITE: dict[Format, Callable[[Path, AdapterState, ModelReference, float], None]] = {
-    "peft": _write_peft,
-    "mlx": _write_mlx,
-}
-_READ: dict[Format, Callable[[Path, ModelReference], AdapterState]] = {
-    "peft": lambda folder, _: read_adapter(folder),
-    "mlx": lambda folder, source: read_mlx_adapter(folder, source.mlx_base, literal=True),
-}
+    if to == "peft":
+        write_adapter(folder, adapter, base=name, modules=source.modules, dropout=dropout)
+    else:
+        write_mlx_adapter(folder, adapter, source.mlx_base, model=name, dropout=dropout)
 
 
 def _logits(
@@ -196,13 +183,6 @@ def _dropout(folder: Path) -> float:
         return mlx_dropout(folder)
     config: dict[str, Any] = read_json(folder / CONFIG)
     return float(config.get("lora_dropout") or 0.0)
-
-
-def _copy_companions(origin: Path, folder: Path) -> None:
-    """Copy manifest and tokenizer, if the source has them."""
-    for name in (MANIFEST, *TOKENIZER_FILES):
-        if (file := origin / name).is_file():
-            write_bytes(folder / name, file.read_bytes())
 
 
 def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:

@@ -17,6 +17,7 @@ Shape legend: T probe tokens, V vocabulary; R rank, I input features, O output f
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,21 +92,11 @@ def require_same_state(source: AdapterState, again: AdapterState) -> None:
     Raises:
         ProofError: V003, naming everything that differs.
     """
-    before, after = source.tensors(), again.tensors()
-    faults = [
-        name
-        for name in sorted(before.keys() | after.keys())
-        if name not in before
-        or name not in after
-        or before[name].shape != after[name].shape
-        or before[name].tobytes() != after[name].tobytes()
+    faults = _other_bits(source.tensors(), again.tensors()) or [
+        f"{path}: alpha"
+        for path, module in source.modules.items()
+        if module.alpha != again.modules[path].alpha
     ]
-    if not faults:
-        faults = [
-            f"{path}: alpha"
-            for path, m in source.modules.items()
-            if m.alpha != again.modules[path].alpha
-        ]
     faults += ["the method"] * (source.method != again.method)
     if faults:
         raise _refuted("what was written does not read back as the source", faults)
@@ -140,7 +131,12 @@ def compare_logits(
         positions=len(tokens_T),
     )
     if same.carried is not None and not MIN_CARRIED <= same.carried <= MAX_CARRIED:
-        raise _unlike(same)
+        raise _refuted(
+            "the converted adapter does not give the source's logits",
+            found=f"{same.carried:.0%} of the adapter's effect on {other[1].id}, held against "
+            f"{source[1].id}",
+            expected=f"{MIN_CARRIED:.0%} to {MAX_CARRIED:.0%}",
+        )
     return same
 
 
@@ -186,41 +182,35 @@ def _differing_parts(source: AdapterState, other: AdapterState) -> list[str]:
     """List modules that only one adapter has, and magnitudes and whole tensors with different
     bits."""
     faults = [f"{p}: in one of them only" for p in source.modules.keys() ^ other.modules.keys()]
-    before, after = _exact_parts(source), _exact_parts(other)
-    for name in before.keys() | after.keys():
-        if name not in before or name not in after or not _same_bits(before[name], after[name]):
-            faults.append(f"{name}: not the same values")
-    return faults
+    differing = _other_bits(_exact_parts(source), _exact_parts(other))
+    return faults + [f"{name}: not the same values" for name in differing]
 
 
 def _exact_parts(state: AdapterState) -> dict[str, Floats]:
-    magnitudes = {
-        f"{path}.lora_magnitude_vector": module.magnitude_O
-        for path, module in state.modules.items()
-        if module.magnitude_O is not None
-    }
-    return {**magnitudes, **state.saved}
+    low_rank = (".lora_A.weight", ".lora_B.weight")
+    return {name: v for name, v in state.tensors().items() if not name.endswith(low_rank)}
 
 
-def _same_bits(one: Floats, two: Floats) -> bool:
-    return one.shape == two.shape and one.tobytes() == two.tobytes()
+def _other_bits(before: Mapping[str, Floats], after: Mapping[str, Floats]) -> list[str]:
+    """List tensors that only one of them has, or that differ in shape or bits."""
+    return [
+        name
+        for name in sorted(before.keys() | after.keys())
+        if name not in before
+        or name not in after
+        or before[name].shape != after[name].shape
+        or before[name].tobytes() != after[name].tobytes()
+    ]
 
 
-def _refuted(what: str, faults: list[str]) -> ProofError:
+def _refuted(
+    what: str, faults: Sequence[str] = (), found: str | None = None, expected: str | None = None
+) -> ProofError:
     return ProofError(
         "V003",
         what,
+        found=found,
+        expected=expected,
         faults=faults,
-        remedy="nothing was written; please report this with `vox convert --debug`",
-    )
-
-
-def _unlike(same: SameLogits) -> ProofError:
-    first, second = same.backends
-    return ProofError(
-        "V003",
-        "the converted adapter does not give the source's logits",
-        found=f"{same.carried:.0%} of the adapter's effect on {second}, held against {first}",
-        expected=f"{MIN_CARRIED:.0%} to {MAX_CARRIED:.0%}",
         remedy="nothing was written; please report this with `vox convert --debug`",
     )

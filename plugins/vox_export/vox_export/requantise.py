@@ -8,30 +8,31 @@ equal the quantisation of its source, bit for bit.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vox_core.api.files import read_json, write_json
 from vox_core.api.models import (
-    INDEX,
-    Spec,
-    Tensors,
+    TensorInfo,
     WeightFolder,
-    copy_companions,
+    Weights,
     open_weights,
     positions,
     quantised_modules,
     require_no_experts,
     require_same_in_mlx,
-    spec_of,
-    write_shards,
+    write_checkpoint,
 )
 from vox_core.contract import Quant
 from vox_core.errors import ModelError, PlanError, ProofError
 from vox_formats import FormatError
 from vox_formats.mlx_model import mlx_config, window
-from vox_formats.quant import MLX_FORMATS, MlxFormat
+from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def require_quantisable(model: Path, name: str) -> None:
@@ -138,75 +139,63 @@ def requantise(plain: Path, folder: Path, name: str) -> None:
     Raises:
         ProofError: V001, a tensor on disk is not the quantisation of its source.
     """
-    weights = WeightFolder(plain)
-    model_type = read_json(plain / "config.json")["model_type"]
-    reached = quantised_modules(weights.tensors, model_type, cast("Quant", name)).values()
-    writer = _Writer(weights, {module.tensor for module in reached}, MLX_FORMATS[name])
-    writer.write(folder)
-    writer.check(folder)
+    weights, form = WeightFolder(plain), MLX_FORMATS[name]
+    config = read_json(plain / "config.json")
+    reached = quantised_modules(weights.tensors, config["model_type"], cast("Quant", name))
+    quantised = {module.tensor for module in reached.values()}
+    write_checkpoint(folder, _quantised(weights, quantised, form))
+    written = mlx_lm_config(read_json(folder / "config.json"), plain)
+    write_json(folder / "config.json", {**written, "quantization": form.describe()})
+    _require_written(open_weights(folder), weights, quantised, form)
 
 
-class _Writer:
-    """Writer of one checkpoint that quantises the tensors in `quantised`."""
+def _quantised(weights: Weights, quantised: Collection[str], form: MlxFormat) -> Weights:
+    """Return `weights` with those in `quantised` as MLX stores them: weight, scales and biases."""
+    tensors: dict[str, TensorInfo] = {}
+    source: dict[str, tuple[str, int]] = {}  # tensor -> the one that it is made of, and which part
+    for name, info in weights.tensors.items():
+        if name not in quantised:
+            tensors[name], source[name] = info, (name, 0)
+            continue
+        rows, width = info.shape
+        scales = TensorInfo(
+            info.dtype if form.mode == "affine" else "U8", (rows, width // form.group_size)
+        )
+        parts = [TensorInfo("U32", (rows, width * form.bits // 32)), scales]
+        if form.mode == "affine":
+            parts.append(scales)
+        for place, part in enumerate(parts):
+            key = f"{name.removesuffix('.weight')}.{Packed._fields[place]}"
+            tensors[key], source[key] = part, (name, place)
 
-    def __init__(self, weights: WeightFolder, quantised: Collection[str], form: MlxFormat) -> None:
-        self._weights, self._quantised, self._form = weights, quantised, form
+    @functools.lru_cache(maxsize=1)  # the parts of a tensor stand one after another
+    def packed(name: str) -> Packed:
+        return form.quantise(weights.read(name))
 
-    def write(self, folder: Path) -> None:
-        weights = self._weights
-        write_shards(folder, weights, self._specs, self._tensors)
-        if weights.index is not None:
-            write_json(folder / INDEX, self._index(weights.index))
-        copy_companions(weights.folder, folder)
-        config = read_json(folder / "config.json")
-        adapted = mlx_lm_config(config, weights.folder)
-        write_json(folder / "config.json", {**adapted, "quantization": self._form.describe()})
+    def read(key: str) -> NDArray[Any]:
+        name, place = source[key]
+        part = packed(name)[place] if name in quantised else weights.read(name)
+        assert part is not None, key
+        return part
 
-    def check(self, folder: Path) -> None:
-        """Check each tensor on disk against the quantisation of its source."""
-        written, weights = open_weights(folder), self._weights
-        for name in weights.tensors:
-            expected = weights.read(name)
-            if name in self._quantised:
-                expected = self._form.round_trip(expected)
-            same_kind = name in written.tensors and spec_of(written, name) == spec_of(weights, name)
-            if not same_kind or written.read(name).tobytes() != expected.tobytes():
-                raise ProofError(
-                    "V001",
-                    "a written tensor is not the quantisation of the merged one",
-                    where=name,
-                    remedy="nothing was written; please report this with `vox merge --debug`",
-                )
+    where = {key: weights.where[name] for key, (name, _) in source.items()}
+    return Weights(weights.folder, tensors, where, read)
 
-    def _specs(self, name: str) -> dict[str, Spec]:
-        """Return the tensors that replace one: itself, or weight, scales and biases."""
-        dtype, shape = spec_of(self._weights, name)
-        if name not in self._quantised:
-            return {name: (dtype, shape)}
-        path, groups = name.removesuffix(".weight"), (shape[0], shape[1] // self._form.group_size)
-        affine = self._form.mode == "affine"
-        parts: dict[str, Spec] = {
-            name: ("U32", (shape[0], shape[1] * self._form.bits // 32)),
-            f"{path}.scales": (dtype if affine else "U8", groups),
-        }
-        return {**parts, f"{path}.biases": (dtype, groups)} if affine else parts
 
-    def _tensors(self, names: list[str]) -> Tensors:
-        for name in names:
-            W = self._weights.read(name)
-            if name not in self._quantised:
-                yield name, W
-                continue
-            path, packed = name.removesuffix(".weight"), self._form.quantise(W)
-            yield name, packed.weight
-            yield f"{path}.scales", packed.scales
-            if packed.biases is not None:
-                yield f"{path}.biases", packed.biases
-
-    def _index(self, index: Mapping[str, Any]) -> dict[str, Any]:
-        where = {
-            part: self._weights.file_of(name)
-            for name in self._weights.tensors
-            for part in self._specs(name)
-        }
-        return {**index, "metadata": {}, "weight_map": where}
+def _require_written(
+    written: Weights, weights: Weights, quantised: Collection[str], form: MlxFormat
+) -> None:
+    """Check each tensor on disk against the quantisation of its source."""
+    for name, info in weights.tensors.items():
+        expected = weights.read(name)
+        if name in quantised:
+            expected = form.round_trip(expected)
+        found = written.tensors.get(name)
+        same_kind = found and (found.dtype, found.shape) == (info.dtype, info.shape)
+        if not same_kind or written.read(name).tobytes() != expected.tobytes():
+            raise ProofError(
+                "V001",
+                "a written tensor is not the quantisation of the merged one",
+                where=name,
+                remedy="nothing was written; please report this with `vox merge --debug`",
+            )

@@ -100,7 +100,7 @@ def test_memory_stays_with_the_process_unless_the_user_has_a_say():
     """Page faults of a block of 64 MB that is freed and taken ten times."""
     code = """
 import ctypes, resource
-from vox_mlx.heap import keep_memory
+from vox_mlx.blas import keep_memory
 keep_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -97,7 +97,7 @@ def test_the_head_and_the_embedding_are_never_quantised(model):
 def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
     from mlx import nn
 
-    from vox_mlx.unpacked import Unpacked
+    from vox_mlx.lora import Unpacked
 
     group_size, bits, mode = MLX_FORMATS[quant].describe().values()
     packed = nn.QuantizedLinear.from_linear(nn.Linear(128, 64), group_size, bits, mode=mode)

@@ -56,7 +56,7 @@ class MlxBackend:
     @hookimpl
     def vox_doctor(self) -> Iterator[Check]:
         before_mlx()
-        from vox_mlx.doctor import checks
+        from vox_mlx.blas import checks
 
         return checks()
 

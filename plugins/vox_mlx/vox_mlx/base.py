@@ -51,7 +51,7 @@ def load_base(
     import mlx.core as mx
 
     from vox_mlx.definitions import correct
-    from vox_mlx.unpacked import unpack_on_cpu
+    from vox_mlx.lora import unpack_on_cpu
 
     config = _mlx_config(folder)
     if dtype == "fp16" and config["model_type"].startswith("gemma3"):

@@ -1,12 +1,19 @@
-"""Generation token by token and logits, as vox's `LoadedModel` on MLX."""
+"""Generation token by token and logits, as vox's `LoadedModel` on MLX.
+
+A streamed model reads its layers' weights from the files when needed and drops them afterwards. MLX
+reads a tensor when it is first needed and keeps it as long as the model does, so each layer is
+computed immediately, and then gets unread weights again: memory holds one layer, the embedding and
+the head, whatever the size of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from vox_core.contract import LoadJob, Sampling, next_token
 from vox_formats.mlx_model import window
@@ -14,7 +21,6 @@ from vox_mlx.arrays import float32
 from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
 from vox_mlx.inject import Slots, inject
 from vox_mlx.lora import settle
-from vox_mlx.stream import stream
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
@@ -80,3 +86,48 @@ class MlxModel:
     def _loaded(self) -> nn.Module:
         assert self._model is not None, "the model was closed"
         return self._model
+
+
+def stream(model: nn.Module, unread: Callable[[], nn.Module], kept: Slots | None = None) -> None:
+    """Make `model` drop each layer's weights after use.
+
+    Args:
+        unread: builds the same model with unread weights; called once for each pass through the
+            layers.
+        kept: tensors of an adapter in the model, which stay.
+    """
+    spare = _Spare(unread, {(id(module), name) for module, name in (kept or {}).values()})
+    for index, layer in enumerate(model.layers):
+        layer.__class__ = _forgetting(type(layer), spare, index)
+
+
+class _Spare:
+    """A second, unread copy of the model, whose weights replace those already used."""
+
+    def __init__(self, unread: Callable[[], nn.Module], kept: set[tuple[int, str]]) -> None:
+        self._unread, self._kept = unread, kept
+        self._layers: list[nn.Module] = []
+
+    def restore(self, layer: nn.Module, index: int) -> None:
+        """Replace `layer`'s weights by unread ones, except an adapter's."""
+        if index == 0:
+            self._layers = list(self._unread().layers)
+        fresh = dict(tree_flatten(self._layers[index].parameters()))
+        for path, module in layer.named_modules():
+            for name in [n for n, value in module.items() if isinstance(value, mx.array)]:
+                # An adapted layer holds the base's linear layer one level further down.
+                full = f"{path}.{name}".removeprefix(".").replace(".linear.", ".")
+                if full in fresh and (id(module), name) not in self._kept:
+                    module[name] = fresh[full]
+
+
+def _forgetting(base: type[nn.Module], spare: _Spare, index: int) -> type[nn.Module]:
+    class Layer(base):  # type: ignore[misc, valid-type]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().__call__(*args, **kwargs)
+            mx.eval(result)
+            spare.restore(self, index)
+            mx.clear_cache()
+            return result
+
+    return Layer

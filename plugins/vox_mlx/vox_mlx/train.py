@@ -40,12 +40,10 @@ from vox_core.contract import (
 from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_mlx.attention import BLOCK, attend_in_blocks
 from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
-from vox_mlx.head import choose_at_head
-from vox_mlx.heap import keep_memory
-from vox_mlx.inject import inject
-from vox_mlx.loss import LENGTHS, Arrays, nll, rows, weighted_nll
+from vox_mlx.blas import keep_memory
+from vox_mlx.inject import inject, recompute_layers
+from vox_mlx.loss import LENGTHS, Rows, choose_at_head, nll, rows, weighted_nll
 from vox_mlx.optimizer import AdamW, Values, global_norm
-from vox_mlx.recompute import recompute_layers
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -172,11 +170,11 @@ class Trainer:
             raise NotFinite(loss, norm)
         return loss, gradients, norm
 
-    def _rows(self, batch: Batch) -> Arrays:
+    def _rows(self, batch: Batch) -> Rows:
         # Few shapes if each is compiled; else minimal padding.
-        return rows(batch, LENGTHS if _on_gpu() else 1).arrays()
+        return rows(batch, LENGTHS if _on_gpu() else 1)
 
-    def _share(self, values: Values, batch: Arrays, key: mx.array | None) -> mx.array:
+    def _share(self, values: Values, batch: Rows, key: mx.array | None) -> mx.array:
         """Return `sum(weight * nll)` of a micro-batch, as a function of the trained values."""
         tokens_NL, index_K, targets_K, weights_K = batch
         self._injected.fill(values, self._dtype)

@@ -37,7 +37,7 @@ from vox_plan.advise import cached
 from vox_plan.planner import plan
 from vox_plan.stopwatch import ALONE, Stopwatch, Timing
 from vox_plan.tuning_cache import Tuned
-from vox_torch import tuning as knobs
+from vox_torch import profile as knobs
 from vox_torch.forward import Together
 from vox_torch.train import Trainer
 
