@@ -101,3 +101,13 @@ def test_it_is_an_ordinary_command() -> None:
     command = root.get_command(click.Context(root), "quickstart")
     assert command is not None
     assert [option.name for option in command.params] == ["out", "debug"]
+
+
+def test_an_interrupted_tour_is_resumed(vox, training: Training) -> None:
+    vox("quickstart")
+    Path("vox-quickstart/run").mkdir()
+    Path("vox-quickstart/run/plan.json").write_text("{}")
+    done = vox("quickstart")
+    assert done.code == 0, done.err
+    assert commands(done.out)[1][-2:] == ["--resume", "auto"]
+    assert [command[1] for command in commands(done.out)][2:] == ["generate", "merge"]

@@ -425,10 +425,10 @@ def test_a_worker_imports_nothing_from_the_current_folder(
 def test_a_full_disk_is_done_without_a_cache(
     model: Path, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path) -> NoReturn:
+    def full(*paths: Path) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "_sync_tree", full)
+    monkeypatch.setattr(files, "_put_in_place", full)
     dataset = made(data, model=model)
     assert len(dataset) > 9
     assert ["the disk is full" in note for note in dataset.notes] == [True]

@@ -51,7 +51,10 @@ def _show(report: MergeReport) -> None:
             **({} if quantised is None else {"quantised": _quantised(quantised)}),
         }
     )
-    click.echo(printable(f"next: {command('vox', 'chat', report.out)}"))
+    step = command("vox", "chat", report.out)
+    if quantised and quantised.distance is None:
+        step = f"vox plugin install mlx, then {step}"
+    click.echo(printable(f"next: {step}"))
 
 
 def _kept(proof: Proof) -> str:

@@ -148,7 +148,7 @@ def value_type(field: FieldInfo) -> Any:
 
 def default_text(field: FieldInfo) -> str:
     """Return the default as a user would type it; empty if there is none."""
-    default = field.default
+    default = field.get_default(call_default_factory=True)
     if default is None or default in ((), {}) or default is False:
         return ""
     if isinstance(default, tuple):

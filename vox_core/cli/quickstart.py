@@ -20,6 +20,7 @@ from vox_core.cli import root
 from vox_core.cli.lazy import Command
 from vox_core.cli.output import duration, losses, print_table
 from vox_core.errors import command
+from vox_core.run.folder import PLAN
 
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
 FILES = ("train.jsonl", "valid.jsonl")
@@ -46,10 +47,12 @@ def quickstart(ctx: click.Context, out: Path) -> None:
     """Train, merge and chat with a small model in minutes.
 
     Asks a question, trains on a small data set about vox, asks again and merges. Each step prints
-    the command that it runs, so you can repeat it by hand.
+    the command that it runs, so you can repeat it by hand. Run it again to resume after Ctrl-C.
     """
-    files.require_absent(out)
-    Tour(ctx, out).go()
+    tour = Tour(ctx, out)
+    if not tour.interrupted:
+        files.require_absent(out)
+    tour.go()
 
 
 class Tour:
@@ -58,6 +61,7 @@ class Tour:
     def __init__(self, ctx: click.Context, out: Path) -> None:
         self._ctx, self._out = ctx, out
         self._run, self._merged = out / "run", out / "merged"
+        self.interrupted = (self._run / PLAN).is_file() and not self._merged.exists()
 
     def go(self) -> None:
         """Run all steps; an error or Ctrl-C in a step ends the tour with that step's exit code."""
@@ -65,9 +69,12 @@ class Tour:
         _title("1. Ask a question that the training data does not contain")
         before = self._ask(MODEL)
         _title("2. Train an adapter on questions and answers about vox")
-        self._write_data()
+        if not self.interrupted:
+            self._write_data()
         data, run = str(self._out / "data"), str(self._run)
-        trained = self._vox("train", "--model", MODEL, "--data", data, "--out", run, *TRAINING)
+        resume = ("--resume", "auto") if self.interrupted else ()
+        flags = ("--model", MODEL, "--data", data, "--out", run, *TRAINING, *resume)
+        trained = self._vox("train", *flags)
         _title("3. Ask again")
         after = self._ask(run)
         _title("4. Merge the adapter into the model")

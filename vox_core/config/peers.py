@@ -12,8 +12,10 @@ from vox_core.text import nearest
 
 _BATCH = "it counts the examples of a whole optimizer step: per-device batch size x accumulation"
 _ACCUMULATION = f"{_BATCH}; micro-batch-tokens then bounds memory, and never changes the loss"
-_PACKED = "documents are packed up to that many tokens, and never see one another"
 
+_PACKED = (
+    "nothing to set: examples are packed up to --micro-batch-tokens and never attend to one another"
+)
 _ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
 
 PEERS: dict[str, tuple[str, str]] = {
@@ -35,7 +37,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "max-seq-length": ("seq-len", ""),
     "max-seq-len": ("seq-len", ""),
     "max-length": ("seq-len", ""),
-    "packing": ("", f"nothing to set: {_PACKED} (see --micro-batch-tokens)"),
+    "packing": ("", _PACKED),
     "use-dora": ("method", "dora"),
     "use-rslora": ("method", "rslora"),
     "r": ("rank", ""),

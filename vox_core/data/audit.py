@@ -240,7 +240,7 @@ FINDINGS: dict[str, Kind] = {
     ),
     "serving-differs": Kind(
         "warning",
-        "the prompt that the model will be asked with is not how the trained text begins",
+        "the serving prompt is not a prefix of the training text",
         "look at one with vox data preview --row, and correct the chat template",
     ),
     "few-trained": Kind(

@@ -32,7 +32,7 @@ from vox_core.contract import DataPolicy
 from vox_core.data.checked import CheckedFile, CheckedRows, check_files
 from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import place_of
-from vox_core.data.records import Placed
+from vox_core.data.records import Placed, listed
 from vox_core.data.row_facts import (
     CODES,
     HELD_OUT,
@@ -257,7 +257,7 @@ def _require_few_malformed(train: CheckedRows, valid: CheckedRows, most: float) 
         where=", ".join(dict.fromkeys(str(fault.path) for fault in faults)),
         found=f"{malformed:,} of {rows:,} rows ({malformed / rows:.2%})",
         expected=f"at most {most:.2%} (--max-skipped)",
-        faults=[*map(str, faults)],
+        faults=listed(faults),
         remedy="correct these lines, or raise --max-skipped",
     )
 

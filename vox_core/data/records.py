@@ -15,6 +15,9 @@ from vox_core.errors import DataError, StorageError
 
 STEP = "correct these lines, or remove them, and run again"
 """What can be done about any malformed row."""
+WHOLE_FILE = "correct the file, or convert it, and run again"
+_NAMED = 5
+"""Rows that a recurring fault names."""
 _TELL_EVERY = 1 << 14
 
 Progress = Callable[[int, int], None]
@@ -62,6 +65,22 @@ class Placed:
         return f"{place_of(self.path, self.line)}: {self.fault}"
 
 
+def listed(faults: Iterable[Placed]) -> list[str]:
+    """One line for each fault; one that recurs in a file is a single line with its first rows."""
+    rows: dict[tuple[Path, RowFault], list[int]] = {}
+    for each in faults:
+        rows.setdefault((each.path, each.fault), []).append(each.line)
+    lines = []
+    for (path, fault), numbers in rows.items():
+        some, more = numbers[:_NAMED], len(numbers) - _NAMED
+        if more > 0:
+            place = ", ".join([place_of(path, some[0]), *map(str, some[1:])])
+            lines.append(f"{place} and {more:,} more: {fault}")
+        else:
+            lines += [str(Placed(path, number, fault)) for number in some]
+    return lines
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -102,14 +121,14 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
         where=", ".join(map(str, paths)),
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
         expected='rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}',
-        faults=[*map(str, faults)],
+        faults=listed(faults),
         remedy=next_step({each.fault.code for each in faults}, paths),
     )
 
 
 def next_step(codes: Collection[str], paths: Iterable[Path]) -> str:
     """The remedy for malformed rows of some files, by the codes of their faults."""
-    step = STEP
+    step = WHOLE_FILE if {*codes} <= {"other format", "damaged file"} else STEP
     if "invalid UTF-8" in codes:
         for path in dict.fromkeys(filter(_may_be_latin_1, paths)):
             step += (

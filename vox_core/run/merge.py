@@ -99,9 +99,11 @@ def merge(
     """
     out = settings.out or Path(f"{reference.rstrip('/')}-merged")
     files.require_absent(out)
+    if not Path(reference).exists():  # else it would be fetched as a model
+        raise _nothing_to_merge(reference, "no such folder")
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
-        raise _nothing_to_merge(reference)
+        raise _nothing_to_merge(reference, "a base model")
     if settings.quant != "none":
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
     trained, dtype = trained_weights(source), _DTYPES.get(settings.dtype)
@@ -326,12 +328,12 @@ def _require_space(needed: int, out: Path) -> None:
         )
 
 
-def _nothing_to_merge(reference: str) -> AdapterError:
+def _nothing_to_merge(reference: str, found: str) -> AdapterError:
     return AdapterError(
         "A001",
         "there is no adapter to merge",
         where=reference,
-        found="a base model",
+        found=found,
         expected="a run folder of `vox train`, or a folder saved by PEFT",
-        remedy="vox merge RUN",
+        remedy="correct the path; vox runs list shows the runs",
     )

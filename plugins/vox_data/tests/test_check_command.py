@@ -78,13 +78,13 @@ def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
     ]
     assert lines[6] == "        2  roles in messages[…].role"
     assert lines[8:10] == [
-        "the first 20:",
+        "the first 10:",
         '- bad.jsonl, line 2: found nothing in "text", expected text',
     ]
-    assert len(lines) == 9 + 20 + 1
+    assert len(lines) == 9 + 5 + 3 + 2 + 1
     assert lines[-1] == "next: correct these lines, or remove them, and run again"
     report = json.loads(vox("data", "check", "bad.jsonl", "--json").out)
-    assert (report["rows"], report["faults"], len(report["first"])) == (1, 35, 20)
+    assert (report["rows"], report["faults"], len(report["first"])) == (1, 35, 10)
     assert list(report["kinds"].values()) == [30, 3, 2]
     assert report["files"][0]["forms"] == {"prompt/completion": 1}
 
@@ -218,5 +218,5 @@ def test_faults_are_counted_by_code_and_location_without_indices() -> None:
         faults.add(f"a.jsonl, line {number}", RowFault("roles", at, f'"{number}"', "a role"))
     faults.add("a.jsonl, line 31", RowFault("roles", (), "nobody", "somebody"))
     assert faults.kinds == {"roles in messages[…].role": 30, "roles": 1}
-    assert (faults.total, len(faults.first), faults.codes) == (31, 20, {"roles"})
+    assert (faults.total, len(faults.first), faults.codes) == (31, 6, {"roles"})
     assert faults.first[0] == 'a.jsonl, line 0: found "0" as messages[0].role, expected a role'

@@ -34,6 +34,7 @@ from vox_core.api.settings import TrainSettings
 from vox_core.errors import ConfigError, InputError
 
 SHOWN = 20
+SHOWN_OF_A_KIND = 5
 
 
 @dataclass
@@ -44,7 +45,7 @@ class FaultCounts:
         total: of all kinds.
         kinds: code and location, such as `roles in messages[…].role` -> how many.
         codes: those of the faults.
-        first: the first `SHOWN`, with their places.
+        first: the first ones with their places, at most `SHOWN_OF_A_KIND` of a kind.
     """
 
     total: int = 0
@@ -60,7 +61,7 @@ class FaultCounts:
         """Count a fault without a code, such as a chat template's refusal."""
         self.total += 1
         self.kinds[kind] += 1
-        if len(self.first) < SHOWN:
+        if len(self.first) < SHOWN and self.kinds[kind] <= SHOWN_OF_A_KIND:
             self.first.append(text)
 
 

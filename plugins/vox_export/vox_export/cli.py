@@ -36,6 +36,8 @@ def convert(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> 
 
     The result is read back and compared with the source before the folder appears. RUN is a run
     folder, or an adapter saved by PEFT or mlx-lm.
+
+    For GGUF (llama.cpp, Ollama), merge and use llama.cpp's convert_hf_to_gguf.py.
     """
     settings = settings_from(ConvertSettings, config_file, flags)
     from vox_export.convert import convert as run_convert

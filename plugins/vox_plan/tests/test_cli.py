@@ -113,7 +113,7 @@ def test_a_plan_is_shown(vox, service) -> None:
         "none     off                       3.0 GB  -",
         "none     on                        2.0 GB  -",
         "",
-        "4.0 GB: try --micro-batch-tokens 512   (3.0 GB)",
+        "4.0 GB: these settings fit   (3.0 GB)",
     ]
 
 
@@ -271,6 +271,6 @@ def test_what_is_short_unknown_or_assumed_is_said(vox, service) -> None:
     assert "downloaded just now, as train would" in done.out
     assert done.err == "warning: 3 rows dropped\n"
     service.report = replace(REPORT, suggested=(planning.Suggestion(4 * GB, OPTIONS[0], True),))
-    assert "--micro-batch-tokens 512   (3.0 GB), measured to be the fastest here" in vox("plan").out
+    assert "these settings fit   (3.0 GB), measured to be the fastest here" in vox("plan").out
     service.report = replace(REPORT, suggested=(), memory=replace(short, free=None, total=None))
     assert "--memory SIZE suggests settings" in vox("plan").out

@@ -30,7 +30,7 @@ from vox_core.api.progress import display
 
 if TYPE_CHECKING:
     from vox_plan.memory_forecast import Option
-    from vox_plan.report import DiskPlan, MemoryPlan, PlanReport
+    from vox_plan.report import DiskPlan, MemoryPlan, PlanReport, Suggestion
 
 PRESETS = "presets"
 _KEY = re.compile(r"[a-z]+(_[a-z]+)*")
@@ -269,17 +269,18 @@ def _show_options(report: PlanReport) -> None:
     print_columns(_grid(report.options, limit))
     click.echo()
     for suggestion in report.suggested:
-        option = suggestion.option
-        least = min(each.peak for each in report.options)
-        click.echo(
-            f"{megabytes(suggestion.memory)}: "
-            + (
-                f"try {option.flags(report.quant)}   ({megabytes(option.peak)})"
-                + (", measured to be the fastest here" if suggestion.measured else "")
-                if option
-                else f"too little; the least is {megabytes(least)}"
-            )
-        )
+        click.echo(f"{megabytes(suggestion.memory)}: {_suggested(report, suggestion)}")
+
+
+def _suggested(report: PlanReport, suggestion: Suggestion) -> str:
+    option, steps = suggestion.option, report.steps
+    if option is None:
+        return f"too little; the least is {megabytes(min(each.peak for each in report.options))}"
+    measured = ", measured to be the fastest here" if suggestion.measured else ""
+    planned = (report.quant, steps.gradient_checkpointing, steps.micro_batch_tokens)
+    if (option.quant, option.gradient_checkpointing, option.micro_batch_tokens) == planned:
+        return f"these settings fit   ({megabytes(option.peak)}){measured}"
+    return f"try {option.flags(report.quant)}   ({megabytes(option.peak)}){measured}"
 
 
 def _grid(options: tuple[Option, ...], limit: int) -> Iterator[list[str]]:
