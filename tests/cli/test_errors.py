@@ -63,6 +63,18 @@ def test_a_bug_is_said_in_a_few_lines(capsys) -> None:
     assert "Traceback" not in err
 
 
+def test_a_library_that_is_not_installed_is_no_bug_of_vox(capsys) -> None:
+    code, _, err = outcome(ModuleNotFoundError("No module named 'griffe'", name="griffe"), capsys)
+    assert code == 1
+    assert err.startswith(
+        "error[VOX-X001]: the Python module 'griffe' is missing\nnext: vox plugin"
+    )
+    _, _, err = outcome(
+        ModuleNotFoundError("No module named 'vox_core.x'", name="vox_core.x"), capsys
+    )
+    assert "X002" in err
+
+
 def test_a_bug_has_its_json_too(capsys) -> None:
     code, out, _ = outcome(ZeroDivisionError("x"), capsys, "--json")
     assert code == 1

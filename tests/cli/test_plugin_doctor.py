@@ -190,3 +190,17 @@ def test_versions_that_differ_are_a_finding_and_the_rest_is_still_looked_at(
     for part in ("as its user: vox plugin upgrade ill", "as its author: give vox_plugin.toml"):
         assert part in found["version"]["remedy"]
     assert found["hardware"]["ok"] and found["code"]["ok"]
+
+
+def test_a_library_that_the_package_requires_and_that_is_missing_is_named(vox, site: Site) -> None:
+    site.add("ill")
+    metadata = site.folder / "vox_x_ill-0.1.0.dist-info" / "METADATA"
+    needs = "Requires-Dist: nothing-of-the-sort>=2\nRequires-Dist: never; python_version < '3'\n"
+    metadata.write_text(metadata.read_text() + needs)
+    assert checks_of(vox, "ill")["libraries"] == {
+        "name": "libraries",
+        "ok": False,
+        "detail": "nothing-of-the-sort>=2 is not installed",
+        "remedy": "install its requirements: vox plugin upgrade ill, or by hand",
+    }
+    assert vox("plugin", "doctor", "ill").code == 1

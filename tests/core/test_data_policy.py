@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from vox_core.data.row_facts import (
 )
 from vox_core.data.rows import Record, parse_row
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError, DataError
+from vox_core.errors import ConfigError, DataError, PluginError
 
 HERE = Path("train.jsonl")
 ALL = DataPolicy()
@@ -582,3 +583,11 @@ def test_facts_of_other_bytes_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
     path.write_text("".join(rows))
     (file,) = choose_rows([path], [], policy).train
     assert file.chosen == RowMask.of(np.array([2]))
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1]], [[5, 0]], [[1, -1]], [[1, 0, 0]], [[1.0, 0.0]]])
+def test_pairs_that_are_no_row_and_earlier_row_are_the_plugins_fault(pairs) -> None:
+    finder = SimpleNamespace(id="near")
+    with pytest.raises(PluginError, match="wrong result from vox_near_duplicates"):
+        chosen._checked(pairs, 5, finder)
+    assert chosen._checked([[4, 0]], 5, finder).tolist() == [[4, 0]]

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import click
 
 from vox_core.cli.lazy import UnknownCommand
-from vox_core.errors import ConfigError, VoxError, WorkError
+from vox_core.errors import ConfigError, PluginError, VoxError, WorkError
 
 STOPPED = 130
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
@@ -114,8 +114,14 @@ def _option_meant(error: click.NoSuchOption) -> str:
     return f"{hint};" if hint and not hint.endswith(("?", ")")) else hint
 
 
-def _bug(error: Exception) -> WorkError:
-    """Report an unexpected exception as a bug of vox."""
+def _bug(error: Exception) -> VoxError:
+    """Report an unexpected exception as a bug of vox, or as a library that is not installed."""
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("vox_"):
+        return PluginError(
+            "X001",
+            f"the Python module {error.name!r} is missing",
+            remedy="vox plugin doctor names the plugin that needs it, and the next step",
+        )
     return WorkError(
         "X002",
         "this is a bug in vox",

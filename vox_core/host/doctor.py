@@ -26,6 +26,7 @@ from vox_core.host.inventory import unknown_plugin
 from vox_core.host.judge import ABSENT, on_one_line
 from vox_core.host.machine import (
     Machine,
+    missing_libraries,
     requirement_remedy,
     requirements,
     this_machine,
@@ -97,6 +98,9 @@ def examine(
         checks = [*its]
         if plugin.mismatch:  # the plugin is used either way
             checks.append(Check("version", False, plugin.mismatch, _same_version(plugin)))
+        if plugin.manifest and (lacking := missing_libraries(plugin.distribution)):
+            remedy = requirement_remedy(plugin.manifest, "distribution")
+            checks.append(Check("libraries", False, lacking, remedy))
         checks += [*_commands(plugin, everything, objection), *_unknown_points(plugin)]
         if plugin.id in hardware:
             checks.append(_hardware_check(plugin, hardware[plugin.id]))

@@ -9,15 +9,17 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from vox_core.contract import API_VERSION
 from vox_core.host.discover import Found, installed_versions
-from vox_core.host.manifest import Manifest, Requires, api_order
+from vox_core.host.manifest import Manifest, api_order
 
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 _ARCHITECTURES = {"aarch64": "arm64", "amd64": "x86_64"}
@@ -79,7 +81,7 @@ def requirements(manifest: Manifest, machine: Machine) -> dict[str, str]:
         "api": "" if theirs[0] == ours[0] and theirs <= ours else api,
         "platform": ", ".join(platforms),
         "python": "" if python else f"{machine.python} (needs: {needs.python})",
-        "distribution": _unmet_distributions(needs, machine),
+        "distribution": _unmet(map(Requirement, needs.distributions), machine.distributions),
     }
 
 
@@ -98,10 +100,19 @@ def _api_remedy(manifest: Manifest) -> str:
     return "upgrade vox-ml" if newer else f"vox plugin upgrade {manifest.id}"
 
 
-def _unmet_distributions(needs: Requires, machine: Machine) -> str:
+def missing_libraries(distribution: str) -> str:
+    """Return which requirements in a distribution's own metadata are not met; "" if all are."""
+    with suppress(metadata.PackageNotFoundError, InvalidRequirement):
+        needs = [*map(Requirement, metadata.requires(distribution) or ())]
+        needs = [each for each in needs if not each.marker or each.marker.evaluate({"extra": ""})]
+        return _unmet(needs, installed_versions(each.name for each in needs))
+    return ""
+
+
+def _unmet(needs: Iterable[Requirement], versions: Mapping[str, str]) -> str:
     reasons = []
-    for required in map(Requirement, needs.distributions):
-        version = machine.distributions.get(canonicalize_name(required.name))
+    for required in needs:
+        version = versions.get(canonicalize_name(required.name))
         if version is None:
             reasons.append(f"{required} is not installed")
         elif not required.specifier.contains(version, prereleases=True):

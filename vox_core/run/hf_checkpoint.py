@@ -5,6 +5,7 @@ What is written comes tensor by tensor from `Weights`, changed by the caller on 
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,8 +46,9 @@ def write_checkpoint(
         values = tensors(names) if tensors else ((name, weights.read(name)) for name in names)
         write_safetensors(folder / file, specs, values)
     if weights.files != (WEIGHTS,):
-        index = {"metadata": {"total_size": weights.nbytes}, "weight_map": dict(weights.where)}
-        files.write_json(folder / INDEX, index)
+        count = sum(math.prod(info.shape) for info in weights.tensors.values())
+        sizes = {"total_parameters": count, "total_size": weights.nbytes}
+        files.write_json(folder / INDEX, {"metadata": sizes, "weight_map": dict(weights.where)})
     for pattern in _COPIED:  # configuration, tokenizer, chat template and licence
         for path in weights.folder.glob(pattern):
             if path.name not in _NOT_COPIED and not path.name.endswith(".index.json"):

@@ -21,7 +21,7 @@ from vox_core.run.merge import merge
 from vox_core.run.pinned_plan import read_plan
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
-from vox_core.weights import WeightFolder
+from vox_core.weights import SafetensorsFile
 from vox_plan import memory_forecast, stopwatch, tuning_cache
 from vox_plan.cli import show
 from vox_plan.memory_forecast import Option, forecast
@@ -50,7 +50,7 @@ def test_it_says_what_train_does_and_writes_nothing(tiny, settings, data, tmp_pa
     asked = settings(tiny("llama"), valid=data / "valid.jsonl", epochs=2, max_steps=0)
     before = files_under(tmp_path)
     with monkeypatch.context() as guarded:
-        guarded.setattr(WeightFolder, "read", None)  # headers are enough
+        guarded.setattr(SafetensorsFile, "read", None)  # headers are enough
         found = plan(asked)
     assert files_under(tmp_path) == before
     run = train(asked).run
