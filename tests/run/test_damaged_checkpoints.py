@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,14 @@ def test_arrays_of_another_layout_come_back_the_same(tmp_path):
     other = TrainState(1, state.adapter.with_tensors(turned), state.moments)
     folder = checkpoint.save(tmp_path / "checkpoints", other, Origin(**RUN))
     assert same(checkpoint.load(folder), state)
+
+
+def test_matrices_that_do_not_fit_are_named(parent):
+    """With digests that match: only a faulty writer, or somebody, makes such a checkpoint."""
+    state = made_up(2, wide=200)
+    path, module = next(iter(state.adapter.modules.items()))
+    wrong = replace(module, B_OR=np.zeros((3, 99), np.float32))
+    adapter = replace(state.adapter, modules={**state.adapter.modules, path: wrong})
+    shutil.rmtree(parent / "step-2")
+    checkpoint.save(parent, replace(state, adapter=adapter), Origin(**RUN))
+    require_passed_over(parent, path, "do not fit")

@@ -20,7 +20,6 @@ from vox_core.cli import root
 from vox_core.cli.lazy import Command
 from vox_core.cli.output import duration, losses, print_table
 from vox_core.errors import command
-from vox_core.run.folder import PLAN
 
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
 FILES = ("train.jsonl", "valid.jsonl")
@@ -61,7 +60,8 @@ class Tour:
     def __init__(self, ctx: click.Context, out: Path) -> None:
         self._ctx, self._out = ctx, out
         self._run, self._merged = out / "run", out / "merged"
-        self.interrupted = (self._run / PLAN).is_file() and not self._merged.exists()
+        written = all((out / "data" / name).is_file() for name in FILES)
+        self.interrupted = written and not self._merged.exists()
 
     def go(self) -> None:
         """Run all steps; an error or Ctrl-C in a step ends the tour with that step's exit code."""

@@ -54,7 +54,7 @@ class StepDone(Event):
     `memory` is the peak number of bytes in use on the training device; a backend whose device has
     no memory of its own leaves it out, and the core sets it to the process's peak resident size.
     The core also sets `seconds_left`, and on a command's first step `startup_seconds`: the time
-    from the start of the command to the end of that step."""
+    from the start of planning to the end of that step."""
 
     name: ClassVar[str] = "step"
     step: int

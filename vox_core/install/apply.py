@@ -277,12 +277,13 @@ def _distribution(target: Target, plan: InstallPlan) -> str | None:
 def _require_as_planned(plan: InstallPlan, now: Mapping[str, str]) -> None:
     """Raises InputError I011 if other versions are installed than when the plan was made."""
     if now != plan.installed:
-        moved = {name for name, _ in {*now.items()} ^ {*plan.installed.items()}}
+        moved = sorted({name for name, _ in {*now.items()} ^ {*plan.installed.items()}})
         raise InputError(
             "I011",
             "the environment has changed since the plan was made",
             where=plan.environment,
-            found=f"another version, or none, of {', '.join(sorted(moved))}",
+            found=", ".join(f"{name} {now.get(name, 'not installed')}" for name in moved),
+            expected=", ".join(f"{n} {plan.installed.get(n, 'not installed')}" for n in moved),
             remedy="run again, for a plan of what is there now",
         )
 
@@ -294,7 +295,7 @@ def _require_working(plan: InstallPlan) -> None:
     try:
         # -P: a folder `vox_core` that happens to be the current one is not what is installed.
         output = output_of([str(plan.environment.python), "-P", "-c", _CHILD], _LIMIT_S)
-        rows = json.loads(output.decode().rpartition(_TOKEN)[2].partition("\n")[0])
+        rows = json.loads(output.decode(errors="replace").rpartition(_TOKEN)[2].partition("\n")[0])
     except Failed as error:
         raise _failed(plan, f"the environment's Python fails: {error}") from error
     except ValueError as error:

@@ -165,10 +165,10 @@ class Environment:
         if self.kind == "pipx":
             verb = "inject" if add else "uninject"
             return f"run: {shlex.join(['pipx', verb, self.prefix.name, *add, *remove])}"
-        if self.kind == "uv-tool":  # which makes its environment anew
-            packages = [part for text in add for part in ("--with", text)]
-            run = shlex.join(["uv", "tool", "install", self.prefix.name, *packages])
-            return f"run: {run}, with --with for each other package that is to be there"
+        if self.kind == "uv-tool":
+            change = [part for text in (*add, *remove) for part in ("--with", text)]
+            how = f"{'with' if add else 'without'} {shlex.join(change)}"
+            return f"uv makes this environment anew: repeat its whole `uv tool install`, {how}"
         if remove:
             return f"remove {', '.join(remove)} with the tool that installed it"
         make = shlex.join([str(self.python), "-m", "venv", ".venv"])

@@ -326,14 +326,14 @@ def _here() -> tuple[Environment, Installed]:
     """Raises InputError I013 if an earlier change was cut off, I011 if it is under way."""
     environment = Environment.here()
     if undo.unfinished(environment.site_packages.resolve()):
-        with suppress(OSError), environment.locked():
-            pass
+        with suppress(OSError), environment.locked():  # or else it is under way
+            require_ended(environment)
         require_ended(environment)
     return environment, environment.installed()
 
 
 def require_ended(environment: Environment) -> None:
-    """Raises InputError I013 if an earlier change was cut off; nobody holds the lock."""
+    """Raises InputError I013 if an earlier change was cut off, and not by one that is under way."""
     if change := undo.unfinished(environment.site_packages.resolve()):
         raise InputError(
             "I013",
@@ -362,7 +362,8 @@ def require_kept(changes: Sequence[Change], environment: Environment, there: Ins
             "this would break what is installed",
             where=environment,
             faults=faults,
-            remedy="remove or upgrade what is named together with it, or choose versions that fit",
+            remedy="remove or upgrade what is named together with it"
+            + ("" if all(each.after is None for each in changes) else ", or choose other versions"),
         )
 
 

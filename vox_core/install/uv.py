@@ -213,7 +213,9 @@ class Uv:
         """The error for uv's refusal; the user may allow packages that have no wheel."""
         what, found = "uv finds no way to install this", None
         remedy = "mend what uv names: the connection, the index that it is set up with, or what "
-        remedy += "the package requires; a plugin for another vox-ml needs that one first"
+        remedy += "the package requires"
+        if "vox-ml" in said:
+            remedy += "; a plugin for another version of vox-ml needs that version first"
         if sources := {match[1] or match[2] for match in _SOURCE_ONLY.finditer(said)}:
             names = ", ".join(sorted(map(canonicalize_name, sources)))
             what = f"there is no wheel for this machine of {names}"

@@ -52,7 +52,7 @@ class TrainReport:
 
     Args:
         seconds: from the first write to the last.
-        startup_seconds: from the start of the command to the end of the first step.
+        startup_seconds: from the start of planning to the end of the first step.
         best_step, best_loss: the best validation after a step.
         adapter_step: the step whose adapter was written.
         rows: of one epoch.

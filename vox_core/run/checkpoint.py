@@ -266,6 +266,10 @@ def _adapter(folder: Path, record: Record, named: Mapping[str, Floats]) -> Adapt
         raise damaged(folder, f"{ADAPTER} has no {name}")
     for name in sorted(named.keys() - matrices - magnitudes - {*record.saved}):
         raise damaged(folder, f"{ADAPTER} has {name}, which {STATE} does not name")
+    for path in record.alpha:
+        A, B = named[f"{path}.lora_A.weight"], named[f"{path}.lora_B.weight"]
+        if A.ndim != 2 or B.ndim != 2 or A.shape[0] != B.shape[1]:
+            raise damaged(folder, f"{ADAPTER}: A {A.shape} and B {B.shape} of {path} do not fit")
     modules = {
         path: LowRank(
             A_RI=named[f"{path}.lora_A.weight"],

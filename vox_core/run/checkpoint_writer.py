@@ -106,13 +106,17 @@ class CheckpointWriter:
         self._asked = now
         return True
 
-    def submit(self, state: TrainState) -> None:
-        """Have `state` written: a copy of it, so that training may go on."""
+    def submit(self, state: TrainState, *, last: bool = False) -> None:
+        """Have `state` written: a copy of it, so that training may go on; the `last` as it is."""
         asked = self._asked or time.monotonic()
         _require_finite(state, self._parent)
         self.settle()
         self._saved, self._asked = time.monotonic(), None
-        owned, origin, best = copy.deepcopy(state), self._origin_at(state.step), self._progress
+        owned, origin, best = (
+            state if last else copy.deepcopy(state),
+            self._origin_at(state.step),
+            self._progress,
+        )
         work = self._pool.submit(self._write, owned, origin, best.best_step)
         self._under_way = _UnderWay(state.step, asked, time.monotonic() - asked, work)
 
@@ -151,7 +155,7 @@ class CheckpointWriter:
         StorageError names the last good one."""
         self.settle()
         if self._announced != state.step:
-            self.submit(state)
+            self.submit(state, last=True)
             self.settle(last=True)
 
     def close(self) -> None:

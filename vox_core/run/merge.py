@@ -224,7 +224,9 @@ class _Merger:
             if name not in self.targets:
                 yield name, self.stored.read(name)
                 continue
-            given, tensor = next(merged)
+            if (found := next(merged, None)) is None:
+                raise ValueError(f"vox_merge ends before {name}")
+            given, tensor = found
             if given in self.targets:  # else `write_safetensors` says which one was due
                 W, dtype = self.onto.read(given), self.stored.tensors[given].dtype
                 require_merged(tensor, W, self.adapter, self.targets[given], dtype)

@@ -104,11 +104,11 @@ class StepMetrics:
 
     Args:
         total_steps: the last step of the run.
-        began: when the command did, as `clock` counts.
+        began: when planning did, as `clock` counts.
         clock: in seconds, never going back.
 
     Attributes:
-        startup_seconds: from the start of the command to the end of the first step.
+        startup_seconds: from the start of planning to the end of the first step.
     """
 
     def __init__(

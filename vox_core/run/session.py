@@ -73,7 +73,7 @@ class Session:
     controller: RunController
 
     def __init__(self, plan: RunPlan, observe: Observe, began: float, observers: Observers) -> None:
-        self.plan, self._command_began = plan, began
+        self.plan, self._planning_began = plan, began
         self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
         self._began, self._last = time.perf_counter(), 0
@@ -99,7 +99,7 @@ class Session:
         """Lock the run folder, write what a run begins with, and announce the run.
 
         Args:
-            began: when the command did, as `time.perf_counter` counts.
+            began: when planning did, as `time.perf_counter` counts.
 
         Raises:
             StoppedAtOnce: a second signal did not wait for the end of the step.
@@ -142,9 +142,9 @@ class Session:
         return time.perf_counter() - self._began
 
     def out_of_time(self) -> bool:
-        """Whether `--max-time` is over, counted from the start of the command."""
+        """Whether `--max-time` is over, counted from the start of planning."""
         limit = self.plan.settings.max_time
-        return bool(limit) and time.perf_counter() - self._command_began >= limit
+        return bool(limit) and time.perf_counter() - self._planning_began >= limit
 
     def _end(self, outcome: Literal["stopped", "failed"]) -> None:
         self.emit(RunEnd(self._last, outcome, self.elapsed()))

@@ -92,7 +92,7 @@ def test_an_environment_that_belongs_to_a_tool(world: World) -> None:
     finally:
         (world.venv / "pipx_metadata.json").unlink()
     assert caught.value.code == "VOX-I001"
-    assert "pipx inject venv vox_t_good-1.0-py3-none-any.whl" in caught.value.remedy
+    assert "uv pip install --offline --no-index" in caught.value.remedy
 
 
 def test_metadata_that_is_none(world: World) -> None:

@@ -35,7 +35,7 @@ from vox_core.api.installing import (
     objections,
     plan_wheels,
 )
-from vox_core.errors import BackendError
+from vox_core.errors import BackendError, InputError, command
 
 
 def plan_bundle(file: Path, catalog: Catalog) -> InstallPlan:
@@ -60,7 +60,15 @@ def plan_bundle(file: Path, catalog: Catalog) -> InstallPlan:
     }
     targets = [Target(id, name, f"{name}=={versions[name]}") for id, name in names.items()]
     notes = [*_notes(bundle, catalog, lacking)]
-    return plan_wheels(changes, targets, notes, partial(_unpack, bundle, changed))
+    try:
+        return plan_wheels(changes, targets, notes, partial(_unpack, bundle, changed))
+    except InputError as error:
+        if error.code != "VOX-I001":
+            raise
+        how = "uv pip install --offline --no-index --no-deps --require-hashes --python PYTHON"
+        remedy = f"unpack it, {command('python', '-m', 'zipfile', '-e', file, 'bundle')}, and use "
+        remedy += f"an environment of your own: {how} -r bundle/pylock.toml"
+        raise error.but(remedy=remedy) from None
 
 
 def _require_fit(bundle: Bundle, catalog: Catalog, lacking: Sequence[tuple[str, str]]) -> None:
