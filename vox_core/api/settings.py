@@ -1,4 +1,4 @@
-"""Settings: the sections of `vox.toml`, and what sections of plugins are made of."""
+"""Settings: the sections of `vox.toml`, and the base classes of plugins' own sections."""
 
 from vox_core.config import TrainSettings as TrainSettings
 from vox_core.config.loading import settings_faults as settings_faults

@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What is found of one data set.
+    """The findings of one data set.
 
     Args:
         rows: of the files.
@@ -136,7 +136,7 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
 
 
 def row_findings(stats: EncodeStats) -> list[str]:
-    """Ids of what is found of single rows, the worst first."""
+    """Ids of findings about single rows, the worst first."""
     return sorted(stats.counts, key=[*FINDINGS].index)
 
 
@@ -177,11 +177,11 @@ Level: TypeAlias = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of finding: an error stops the run before it starts, a warning is told, and an info
-    stands in `preflight.json` and in the preview.
+    """One kind of finding: an error stops the run before it starts, a warning is printed, and an
+    info stands in `preflight.json` and in the preview.
 
     Args:
-        what: what is so, of the rows that are named beside it.
+        what: the problem of the rows that the finding lists.
         remedy: the next step.
     """
 

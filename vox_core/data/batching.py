@@ -130,7 +130,7 @@ def cut(
 def validation_batches(
     dataset: Dataset, micro_batch_tokens: int, packing: Packing = "rows"
 ) -> Sequence[Batch]:
-    """Every document once; a batch is made when it is asked for."""
+    """Yield batches with every document once."""
     return _Batches(dataset, micro_batch_tokens, packing)
 
 

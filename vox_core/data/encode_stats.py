@@ -149,7 +149,7 @@ def stats_of(encoder: Encoder, rows: Sequence[Encoded], numbers: Mapping[Path, i
 
 
 def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[str]:
-    """Ids of what is found of one row; see `audit.FINDINGS`."""
+    """Ids of the findings about one row; see `audit.FINDINGS`."""
     renderer, text = encoder.renderer, row.record.text
     closers = renderer.end_of_turn_names() if renderer.template is not None else []
     if text is not None and any(name in text for name in closers):

@@ -1,4 +1,4 @@
-"""What is wrong with a row, as data: a code, a location in the row, what was found and expected.
+"""Faults of rows as data: code, location in the row, found, expected.
 
 Messages are rendered from it, and faults are counted by code and location; nothing parses the text
 of a message.
@@ -85,7 +85,7 @@ class RowError(Exception):
 
 
 class FileError(RowError):
-    """What is wrong with a whole file, such as the header of a table."""
+    """Faults of a whole file, such as of a table's header."""
 
 
 def shown(location: Location) -> str:

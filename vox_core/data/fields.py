@@ -156,7 +156,7 @@ class Fields:
         return self.values.get(name)
 
     def unused(self) -> tuple[str, ...]:
-        """Names that nobody has asked for, in the order of the row; not those of a form that the
+        """Names that no form has used, in the order of the row; not those of a form that the
         row does not have, where a table has columns for all of them."""
         known = {*self.used, *ATTRIBUTES, PROVENANCE}
         known.update(name for name in CONTENT if self.values.get(name) is None)

@@ -27,7 +27,7 @@ Cut: TypeAlias = Callable[[int, int], bytes]
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """Each row of a document, or what is wrong with it.
+    """Yield each row of a document, or its faults.
 
     Raises:
         RowError: from here on nothing can be read.

@@ -75,8 +75,8 @@ def no_text(start: bytes) -> RowFault | None:
 
 
 def file_faults(path: Path) -> list[RowFault]:
-    """What is wrong with all of a file, as far as its first line gives it away: another format, or
-    what a reader wrote there."""
+    """Faults of a whole file that its first line shows: another format, or faults that a reader
+    wrote there."""
     first = next((line for _, _, line in raw_lines(path)), None) or b""
     if meaning := no_text(first):
         return [meaning]

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 def read_lines(
     path: Path, lines: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Record | RowError]]:
-    """Each row of one file with its number: what it says, or what is wrong with it. A file in
+    """Yield each row of one file with its number: the record, or its faults. A file in
     another format than its name says has one fault, in line 0.
 
     Args:

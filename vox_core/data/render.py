@@ -72,7 +72,7 @@ _FIXED_CLOCK = (
 
 
 class RenderError(Exception):
-    """Why a row cannot be rendered, or not with certainty about what is trained."""
+    """The template cannot render a row, or the trained text in it is ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Turns:
         return Span(start, max(start, len(text[:stop].rstrip())), closed=False)
 
     def words(self, turn: int) -> Span:
-        """What is said in anybody's turn, and the token that ends it if one follows directly."""
+        """The content of any turn, and the token that ends it if one follows directly."""
         start, stop = self._content(turn)
         closer = self._closer.match(self._text, stop)
         return Span(start, closer.end() if closer else stop, closed=closer is not None)
@@ -289,8 +289,8 @@ class Turns:
         raise RenderError(f"the chat template leaves unclear where messages[{turn}] begins")
 
     def prompt(self, turn: int) -> str | None:
-        """H: the messages before, with the generation prompt, from which a model is asked to go on;
-        None where the template refuses them."""
+        """The serving prompt H: the messages before, with the generation prompt; None where the
+        template refuses them."""
         try:
             return self._write(self._chat[:turn], True) if turn else None
         except RenderError:

@@ -47,7 +47,7 @@ _UNREADABLE = re.compile(f"[{_TOO_LONG}\udc80-\udcff]")
 def table_rows(
     path: Path, delimiter: str, fields: FieldMap
 ) -> Iterator[dict[str, object] | RowError]:
-    """Each row below the names, as texts, or what is wrong with it.
+    """Yield each row below the header, as texts, or its faults.
 
     Raises:
         RowError: from here on nothing can be read.

@@ -102,7 +102,7 @@ def _rendered(
     tools: list[dict[str, Any]] | None,
     given: dict[str, Any],
 ) -> _Text | TemplateFault:
-    """In a child. A fault is a result: what is raised there ends the child."""
+    """Render in a child process; a fault is returned, because an exception would end the child."""
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -128,7 +128,7 @@ def _fault(said: str, *, too_much: bool = False, syntax: bool = False) -> Templa
 
 
 def takes_too_much(fault: TemplateFault, model: object) -> DataError:
-    """The error for a template that is not to be asked again.
+    """The error for a template that exceeded its limits.
 
     Args:
         model: the folder that it is from.
@@ -236,7 +236,7 @@ def what_it_takes(template: ChatTemplate) -> Takes:
 def _seen(
     template: ChatTemplate, form: Takes, talk: Sequence[Message], tools: bool
 ) -> Takes | None:
-    """What is written of a conversation in one form; None if the template does not like it."""
+    """The text of a conversation in one form; None if the template refuses it."""
     if (text := _write(template, form, talk, tools)) is None:
         return None
     both = replace(talk[1], content=_BESIDE)

@@ -94,7 +94,7 @@ def _check(fields: dict[str, Any], place: Location) -> None:
 
 
 def _arguments(value: object, place: Location) -> dict[str, Any]:
-    """None and empty text are what is written for a function that takes none."""
+    """Arguments of a call as an object; None and empty text stand for none."""
     if value is None or value == "":
         return {}
     if not isinstance(value, str):

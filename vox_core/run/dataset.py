@@ -105,7 +105,7 @@ class Opener:
         return open_dataset(files, folder, lambda: self.tokenizer, self.seq_len, progress=progress)
 
     def audits(self, train: Dataset, valid: Dataset | None = None) -> dict[str, Audit]:
-        """What is found of the masks; by training and validation, as far as there are rows."""
+        """Audits of the masks, by `training` and `validation` as far as there are rows."""
         vocabulary = vocabulary_of(self.config)
         both = {"training": train, "validation": valid}
         return {what: audit(dataset, vocabulary) for what, dataset in both.items() if dataset}

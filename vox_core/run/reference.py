@@ -127,7 +127,7 @@ def read_adapter_folder(folder: Path, base: MlxBase, *, literal: bool = False) -
 
 
 def _adapter_folder(path: Path) -> Path | None:
-    """Return `path` if it is an adapter's folder; refuse what is near one."""
+    """Return `path` if it has an adapter; refuse a run without one, or a folder inside it."""
     if (path / CONFIG).is_file():
         return path
     saved = any((path / CHECKPOINTS).glob("step-*"))

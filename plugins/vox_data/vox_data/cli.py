@@ -63,7 +63,7 @@ def check(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Everything that is wrong with data files, and what is in them.
+    """List every fault of data files, and summarise their rows.
 
     FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
     chosen among them. Needs no model; with --model or --template the chat template is tried on
@@ -300,7 +300,7 @@ def preview(
     html: Path | None,
     **flags: Any,
 ) -> PreviewReport:
-    """Rows as they will be trained: rendered, with what is trained marked.
+    """Show rows as the chat template renders them, with the trained text marked.
 
     FILES are data files, as --data names them. The rows are spread over the data. Special tokens
     are shown; what is trained is green, or, where there is no colour, in ⟦brackets⟧. At the end

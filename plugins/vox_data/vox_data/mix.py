@@ -210,7 +210,7 @@ def _faults(checked: Sequence[CheckedFile]) -> Iterator[str]:
 
 
 class _Found:
-    """What is in the place of a mixture."""
+    """The file at the output path, and the report beside it."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -222,7 +222,7 @@ class _Found:
         self._report: dict[str, Any] = report if isinstance(report, dict) else {}
 
     def up_to_date(self, fingerprint: str) -> MixReport | None:
-        """The mixture that was asked for, if that is what is there."""
+        """The report of the file at the output path, if its fingerprint is the requested one."""
         kept = self._report
         same = self.sha256 is not None and self.sha256 == kept.get("sha256")
         if not same or kept.get("fingerprint") != fingerprint:
@@ -236,7 +236,7 @@ class _Found:
             return None
 
     def require_own(self) -> None:
-        """Refuse to replace what is no mixture.
+        """Refuse to replace a file that no mixture wrote.
 
         Raises:
             OutputError: O001.

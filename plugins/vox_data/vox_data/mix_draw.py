@@ -55,7 +55,7 @@ def mixed(chosen: Sequence[Ints], seed: int) -> tuple[Ints, Ints]:
 
 
 def most_rows(weights: Sequence[float], limits: Sequence[int | None]) -> int | None:
-    """So many rows that no source is asked for more than its limit (None: it has none).
+    """The largest mixture in which every source stays within its limit (None: unlimited).
 
     No quota is above its limit then, so no rounding can be; a few more rows might do as well. None
     if no source has a limit.

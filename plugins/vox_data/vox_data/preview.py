@@ -44,7 +44,7 @@ QUICK_BYTES = 24_000_000
 
 @dataclass(frozen=True, slots=True)
 class PreviewReport:
-    """Rows to be looked at.
+    """Rows of a preview.
 
     Args:
         rows: of all files.
@@ -172,7 +172,7 @@ def spread(rows: int, wanted: int, seed: int) -> list[int]:
 
 
 def numbered(files: Sequence[CheckedFile], wanted: Sequence[int]) -> Iterator[Record]:
-    """The rows of these numbers, from 0 over what is used of all files; `wanted` is in order.
+    """The rows with these numbers, from 0 over the used rows of all files; `wanted` is sorted.
 
     Raises:
         DataError: D001, a file has changed, or cannot be read.

@@ -69,9 +69,9 @@ class Truncation:
 @dataclass(frozen=True, slots=True)
 class TokenStats:
     """Args:
-    rows: that are used: after policies, and before any is dropped.
+    rows: after filters, and before any is dropped.
     lengths: of whole rows, before they are cut.
-    trained: tokens that are trained, of what is left at `seq_len`.
+    trained: trained tokens, after the cut at `seq_len`.
     """
 
     model: str
