@@ -163,7 +163,7 @@ def test_a_wheel_by_address_is_taken(world: World, tmp_path: Path) -> None:
 def test_a_plugin_for_another_vox_says_so(world: World, wanted: str) -> None:
     file = world.wheel(plugin("good", "1.0", [f"vox-ml{wanted}"]))
     told = world.refused("I004", "install", "--from-wheel", file, "--yes")
-    assert f"vox-ml{wanted}" in told and "a plugin for another vox-ml needs that one first" in told
+    assert f"vox-ml{wanted}" in told and "another version of vox-ml needs that version" in told
 
 
 # --- no network -----------------------------------------------------------------------------------

@@ -65,19 +65,19 @@ class Placed:
         return f"{place_of(self.path, self.line)}: {self.fault}"
 
 
-def listed(faults: Iterable[Placed]) -> list[str]:
+def listed(faults: Sequence[Placed]) -> list[str]:
     """One line for each fault; one that recurs in a file is a single line with its first rows."""
     rows: dict[tuple[Path, RowFault], list[int]] = {}
     for each in faults:
         rows.setdefault((each.path, each.fault), []).append(each.line)
     lines = []
-    for (path, fault), numbers in rows.items():
-        some, more = numbers[:_NAMED], len(numbers) - _NAMED
-        if more > 0:
-            place = ", ".join([place_of(path, some[0]), *map(str, some[1:])])
-            lines.append(f"{place} and {more:,} more: {fault}")
-        else:
-            lines += [str(Placed(path, number, fault)) for number in some]
+    for each in faults:
+        numbers = rows[each.path, each.fault]
+        if (more := len(numbers) - _NAMED) <= 0:
+            lines.append(str(each))
+        elif each.line == numbers[0]:
+            some = [place_of(each.path, each.line), *map(str, numbers[1:_NAMED])]
+            lines.append(f"{', '.join(some)} and {more:,} more: {each.fault}")
     return lines
 
 
