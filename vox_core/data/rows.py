@@ -122,7 +122,7 @@ def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) 
 
 
 def refuse_columns(names: Sequence[str]) -> None:
-    """Refuse the columns of a table of which no row can be made, whatever the cells say.
+    """Refuse the columns of a table from which no row can be read.
 
     Raises:
         RowError: with everything that is wrong with the names.

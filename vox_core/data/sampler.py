@@ -149,7 +149,7 @@ def level(said: float | str | None) -> float:
 
 
 def filled(levels_D: NDArray[np.float32]) -> NDArray[np.float32]:
-    """With the median of those that are known in place of the others; the lower of two."""
+    """Replace missing difficulties by the median of the others (the lower of two)."""
     known = np.sort(levels_D[~np.isnan(levels_D)])
     median = known[(len(known) - 1) // 2]
     return np.where(np.isnan(levels_D), median, levels_D)

@@ -315,7 +315,7 @@ def _version_at(url: str) -> str:
 
 
 def file_name(source: str) -> str:
-    """The file at the end of a path or an address, whatever query follows it."""
+    """The file at the end of a path or an address, without the query."""
     return unquote(urlsplit(source).path).rpartition("/")[2]
 
 

@@ -84,9 +84,9 @@ def test_any_text_is_taken(text: str) -> None:
     assert all(block.text.strip() for block in blocks(text))
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "piece", ["`", "``", ":a:`", "[`", "`a <", ">>> \n", "[", ".. a::\n ", "\\"]
 )
-def test_long_texts_take_no_long_time(piece: str) -> None:
-    plain(piece * 20_000)
+def test_a_long_text_is_read_to_its_end(piece: str) -> None:
+    """A pattern that takes cubic time or more would reach the suite's own limit."""
+    assert "The end." in plain(piece * 20_000 + "\n\nThe end.")

@@ -106,7 +106,7 @@ def _of_file(path: Path) -> str | None:
 
 
 def _line(value: object) -> str | None:
-    """A declaration; a whole licence in its place is known by its words."""
+    """A declaration; a whole licence in its place is identified by its words."""
     if not isinstance(value, str) or not value.strip() or value.strip().upper() == "UNKNOWN":
         return None
     value = value.strip()

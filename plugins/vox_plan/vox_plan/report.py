@@ -158,7 +158,7 @@ class SpeedPlan:
 
     @property
     def whole(self) -> float | None:
-        """Seconds of the run as far as they are known."""
+        """Seconds of the run; the parts that have an estimate."""
         if self.seconds is None:
             return None
         return self.seconds + (self.loading or 0.0) + (self.validating or 0.0)
