@@ -1,14 +1,16 @@
-"""Decoding with an adapter against decoding with the base: ratio of tokens per second.
+"""Decoding with an adapter against decoding with the base, and many rows against one: ratios of
+tokens per second.
 
     python benchmarks/decoding.py [cpu|mlx] [fp32|bf16|…] [QUANT] [MODEL]
 
-SmolLM2-135M, or MODEL, with a rank 16 adapter on every linear layer, greedy. Base and adapter
-take a token in turn, in one process, and the median step of each counts:
-other work on the machine slows both.
+SmolLM2-135M, or MODEL, with a rank 16 adapter on every linear layer, greedy. Base, adapter and
+a batch of rows with the adapter take a step in turn, in one process, and the median step of each
+counts: other work on the machine slows all of them.
 """
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import sys
 import time
@@ -16,13 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vox_core import models
-from vox_core.contract import LoadJob, Sampling
+from vox_core.contract import LoadJob, Model
+from vox_core.run.context import Context
+from vox_core.run.generate import Generator, Prompt, Token
+from vox_core.run.sampling import Sampling
 from vox_testing import jobs
 
-PROMPT_T = np.arange(5, 37)
+PROMPT, ROWS = 32, 8
 STEPS, WARM_UP = 96, 4
 MODEL = "smollm2-135m"
 
@@ -32,31 +35,41 @@ def main(
 ) -> None:
     folder = models.resolve(model).path
     adapter = jobs.stirred(jobs.start(folder, jobs.plan(folder, rank=16)), 0.01).adapter
-    load = _loader(backend)
-    loaded = [load(LoadJob(folder, dtype, each, quant)) for each in (None, adapter)]
-    rows = [each.generate(PROMPT_T, Sampling(max_tokens=STEPS)) for each in loaded]
-    seconds = [[_step(row) for row in rows] for _ in range(STEPS)][WARM_UP:]
-    base, adapted = (statistics.median(each) for each in zip(*seconds, strict=True))
+    loaded = _load(backend, LoadJob(folder, dtype, quant))
+    loaded.add_adapter("adapter", adapter)
+    generator = Generator(loaded, ROWS)
+    rows = [_rows(generator, *each) for each in ((1, None), (1, "adapter"), (ROWS, "adapter"))]
+    seconds = [
+        [_step(row, count) for row, count in zip(rows, (1, 1, ROWS), strict=True)]
+        for _ in range(STEPS)
+    ][WARM_UP:]
+    base, adapted, batch = (statistics.median(each) for each in zip(*seconds, strict=True))
     sys.stdout.write(
         f"{backend} {dtype} {quant}: base {1 / base:.1f}, with the adapter {1 / adapted:.1f} "
-        f"tokens/s, ratio {base / adapted:.2f}\n"
+        f"tokens/s, ratio {base / adapted:.2f}; {ROWS} rows {ROWS / batch:.1f} tokens/s, ratio "
+        f"{ROWS * adapted / batch:.2f}\n"
     )
 
 
-def _loader(backend: str) -> Any:
-    if backend == "cpu":
-        from vox_torch.load import load
-
-        return lambda job: load(job, "cpu")
-    from vox_core.run.context import Context
-    from vox_mlx import backend as mlx
-
-    return lambda job: mlx.vox_load(job, Context(0, Path()))
+def _rows(generator: Generator, count: int, adapter: str | None) -> Iterator[Token]:
+    """Rows of one length, with other tokens each."""
+    sampling = Sampling(max_tokens=STEPS)
+    starts = range(5, 5 + count)
+    return generator.generate(
+        Prompt(range(start, start + PROMPT), sampling, adapter=adapter) for start in starts
+    )
 
 
-def _step(row: Iterator[int]) -> float:
+def _load(backend: str, job: LoadJob) -> Model:
+    module = importlib.import_module(f"vox_{backend}")
+    loaded: Model = module.backend.vox_load(job, Context(Path()))
+    return loaded
+
+
+def _step(tokens: Iterator[Token], count: int) -> float:
     started = time.perf_counter()
-    next(row)
+    for _ in range(count):
+        next(tokens)
     return time.perf_counter() - started
 
 

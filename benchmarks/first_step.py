@@ -45,10 +45,10 @@ PHASES = {
     "vox_torch.train:load_base": "torch, transformers and PEFT imported, base loaded",
     "vox_torch.train:fuse": "adapter put into it",
     "vox_torch.trial:loss_of": "the trial of end to end",
-    "vox_torch.train:Trainer._prepare": "optimizer made",
-    "vox_torch.train:Trainer.step": "first step",
+    "vox_torch.train:TorchTrainer.add_learner": "optimizer made",
+    "vox_torch.train:TorchTrainer.update": "first step",
 }
-LAST = "vox_torch.train:Trainer.step"
+LAST = "vox_torch.train:TorchTrainer.update"
 
 
 # --- in the process that is measured --------------------------------------------------------------

@@ -16,14 +16,14 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.tokenising import conversations
 from benchmarks.training.documents import Data, make_steps
-from vox_core.contract import Event, Packing, Step, StepDone, TrainJob
+from vox_core.contract import Packing, Step, StepDone, TrainJob, TrainState, probe_document
 from vox_core.data.batching import cut, grouped
 
 WAYS: tuple[Packing, Packing] = ("rows", "end-to-end")
@@ -58,9 +58,9 @@ def counts() -> None:
 def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget: int) -> None:
     """Steps of both ways in turn."""
     from vox_core.config import TrainSettings, validate
-    from vox_core.contract import TrainState
     from vox_core.run.context import Context
     from vox_core.run.dequantised_base import seeded
+    from vox_core.run.learner import Learner
     from vox_core.run.run_plan import plan_run
 
     folder = Path(tempfile.mkdtemp())
@@ -69,24 +69,24 @@ def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget:
     given = {"model": model, "data": folder, "dtype": dtype, "backend": "cpu", "tune": "ignore"}
     given |= {"micro_batch_tokens": budget, "allow_cpu": True, "schedule": "constant"}
     planned = plan_run(validate(TrainSettings, given), only_planned=True)
-    done: list[StepDone] = []
-
-    def observe(event: Event) -> None:
-        if isinstance(event, StepDone):
-            done.append(event)
-
-    def both() -> Iterator[Step]:
-        for index, step in enumerate(some):
-            for way in WAYS if index % 2 else WAYS[::-1]:
-                batches, weight = cut(step, budget, way)
-                yield Step(len(taken) + 1, batches, weight, lr=0.0)
-                taken.append((way, len(batches)))
-
+    execution, contract = planned.execution, planned.contract
     taken: list[tuple[Packing, int]] = []
-    start = TrainState(0, seeded(planned.execution, planned.inputs.weights))
-    job = TrainJob(planned.execution, planned.inputs.model.path, both(), start)
-    context = Context(seed=1, scratch=folder, observe=observe, stop_requested=lambda: False)
-    planned.inputs.backend.train(job, context)
+    pairs: list[Step] = []
+    for index, chosen in enumerate(some):
+        for way in WAYS if index % 2 else WAYS[::-1]:
+            batches, weight = cut(chosen, budget, way)
+            taken.append((way, len(batches)))
+            pairs.append(Step(len(taken), batches, weight, lr=0.0))
+    start = TrainState(0, seeded(execution, planned.inputs.weights))
+    job = TrainJob(execution, planned.inputs.model.path, probe_document(pairs[0].batches))
+    done: list[StepDone] = []
+    with closing(planned.inputs.backend.train(job, Context(folder))) as trainer:
+        learner = Learner(trainer, start, contract.optimizer, contract.seed)
+        for step in pairs:
+            event = learner.take(step)
+            if not isinstance(event, StepDone):
+                sys.exit(f"a step is not finite: {event}")
+            done.append(event)
     ratios, apart = [], []
     for at in range(2, len(done), 2):  # the first pair warms up
         pair = dict(zip((way for way, _ in taken[at : at + 2]), done[at : at + 2], strict=True))

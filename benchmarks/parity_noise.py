@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.parity import held
-from vox_core.contract import LoadJob
 from vox_testing import jobs
 from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
@@ -44,7 +43,9 @@ def noise(folder: Path, method: str, backend: str) -> dict[str, float]:
     moments = [{n: m[0] for n, m in t.state.moments.items()} for t in (mine, exact)]
     state = held.adapter(folder, method)
     return {
-        "logits": held.apart(logits(backend, folder, state), logits("wide", folder, state)),
+        "logits": held.apart(
+            held.logits(backend, folder, state), held.logits("wide", folder, state)
+        ),
         "loss": largest(mine.losses, exact.losses),
         "gradient norm": largest(mine.norms, exact.norms),
         "gradient, step 1": held.distance(
@@ -53,12 +54,6 @@ def noise(folder: Path, method: str, backend: str) -> dict[str, float]:
         "first moments": held.distance(*moments),
         "adapter": held.distance(mine.state.adapter.tensors(), exact.state.adapter.tensors()),
     }
-
-
-def logits(backend: str, folder: Path, state: object) -> np.ndarray:
-    return (
-        held.BACKENDS[backend].vox_load(LoadJob(folder, "fp32", state), None).logits(held.PROMPT_T)
-    )
 
 
 def first_gradients(backend: str, folder: Path, method: str) -> dict[str, np.ndarray]:

@@ -42,13 +42,13 @@ def main() -> None:
 def _tiny(family: str, dtype: str, folder: Path) -> Proof:
     base = make_model(family, folder / "base", dtype=TORCH[dtype])
     steps = [step(n, [documents(3, seed=n)], lr=1e-2) for n in range(1, 6)]
-    result, _ = train(base, steps, plan(base, total_steps=5))
+    trained, _ = train(base, steps, plan(base, total_steps=5))
     weights = WeightFolder(base)
     model_type = plan(base).contract.model.model_type
     adapter = folder / "adapter"
     adapter.mkdir()
     modules = linear_modules(weights.tensors, model_type)
-    write_adapter(adapter, result.state.adapter, base=str(base), modules=modules)
+    write_adapter(adapter, trained.adapter, base=str(base), modules=modules)
     return merge(str(adapter), MergeSettings(out=folder / "merged")).proof
 
 

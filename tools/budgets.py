@@ -70,10 +70,10 @@ def parsed(file: Path) -> ast.Module:
 
 def code_lines(package: str) -> int:
     """Lines with code; blank lines, comments and docstrings do not count."""
-    return sum(map(_code_lines, sources(package).values()))
+    return sum(map(lines_of_code, sources(package).values()))
 
 
-def _code_lines(file: Path) -> int:
+def lines_of_code(file: Path) -> int:
     text = file.read_text(encoding="utf-8")
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

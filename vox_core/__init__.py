@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vox_core.library import Model, Run, load, merge, plan, runs, train
+    from vox_core.library import Model, Run, load, merge, open_trainer, plan, runs, train
+    from vox_core.run.own_documents import Document
 
-__all__ = ["Model", "Run", "load", "merge", "plan", "runs", "train"]
+__all__ = ["Document", "Model", "Run", "load", "merge", "open_trainer", "plan", "runs", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vox_core import library
 
+    if name == "Document":
+        from vox_core.run.own_documents import Document
+
+        return Document
     return getattr(library, name)
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from vox_core.contract import (
     CheckpointWritten,
     Event,
     Notice,
+    ObjectiveMetrics,
     RunEnd,
     RunStart,
     StepDone,
@@ -125,6 +126,10 @@ def abandon_stderr(error: OSError) -> bool:
     return True
 
 
+SHOWN_METRICS = 2
+"""Of an objective, in a line of progress."""
+
+
 class Pace:
     """Loss, speed and remaining time of a run, from its most recent steps."""
 
@@ -132,15 +137,19 @@ class Pace:
         self.start = start
         self._recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
         self._losses = self._weights = 0.0
+        self.metrics: Mapping[str, float] = {}
 
     def describe(self, step: StepDone) -> str:
-        """Format a step: loss, smoothed loss, learning rate, tokens/s, time left."""
+        """Format a step: loss, smoothed loss or the objective's first metrics, learning rate,
+        tokens/s, time left."""
         self._recent.append(step)
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
         left = duration(seconds / len(self._recent) * (self.start.total_steps - step.step))
-        loss = f"loss {step.loss:.4f}  smoothed {smoothed:.4f}"
+        shown = {"smoothed": smoothed} if not self.metrics else self.metrics
+        said = "".join(f"  {name} {shown[name]:.4f}" for name in [*shown][:SHOWN_METRICS])
+        loss = f"loss {step.loss:.4f}{said}"
         return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
 
     def _smoothed(self, loss: float) -> float:
@@ -186,6 +195,8 @@ class LineDisplay:
     def observe(self, event: Event) -> None:
         if isinstance(event, RunStart):
             self._pace = Pace(event)
+        if isinstance(event, ObjectiveMetrics) and self._pace:
+            self._pace.metrics = event.metrics
         text = self._step(event) if isinstance(event, StepDone) else words(event)
         if isinstance(event, CheckpointWritten):
             text = f"checkpoint written after step {event.step}"
@@ -228,6 +239,9 @@ class LiveDisplay:
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
             self._update(self._pace.describe(event), event.step)
+            return
+        if isinstance(event, ObjectiveMetrics) and self._pace:
+            self._pace.metrics = event.metrics
             return
         if isinstance(event, RunEnd) or self._label:
             self.close()
@@ -291,6 +305,8 @@ class NotebookDisplay:
             self._bar = label, event.step, total
         elif isinstance(event, RunStart):
             self._pace = Pace(event)
+        elif isinstance(event, ObjectiveMetrics) and self._pace:
+            self._pace.metrics = event.metrics
         elif isinstance(event, RunEnd):
             label, done, total = self._bar
             self._lines.append(label)

@@ -30,14 +30,17 @@ if TYPE_CHECKING:
         Check,
         Event,
         Ints,
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
+        Objective,
+        ObjectiveSpec,
+        Reward,
         RowStream,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
         WriteModelJob,
     )
 
@@ -52,16 +55,25 @@ class HookSpecs:
     """Signatures that every implementation is checked against when it is loaded."""
 
     @hookspec(firstresult=True)
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:  # type: ignore[empty-body]
-        """Train the adapter of `job.start` through `job.steps`."""
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:  # type: ignore[empty-body]
+        """Load a base model for training; the core adds what learns, and drives it."""
 
     @hookspec(firstresult=True)
     def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:  # type: ignore[empty-body]
         """Compute `W + scale * B @ A` (float32, rounded once to the job's dtype) per target."""
 
     @hookspec(firstresult=True)
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:  # type: ignore[empty-body]
-        """Load a model, with or without an adapter, for generation and logits."""
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:  # type: ignore[empty-body]
+        """Load a base model for generation, scores and logits."""
+
+    @hookspec(firstresult=True)
+    def vox_objective(self, spec: ObjectiveSpec) -> Objective:  # type: ignore[empty-body]
+        """Return the objective of a name declared in `objectives`, with its options checked."""
+
+    @hookspec(firstresult=True)
+    def vox_reward(self, name: str) -> Reward:  # type: ignore[empty-body]
+        """Return a reward: of a name declared in `rewards`, or, from the plugin that declares
+        `file`, that of `FILE.py:FUNCTION`."""
 
     @hookspec(firstresult=True)
     def vox_open_rows(self, reference: str) -> RowStream:  # type: ignore[empty-body]

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from vox_core.config import (
     CONFIG_FILE,
@@ -44,10 +44,12 @@ from vox_core.host import Origin
 
 if TYPE_CHECKING:
     from vox_core.models import Progress
+    from vox_core.run.answers import Answered
     from vox_core.run.artifacts import TrainReport
     from vox_core.run.history import Summary
     from vox_core.run.load import Answer, OpenModel
     from vox_core.run.merge import MergeReport
+    from vox_core.run.open_trainer import OpenTrainer
 
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
@@ -202,6 +204,43 @@ def merge(
         )
 
 
+def open_trainer(
+    model: Reference | None = None,
+    *,
+    config: Reference | None = None,
+    on_event: OnEvent | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> OpenTrainer:
+    """Load a model to train in a loop of your own; close it with `with` or `close()`.
+
+        with vox.open_trainer("smollm2-135m", rank=16) as trainer:
+            trainer.forward_backward(rows)
+            trainer.optim_step(lr=1e-4)
+
+    Args:
+        settings: keys of `[train]` that concern model, backend, adapter and optimizer.
+
+    Raises:
+        InputError: the model cannot be had, or no installed backend can train it.
+    """
+    from vox_core.run import open_trainer as own
+
+    said = _keywords(TrainSettings, {"model": model, **settings})
+    if unused := [name for name in said if name not in own.SETTINGS]:
+        raise ConfigError(
+            "C001",
+            "a loop of your own does not have these settings",
+            where="vox.open_trainer",
+            found=", ".join(unused),
+            expected=", ".join(own.SETTINGS),
+            remedy="leave them out: data, steps and files are your loop's",
+        )
+    chosen, origin = _settings(TrainSettings, config, said)
+    with _receivers(on_event, progress) as (observe, transfer):
+        return own.open_trainer(chosen, observe=observe, backend_origin=origin, progress=transfer)
+
+
 def load(
     reference: Reference,
     *,
@@ -261,13 +300,51 @@ class Model:
         """
         return "".join(self._answer(ChatSettings, messages, 0, sampling))
 
-    def generate(self, prompt: str, **sampling: Any) -> str:
-        """Answer a prompt, with the sampling settings of `[generate]`; greedy by default.
+    @overload
+    def generate(self, prompts: str, **sampling: Any) -> str: ...
+    @overload
+    def generate(self, prompts: Sequence[Messages], **sampling: Any) -> list[str]: ...
+
+    def generate(self, prompts: str | Sequence[Messages], **sampling: Any) -> str | list[str]:
+        """Answer a prompt, or many at once, with the sampling settings of `[generate]`; greedy by
+        default.
 
         Raises:
-            DataError: the chat template refuses the prompt, or it is too long.
+            DataError: the chat template refuses a prompt, or it is too long.
         """
-        return "".join(self._answer(GenerateSettings, prompt, 0, sampling))
+        if isinstance(prompts, str):
+            return "".join(self._answer(GenerateSettings, prompts, 0, sampling))
+        return [each.answer for each in self.answers(prompts, **{**sampling, "n": 1})]
+
+    def answers(
+        self,
+        prompts: Sequence[Messages],
+        *,
+        out: Reference | None = None,
+        on_event: OnEvent | None = None,
+        progress: bool = False,
+        **sampling: Any,
+    ) -> Iterator[Answered]:
+        """Answer many prompts at once, and yield the answers in order, with token counts.
+
+        Args:
+            out: JSONL file to append the answers to. The answers that it has are not generated
+                again: an interrupted call is continued by the same call.
+            sampling: settings of `[generate]`; `n` answers to each prompt.
+
+        Raises:
+            DataError: the chat template refuses a prompt, or it is too long.
+            OutputError: `out` has answers to other prompts, or of other settings.
+        """
+        from vox_core.run.answers import answer_all
+
+        settings = self._changed(GenerateSettings, sampling)
+        asked = [_conversation(each) for each in prompts]
+        path = None if out is None else Path(out)
+        with _receivers(on_event, progress) as (observe, _):
+            yield from answer_all(
+                self._opened, asked, settings, n=settings.n, out=path, observe=observe
+            )
 
     def stream(self, messages: Messages, *, row: int = 0, **sampling: Any) -> Answer:
         """Yield an answer in pieces as they are generated, with token counts.
@@ -290,22 +367,27 @@ class Model:
         row: int,
         sampling: Mapping[str, Any],
     ) -> Answer:
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        settings = self._settings
-        if sampling or type(settings) is not kind:
-            changed = _keywords(kind, sampling)
-            for name in FIXED:
-                if name in changed:
-                    raise ConfigError(
-                        "C002",
-                        "a loaded model keeps what it was loaded with",
-                        found=name,
-                        remedy=f"load it again: vox.load(..., {name}=...)",
-                    )
-            kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
-            settings, _ = _settings(kind, self._config, {**kept, **changed})
-        return self._opened.reply(messages, row, settings)
+        return self._opened.reply(_conversation(messages), row, self._changed(kind, sampling))
+
+    def _changed(self, kind: type[S], sampling: Mapping[str, Any]) -> S:
+        """Return the settings of an answer."""
+        if not sampling and type(self._settings) is kind:
+            return self._settings
+        changed = _keywords(kind, sampling)
+        for name in FIXED:
+            if name in changed:
+                raise ConfigError(
+                    "C002",
+                    "a loaded model keeps what it was loaded with",
+                    found=name,
+                    remedy=f"load it again: vox.load(..., {name}=...)",
+                )
+        kept = {name: each for name, each in self._said.items() if name in kind.model_fields}
+        return _settings(kind, self._config, {**kept, **changed})[0]
+
+
+def _conversation(messages: Messages) -> Sequence[Mapping[str, str]]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
 def runs(folder: Reference = "runs") -> list[Summary]:

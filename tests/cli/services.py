@@ -14,9 +14,10 @@ from typing import Any
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
 from vox_core.run.artifacts import TrainReport
 from vox_core.run.context import StoppedAtOnce
-from vox_core.run.load import Answer
+from vox_core.run.load import Answer, Question, Reply
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
+from vox_core.run.sampling import Sampling
 
 STEP = StepDone(1, loss=2.5, lr=1e-4, grad_norm=1, tokens=100, trained_tokens=40, seconds=0.5)
 WHY = "cpu 0.1.0: the only usable backend"
@@ -87,6 +88,7 @@ class Voice:
     interrupted: int = 0
     calls: list[tuple[str, Any]] = field(default_factory=list)
     title: str = "m"
+    conversations: list[list[dict[str, str]]] = field(default_factory=list)
 
     @contextmanager
     def __call__(
@@ -96,6 +98,21 @@ class Voice:
         progress("downloading", 50, 100)
         observe(Notice(WHY))
         yield self
+
+    def question(self, messages: list[dict[str, str]], row: int, settings: Any) -> Question:
+        if messages not in self.conversations:
+            self.conversations.append(messages)
+        return Question([self.conversations.index(messages)], Sampling(row=row), ())
+
+    def replies(self, questions: list[Question]) -> Iterator[tuple[int, Reply]]:
+        """In reverse order."""
+        for index, question in reversed([*enumerate(questions)]):
+            messages = self.conversations[question.tokens[0]]
+            answer = self.reply(messages, question.sampling.row)
+            yield index, Reply("".join(answer), 7, 2, "stop")
+
+    def identity(self) -> str:
+        return "m"
 
     def reply(self, messages: list[dict[str, str]], row: int = 0, settings: Any = None) -> Answer:
         return Answer(7, lambda answer: self._pieces(messages, row, answer))

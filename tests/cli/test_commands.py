@@ -274,6 +274,78 @@ def test_generate_gives_several_answers(vox, voice: Voice) -> None:
     assert "greedy decoding gives the same answer every time" in refused.err
 
 
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"prompt": "one"}, {"messages": [*talk, {"role": "user", "content": "two"}]}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def test_generate_answers_a_file_in_order(vox, voice: Voice, prompts: Path) -> None:
+    done = vox("generate", "m", "--file", prompts, "--temperature", 1, "-n", 2)
+    assert done.code == 0
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert lines[0] == {
+        "row": 1,
+        "index": 0,
+        "answer": "1:ONE",
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "finish_reason": "stop",
+        "seed": 0,
+    }
+    assert [line["answer"] for line in lines[1:]] == [
+        "1:ONE again",
+        "3:TWO again again",
+        "3:TWO again again again",
+    ]
+    assert "4/4 answers" in done.err
+
+
+def test_generate_continues_a_file_of_answers(vox, voice: Voice, prompts: Path) -> None:
+    out = prompts.with_name("answers.jsonl")
+    command = ("generate", "m", "--file", prompts, "--out", out)
+    done = vox(*command)
+    assert (done.code, done.out) == (0, f"answers  {out}\n")
+    whole = out.read_bytes()
+    out.write_bytes(whole[:-20])
+    again = vox(*command)
+    assert again.code == 0
+    assert "1/2 answers are there from an earlier call" in again.err
+    assert out.read_bytes() == whole
+    other = vox(*command, "--seed", 1)
+    assert other.code == 2
+    assert "VOX-O001" in other.err
+
+
+def test_a_bad_file_of_prompts_is_refused_before_the_model_is_loaded(vox, voice, prompts) -> None:
+    prompts.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    done = vox("generate", "m", "--file", prompts)
+    assert (done.code, done.out, voice.calls) == (2, "", [])
+    assert f"{prompts}, line 2" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (("hi", "--file", "prompts.jsonl"), "C004"),
+        (("hi", "--out", "answers.jsonl"), "C004"),
+        (("--file", "prompts.jsonl", "--out", "prompts.jsonl"), "O004"),
+        (("--file", "nowhere.jsonl"), "D001"),
+        (("--prompt", "hi"), "C006"),
+    ],
+)
+def test_wrong_uses_of_generate(vox, voice, prompts, monkeypatch, flags, code) -> None:
+    monkeypatch.chdir(prompts.parent)
+    done = vox("generate", "m", *flags)
+    assert (done.code, done.out, voice.calls) == (2, "", [])
+    assert f"error[VOX-{code}]" in done.err
+    if code == "C006":
+        assert "the prompt has no flag" in done.err
+
+
 @pytest.mark.parametrize(("prompt", "stdin"), [(" ", ""), ("-", "\n")])
 def test_an_empty_prompt_is_refused(vox, voice: Voice, prompt: str, stdin: str) -> None:
     done = vox("generate", "m", prompt, stdin=stdin)

@@ -156,23 +156,23 @@ def test_a_manifest_that_cannot_be_read_costs_others_nothing(site: Site) -> None
     assert [each.plugin for each in installed_commands([str(site.folder)])] == ["good"]
 
 
-PROVIDES = PLUGIN + '[provides]\nobjectives = ["dpo"]\n'
+PROVIDES = PLUGIN + '[provides]\nobjectives = ["mine"]\n'
 
 
 def test_the_provider_of_a_name(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add("first", HELLO, manifest=PROVIDES)
-    assert provider("objectives", "dpo").id == "first"
+    assert provider("objectives", "mine").id == "first"
     with pytest.raises(BackendError) as missing:
-        provider("objectives", "grpo")
+        provider("objectives", "other")
     assert missing.value.code == "VOX-B013"
     site.add("second", HELLO, manifest=PROVIDES)
     with pytest.raises(BackendError) as two:
-        provider("objectives", "dpo")
+        provider("objectives", "mine")
     assert (two.value.code, two.value.found) == ("VOX-B014", "first and second")
-    (Path.cwd() / "vox.toml").write_text('[plugin.provider]\n"objectives.dpo" = "second"\n')
-    assert provider("objectives", "dpo").id == "second"
+    (Path.cwd() / "vox.toml").write_text('[plugin.provider]\n"objectives.mine" = "second"\n')
+    assert provider("objectives", "mine").id == "second"
     monkeypatch.setenv("VOX_DISABLE_PLUGINS", "second")
-    assert provider("objectives", "dpo").id == "first"
+    assert provider("objectives", "mine").id == "first"
 
 
 def test_an_unknown_extension_point_is_a_note_of_the_doctor(site: Site) -> None:

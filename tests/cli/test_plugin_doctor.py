@@ -144,7 +144,7 @@ def test_hardware_that_is_absent_is_to_be_looked_at(vox, site: Site) -> None:
 
 def test_an_api_of_another_version_is_the_cause_and_an_upgrade_the_remedy(vox, site: Site) -> None:
     site.add("ill", api="7.0")
-    assert "written for 7.0, this vox speaks 1.0" in checks_of(vox, "ill")["api"]["detail"]
+    assert "written for 7.0, this vox speaks 2.0" in checks_of(vox, "ill")["api"]["detail"]
     assert remedy_of(vox, "api") == "upgrade vox-ml"
 
 

@@ -44,9 +44,9 @@ IDLE = {
         accelerators=(NVIDIA,),
     ),
     "GPU, plugin too new": Case(
-        [CPU, backend("cuda", None, api="2.0")],
+        [CPU, backend("cuda", None, api="3.0")],
         "B007",
-        "'cuda' is rejected (api: written for 2.0",
+        "'cuda' is rejected (api: written for 3.0",
         accelerators=(NVIDIA,),
     ),
     "GPU idle, allowed": Case(
@@ -134,7 +134,7 @@ IDLE = {
         accelerators=(NVIDIA,),
     ),
     "GPU, plugin too new, upgrade vox": Case(
-        [CPU, backend("cuda", None, api="2.0")],
+        [CPU, backend("cuda", None, api="3.0")],
         "B007",
         "next: upgrade vox-ml; or train on the CPU",
         accelerators=(NVIDIA,),

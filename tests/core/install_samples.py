@@ -35,7 +35,7 @@ MANIFEST = """
 id = "{id}"
 name = "{id}"
 version = "{version}"
-api = "1.0"
+api = "2.0"
 licence = "MIT"
 provides.hooks = ["vox_event"]
 """

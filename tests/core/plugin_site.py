@@ -24,27 +24,45 @@ file = "probe.py"
 """
 PROBE = 'print(\'{"present": true, "devices": [{"name": "c", "tag": "cpu"}], "detail": "a CPU"}\')'
 WORKS = """
-from vox_core.contract import MergeResult, TrainResult, TrainState
+from vox_core.contract import AdapterState, MergeResult, RowByRow, Trainer, TrainState
 from vox_core.hookspecs import hookimpl
 
-class Model:
-    def generate(self, tokens_T, sampling):
-        yield from (1, 2, 3)
-    def logits(self, tokens_T):
+class Loaded(RowByRow):
+    def add_adapter(self, name, adapter):
+        pass
+    def remove_adapter(self, name):
+        pass
+    def log_probs(self, batch, adapter=None, seed=None):
+        return batch
+    def logits(self, tokens_T, adapter=None):
         return tokens_T
     def close(self):
         pass
 
+class Learning(Loaded, Trainer):
+    def add_learner(self, name, state):
+        pass
+    def remove_learner(self, name):
+        pass
+    def accumulate(self, batch, seed, learner, weigh=None):
+        return batch
+    def update(self, update, learner):
+        return 0.5
+    def discard(self, learner):
+        pass
+    def state(self, learner):
+        return TrainState(7, AdapterState("lora", {}))
+
 class Backend:
     @hookimpl
     def vox_train(self, job, context):
-        return TrainResult(TrainState(7, job.start), False)
+        return Learning()
     @hookimpl
     def vox_merge(self, job, context):
         return MergeResult(iter([("w", 1)]))
     @hookimpl
     def vox_load(self, job, context):
-        return Model()
+        return Loaded()
 
 backend = Backend()
 """
@@ -64,7 +82,7 @@ class Site:
         distribution: str | None = None,
         package: str | None = None,
         into: Path | None = None,
-        api: str = "1.0",
+        api: str = "2.0",
     ) -> str:
         """Install a plugin; its package goes `into` another folder for an editable install."""
         distribution, package = distribution or f"vox-x-{id}", package or f"vox_x_{id}"

@@ -28,7 +28,7 @@ def backend(
     quants: tuple[Quant, ...] = ("none",),
     dtypes: tuple[DType, ...] = ("bf16", "fp32"),
     families: tuple[str, ...] = ("*",),
-    api: str = "1.0",
+    api: str = "2.0",
     requires: Requires | None = None,
     automatic: bool = True,
 ) -> Candidate:

@@ -40,7 +40,7 @@ MANIFEST = """
 id = "{name}"
 name = "A backend"
 version = "1.0"
-api = "1.0"
+api = "2.0"
 licence = "Apache-2.0"
 provides.hooks = ["vox_event"]
 """

@@ -43,7 +43,7 @@ FULL = (
 requires-tag = "nvidia"
 libraries = { vox-lib = "local:lib" }
 specifier = ">=1,<2"
-api = "1.0"
+api = "2.0"
 platforms = "sys_platform == 'linux'"
 sha256 = { "vox_ml_p-1.0-py3-none-any.whl" = "{sha}" }
 trust = "verified"
@@ -246,7 +246,7 @@ def test_objections(tmp_path: Path) -> None:
         (('"vox-ml-p"', '"Vox_ML"'), "plugin p: distribution: 'Vox_ML' is what plugins work with"),
         (("local:lib", "lib"), "plugin p: libraries: found"),
         ((">=1,<2", "1.x"), "plugin p: specifier: found '1.x'"),
-        (('"1.0"\nplat', '"1"\nplat'), "plugin p: api: found '1', expected \"MAJOR.MINOR\""),
+        (('"2.0"\nplat', '"1"\nplat'), "plugin p: api: found '1', expected \"MAJOR.MINOR\""),
         (("sys_platform == 'linux'", "linux"), "plugin p: platforms: found 'linux'"),
         ((r"\.whl\"", '.exe"'), "plugin p: sha256: found"),
         (('"verified"', '"yes"'), "plugin p: trust: found 'yes', expected \"first-party\""),

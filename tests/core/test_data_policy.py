@@ -85,7 +85,7 @@ def write(path: Path, rows: Sequence[object]) -> Path:
 def lines_of(files: Sequence[CheckedFile], block_bytes: int = 200) -> list[tuple[str, int]]:
     """(file, line) of every row that would be trained."""
     blocks = cut([f.path for f in files], block_bytes, [f.chosen for f in files])
-    return [(row.source.name, row.line) for block in blocks for row in block.records()]
+    return [(row.source.name, row.line) for block in blocks for row in block.rows()]
 
 
 # --- what a row says ------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_masks_lose_and_repeat_nothing(
     read = []
     for side in sides:
         mask = RowMask.of(np.array(sorted(side), np.int64))
-        read.append([r.line for b in cut([path], size, [mask]) for r in b.records()])
+        read.append([r.line for b in cut([path], size, [mask]) for r in b.rows()])
     assert read == [sorted(side) for side in sides]
 
 

@@ -25,7 +25,8 @@ import pytest
 from tests.core.data_samples import load_records
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
-from vox_core.data import dataset_cache, row_facts, worker
+from vox_core.contract import ObjectiveSpec
+from vox_core.data import dataset_cache, row_facts, sides, worker
 from vox_core.data.blocks import Block, RowMask, cut
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
@@ -294,7 +295,9 @@ def test_blocks_hold_every_row_with_its_line(
     other = tmp_path / "other.jsonl"
     other.write_bytes(head + data.read_bytes() + tail)
     blocks = list(cut([other, data], size))
-    assert [r for block in blocks for r in block.records()] == load_records([other, data])
+    assert [row.sides[""] for block in blocks for row in block.rows()] == load_records(
+        [other, data]
+    )
     assert len(blocks) >= (2 if size > 200 else 10)
 
 
@@ -448,3 +451,17 @@ def test_a_weight_between_0_and_1_is_kept_as_it_is(model: Path, tmp_path: Path) 
     whole = build_dataset(load_records([data]), load_tokenizer(model), 64)
     assert contents(first) == contents(from_cache(data, model=model)) == contents(whole)
     assert {*first[0].weights_T.tolist()} == {0, 0.5, 1}
+
+
+def test_another_version_of_the_objectives_plugin_makes_another_entry(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = sides.provider("objectives", "dpo")
+
+    def key(version: str) -> str:
+        manifest = replace(plugin.manifest, version=version)
+        found = replace(plugin, manifest=manifest)
+        monkeypatch.setattr(sides, "provider", lambda point, name: found)
+        return dataset_cache._key([], model, 64, ObjectiveSpec("dpo"))
+
+    assert key("1.0") == key("1.0") != key("1.1")

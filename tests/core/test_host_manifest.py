@@ -15,7 +15,7 @@ BACKEND = """
 id = "cpu"
 name = "CPU"
 version = "0.1.0"
-api = "1.0"
+api = "2.0"
 licence = "Apache-2.0"
 
 [capabilities]
@@ -188,9 +188,9 @@ def test_text_that_is_not_toml_is_a_fault() -> None:
 
 
 def test_what_a_newer_vox_would_understand_asks_for_the_newer_vox() -> None:
-    newer = BACKEND.replace('"1.0"', '"1.7"').replace("[probe]", "[quantum]\nx = 1\n[probe]")
+    newer = BACKEND.replace('"2.0"', '"2.7"').replace("[probe]", "[quantum]\nx = 1\n[probe]")
     fault = faults_of(newer)
-    assert fault.what == "a plugin's manifest is written for API 1.7, this vox speaks 1.0"
+    assert fault.what == "a plugin's manifest is written for API 2.7, this vox speaks 2.0"
     assert fault.remedy == "upgrade vox-ml"
 
 
@@ -220,20 +220,20 @@ def test_requirements_are_held_against_the_machine(case: str) -> None:
 
 
 APIS = {
-    "1.0": None,
-    "0.9": "vox plugin upgrade cpu",
-    "1.1": "upgrade vox-ml",
-    "2.0": "upgrade vox-ml",
+    "2.0": None,
+    "1.0": "vox plugin upgrade cpu",
+    "2.1": "upgrade vox-ml",
+    "3.0": "upgrade vox-ml",
 }
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_the_api_version_decides_who_has_to_move(api: str) -> None:
-    found = unmet(parse_manifest(BACKEND.replace('"1.0"', f'"{api}"'), "here"), LINUX)
+    found = unmet(parse_manifest(BACKEND.replace('"2.0"', f'"{api}"'), "here"), LINUX)
     if APIS[api] is None:
         assert found is None
     else:
-        assert found == ("api", f"written for {api}, this vox speaks 1.0; {APIS[api]}")
+        assert found == ("api", f"written for {api}, this vox speaks 2.0; {APIS[api]}")
 
 
 def test_the_example_in_the_docstring_is_valid() -> None:

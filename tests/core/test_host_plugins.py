@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from tests.core.plugin_site import MANIFEST, WORKS, Site
-from vox_core.contract import AdapterState, LoadJob, MergeJob, RunContext, Sampling, TrainJob
+from vox_core.contract import AdapterState, LoadJob, MergeJob, RunContext, TrainJob
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
 from vox_core.host import Request, choose, list_backends
 from vox_core.host.discover import discover
@@ -26,7 +26,7 @@ NOT_IMPORTABLE = "raise SystemExit('imported')"
 
 ADAPTER = AdapterState("lora", {})
 CONTEXT = cast(RunContext, object())
-TRAIN = TrainJob(plan=cast(Any, None), model=Path(), steps=(), start=cast(Any, ADAPTER))
+TRAIN = TrainJob(plan=cast(Any, None), model=Path())
 MERGE = MergeJob(ADAPTER, (), cast(Any, None))
 LOAD = LoadJob(Path(), "fp32")
 
@@ -257,11 +257,11 @@ def test_the_hooks_are_called_as_typed_functions(site: Site) -> None:
     site.add("whole")
     backend = load_backend(site.found("whole"), "train")
     assert (backend.id, backend.version) == ("whole", "0.1.0")
-    trained = backend.train(TRAIN, CONTEXT)
-    assert (trained.state.step, trained.state.adapter) == (7, ADAPTER)
+    trainer = backend.train(TRAIN, CONTEXT)
+    assert trainer.state("adapter").step == 7
+    assert trainer.update(cast(Any, None), "adapter") == 0.5
     assert list(backend.merge(MERGE, CONTEXT).tensors) == [("w", 1)]
     model = backend.load(LOAD, CONTEXT)
-    assert list(model.generate(cast(Any, ()), Sampling())) == [1, 2, 3]
     assert model.logits(cast(Any, "T")) == "T"
     model.close()
 
@@ -272,7 +272,7 @@ def backend_that(site: Site, name: str, old: str, new: str) -> Backend:
     return load_backend(site.found(name), "train")
 
 
-STEP = "TrainResult(TrainState(7, job.start), False)"
+MADE = "Learning()"
 
 
 @pytest.mark.parametrize(
@@ -281,42 +281,42 @@ STEP = "TrainResult(TrainState(7, job.start), False)"
 def test_a_wrong_result_is_the_plugins_failure(
     name: str, result: str, found: str, site: Site
 ) -> None:
-    backend = backend_that(site, name, STEP, result)
+    backend = backend_that(site, name, MADE, result)
     with pytest.raises(PluginError) as caught:
         backend.train(TRAIN, CONTEXT)
     assert caught.value.code == "VOX-X001"
     assert found in str(caught.value.found)
-    assert caught.value.expected == "TrainResult"
+    assert caught.value.expected == "Trainer"
 
 
 def test_a_model_that_cannot_answer_is_a_wrong_result(site: Site) -> None:
-    backend = backend_that(site, "mute", "def logits", "def logit")
+    backend = backend_that(site, "mute", "class Loaded(RowByRow)", "class Loaded")
     with pytest.raises(PluginError, match="wrong result from vox_load"):
         backend.load(LOAD, CONTEXT)
 
 
 def test_a_foreign_exception_is_the_plugins_failure_and_is_kept(site: Site) -> None:
-    backend = backend_that(site, "raising", STEP, "1 / 0")
+    backend = backend_that(site, "raising", MADE, "1 / 0")
     with pytest.raises(PluginError, match="failed in vox_train") as caught:
         backend.train(TRAIN, CONTEXT)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_an_exit_from_a_hook_is_no_exit_of_vox(site: Site) -> None:
-    backend = backend_that(site, "exiting", f"return {STEP}", "raise SystemExit(0)")
+    backend = backend_that(site, "exiting", f"return {MADE}", "raise SystemExit(0)")
     with pytest.raises(PluginError, match="failed in vox_train"):
         backend.train(TRAIN, CONTEXT)
 
 
 def test_errors_in_the_users_terms_pass(site: Site) -> None:
     error = 'raise DataError("D002", "empty", remedy="fill it")'
-    backend = backend_that(site, "telling", f"return {STEP}", error)
+    backend = backend_that(site, "telling", f"return {MADE}", error)
     with pytest.raises(DataError, match="empty"):
         backend.train(TRAIN, CONTEXT)
 
 
 def test_an_interrupt_passes(site: Site) -> None:
-    backend = backend_that(site, "interrupted", f"return {STEP}", "raise KeyboardInterrupt")
+    backend = backend_that(site, "interrupted", f"return {MADE}", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         backend.train(TRAIN, CONTEXT)
 
@@ -327,11 +327,10 @@ def test_what_is_computed_late_fails_in_the_same_way(site: Site) -> None:
     tensors = backend.merge(MERGE, CONTEXT).tensors
     with pytest.raises(PluginError, match="failed in vox_merge"):
         next(tensors)
-    backend = backend_that(site, "later", "yield from (1, 2, 3)", "yield 1; 1 / 0")
-    tokens = backend.load(LOAD, CONTEXT).generate(cast(Any, ()), Sampling())
-    assert next(tokens) == 1
-    with pytest.raises(PluginError, match="failed in generate"):
-        next(tokens)
+    backend = backend_that(site, "later", "return tokens_T", "1 / 0")
+    model = backend.load(LOAD, CONTEXT)
+    with pytest.raises(PluginError, match="failed in logits"):
+        model.logits(cast(Any, "T"))
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -351,7 +350,7 @@ def test_a_backend_is_chosen_and_loaded_among_broken_ones(crowd: Site) -> None:
     backend, selection = choose(Request("train", allow_cpu=True))
     assert (backend.id, selection.chosen) == ("bestofall", "bestofall")
     assert selection.why.startswith("backend bestofall 0.1.0, priority 1000000, before ")
-    assert backend.train(TRAIN, CONTEXT).state.step == 7
+    assert backend.train(TRAIN, CONTEXT).state("adapter").step == 7
 
 
 def test_one_asked_for_by_name_that_cannot_be_imported_is_an_error(crowd: Site) -> None:

@@ -56,7 +56,7 @@ CASES = {
     ),
     "tie": Case([CPU, backend("third", here("cpu"))], "B005", "distribution vox-ml-third"),
     "no tie with one that is refused": Case(
-        [CPU, backend("third", here("cpu"), api="2.0")], "cpu", "the only usable backend"
+        [CPU, backend("third", here("cpu"), api="3.0")], "cpu", "the only usable backend"
     ),
     # stickiness
     "resumed where it was": Case(
@@ -135,7 +135,7 @@ CASES = {
     ),
     "streamed": Case([CPU], "B002", "load streamed (has: none)", Request("load", streamed=True)),
     # what a plugin needs
-    "newer API": Case([backend("cpu", None, api="1.9")], "B002", "rejected  api: written for 1.9"),
+    "newer API": Case([backend("cpu", None, api="2.9")], "B002", "rejected  api: written for 2.9"),
     "other system": Case(
         [backend("cpu", None, requires=Requires(os=("macos",)))], "B002", "linux (needs: macos)"
     ),

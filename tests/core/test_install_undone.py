@@ -41,7 +41,7 @@ def half_upgraded(world: World) -> World:
     return world
 
 
-NEWER = MANIFEST.replace('api = "1.0"', 'api = "9.0"')
+NEWER = MANIFEST.replace('api = "2.0"', 'api = "9.0"')
 NEEDS = ["vox-t-lib>=2"]
 BROKEN = {
     "a manifest that is not valid": plugin("good", "2.0", NEEDS, manifest="id = 1"),
@@ -171,7 +171,7 @@ def stopped_at(world: World, mark: Path, number: signal.Signals) -> tuple[int, s
     while not mark.exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     return process.returncode, said.decode()
 
 

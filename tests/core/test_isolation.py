@@ -22,8 +22,8 @@ import pytest
 from tests.core.plugin_site import MANIFEST, WORKS, Site
 from vox_testing.tiny import make_model
 
-LIMIT_S = 20
-TRAINING_LIMIT_S = 60
+LIMIT_S = 120
+TRAINING_LIMIT_S = 300
 """Importing torch takes most of it where many tests run at once; a plugin that hangs takes 600."""
 ORDINARY = MANIFEST.replace("1000000", "0")
 """Of lower priority than the CPU backend, which is to be chosen."""

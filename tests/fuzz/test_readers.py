@@ -154,6 +154,7 @@ MANIFESTS = [
         "plugins/vox_cpu/vox_cpu/vox_plugin.toml",
         "plugins/vox_mlx/vox_mlx/vox_plugin.toml",
         "examples/vox_float64/vox_float64/vox_plugin.toml",
+        "examples/vox_numpy/vox_numpy/vox_plugin.toml",
     )
 ]
 VOX_TOML = b"""[train]

@@ -6,7 +6,8 @@ Work is that of `vox_testing.jobs`: the same documents, seeds and adapters for e
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,21 @@ import numpy as np
 
 from vox_core.contract import (
     AdapterState,
+    ExecutionPlan,
     LoadJob,
     MergeJob,
     MergeTarget,
     Method,
-    Sampling,
+    Model,
+    Step,
     StepDone,
     TrainJob,
     TrainState,
+    probe_document,
 )
+from vox_core.run.generate import Generator, Prompt
+from vox_core.run.learner import Learner
+from vox_core.run.sampling import Sampling
 from vox_core.weights import WeightFolder
 from vox_cpu import backend as cpu
 from vox_mlx import backend as mlx
@@ -62,16 +69,41 @@ def train(backend: str, folder: Path, count: int = STEPS, **plan: Any) -> Traine
 
 
 def go_on(
-    backend: str, folder: Path, start: TrainState, steps: Any, *, keep_every: int = 0, **plan: Any
+    backend: str,
+    folder: Path,
+    start: TrainState,
+    steps: Sequence[Step],
+    *,
+    keep_every: int = 0,
+    **plan: Any,
 ) -> Trained:
     """The steps given, from any state; every so many of them a state is kept, if that is not 0."""
-    made = jobs.plan(folder, **plan)
-    context = Recorder(made.contract.seed, folder, keep_every)
-    result = BACKENDS[backend].vox_train(TrainJob(made, folder, steps, start), context)
-    done = [event for event in context.events if isinstance(event, StepDone)]
-    return Trained(
-        result.state, [e.loss for e in done], [e.grad_norm for e in done], context.checkpoints
-    )
+    made, done, kept = jobs.plan(folder, **plan), list[StepDone](), list[TrainState]()
+    with learning(BACKENDS[backend], made, folder, start, steps, Recorder(folder)) as learner:
+        for step in steps:
+            taken = learner.take(step)
+            assert isinstance(taken, StepDone)
+            done.append(taken)
+            if keep_every and step.number % keep_every == 0:
+                kept.append(learner.state())
+        state = learner.state()
+    return Trained(state, [e.loss for e in done], [e.grad_norm for e in done], kept)
+
+
+@contextmanager
+def learning(
+    backend: Any,
+    plan: ExecutionPlan,
+    folder: Path,
+    start: TrainState,
+    steps: Sequence[Step],
+    context: Recorder,
+) -> Iterator[Learner]:
+    """A learner of `backend`, as the loop of a run has one."""
+    document = probe_document(steps[0].batches) if steps else None
+    job = TrainJob(plan, folder, document)
+    with closing(backend.vox_train(job, context)) as trainer:
+        yield Learner(trainer, start, plan.contract.optimizer, plan.contract.seed)
 
 
 def adapter(folder: Path, method: Method) -> AdapterState:
@@ -81,20 +113,31 @@ def adapter(folder: Path, method: Method) -> AdapterState:
 
 def logits(backend: str, folder: Path, state: AdapterState | None = None) -> Any:
     """float32 (T, V) of the prompt."""
-    loaded = BACKENDS[backend].vox_load(LoadJob(folder, "fp32", state), None)
-    try:
-        return loaded.logits(PROMPT_T)
-    finally:
-        loaded.close()
+    with loaded(backend, folder, state) as (model, name):
+        return model.logits(PROMPT_T, name)
 
 
 def greedy(backend: str, folder: Path, state: AdapterState, count: int = 24) -> list[int]:
     """The next tokens after the prompt."""
-    loaded = BACKENDS[backend].vox_load(LoadJob(folder, "fp32", state), None)
-    try:
-        return list(loaded.generate(PROMPT_T, Sampling(max_tokens=count)))
-    finally:
-        loaded.close()
+    with loaded(backend, folder, state) as (model, name):
+        return generated(model, PROMPT_T.tolist(), count, name)
+
+
+def generated(model: Model, prompt: list[int], count: int, adapter: str | None = None) -> list[int]:
+    """The `count` most likely tokens after `prompt`."""
+    prompts = [Prompt(prompt, Sampling(max_tokens=count), adapter=adapter)]
+    return [token.id for token in Generator(model).generate(prompts)]
+
+
+@contextmanager
+def loaded(
+    backend: str, folder: Path, state: AdapterState | None = None
+) -> Iterator[tuple[Model, str | None]]:
+    """A model in float32, and the name of its adapter."""
+    with closing(BACKENDS[backend].vox_load(LoadJob(folder, "fp32"), None)) as model:
+        if state is not None:
+            model.add_adapter("adapter", state)
+        yield model, state and "adapter"
 
 
 def merged(backend: str, folder: Path, state: AdapterState) -> dict[str, Any]:

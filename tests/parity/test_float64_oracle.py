@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from tests.core.author_env import Environment
-from vox_core.contract import LoadJob, StepDone, TrainJob, TrainState
-from vox_core.run.context import Context
+from tests.parity.held import learning
+from vox_core.contract import LoadJob, TrainState
 from vox_cpu import backend as cpu
 from vox_testing import jobs
+from vox_testing.subject import Recorder
 from vox_testing.tiny import make_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/vox_float64"
@@ -130,11 +131,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def train(backend: object, model: Path, scratch: Path) -> tuple[list[float], TrainState]:
-    plan = jobs.plan(model, total_steps=STEPS)
-    events: list[object] = []
-    job = TrainJob(plan, model, jobs.curve(STEPS, groups=2), jobs.start(model, plan))
-    result = backend.vox_train(job, Context(jobs.SEED, scratch, events.append))
-    return [event.loss for event in events if isinstance(event, StepDone)], result.state
+    plan, steps = jobs.plan(model, total_steps=STEPS), jobs.curve(STEPS, groups=2)
+    start, context = jobs.start(model, plan), Recorder(scratch)
+    with learning(backend, plan, model, start, steps, context) as learner:
+        return [learner.take(step).loss for step in steps], learner.state()
 
 
 def relative(a: list[np.ndarray], b: list[np.ndarray]) -> float:
@@ -156,6 +156,8 @@ def test_float32_on_the_cpu_agrees_with_float64(
     assert relative([mine[name] for name in other], list(other.values())) < ADAPTER
 
     tokens = np.arange(40, 72, dtype=np.int64)
-    job, context = LoadJob(model, "fp32", exact.adapter), Context(0, tmp_path)
-    logits, exact_logits = (b.vox_load(job, context).logits(tokens) for b in (cpu, float64))
+    loaded = [each.vox_load(LoadJob(model, "fp32"), None) for each in (cpu, float64)]
+    for each in loaded:
+        each.add_adapter("adapter", exact.adapter)
+    logits, exact_logits = (each.logits(tokens, "adapter") for each in loaded)
     assert relative([logits], [exact_logits]) < LOGITS

@@ -11,13 +11,17 @@ import functools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from tests.parity import mlx_models, tolerances
 from tests.parity.held import apart
-from tests.parity.mlx_models import make, mlx_logits, transformers_logits
+from tests.parity.mlx_models import TOKENS_T, make, mlx_logits, transformers_logits
+from vox_core.contract import LoadJob
 from vox_core.errors import ModelError
+from vox_mlx import backend
 
 COMPOSITES = {"gemma3", "qwen3_5"}
 FAMILIES = sorted(set(mlx_models.listed()) - COMPOSITES)
@@ -88,6 +92,20 @@ def refused(folder: Path) -> str:
 def test_every_family_that_is_listed(family, tmp_path):
     folder = make(family, tmp_path)
     assert apart(mlx_logits(folder), transformers_logits(folder)) < tolerances.LOGITS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_different_lengths_decode_together(family, tmp_path):
+    """Each row's logits are those of its document; the second is longer than a window of 16."""
+    model = backend.vox_load(LoadJob(make(family, tmp_path), "fp32"), Mock())
+    for row, length in enumerate((1, 40, 9)):
+        model.insert(row, TOKENS_T[:length])
+    model.advance({})
+    for end in (1, 2):
+        found = model.advance({row: int(TOKENS_T[end]) for row in range(3)})
+    for row, length in enumerate((1, 40, 9)):
+        document_T = np.append(TOKENS_T[:length], TOKENS_T[1:3])
+        assert apart(found[row], model.logits(document_T)[-1]) < tolerances.LOGITS
 
 
 @pytest.mark.parametrize("kind", [LINEAR, LLAMA3, YARN, THETA], ids=lambda k: k["rope_type"])

@@ -24,7 +24,7 @@ import vox_core
 from tests.parity import held
 from vox_core import models
 from vox_core.adapter.peft import write_adapter
-from vox_core.contract import LoadJob, Notice, Sampling, Step, StepDone, TrainJob, Validation
+from vox_core.contract import LoadJob, Notice, Step
 from vox_core.errors import ModelError
 from vox_core.run.dequantised_base import as_trained
 from vox_core.run.hf_checkpoint import plain_copy
@@ -123,18 +123,16 @@ def trained(
     made = plan_of(model, folder, backend=backend, **options)
     groups, others = split(model)
     steps = [
-        Step(number, (jobs.batch(some),), weight(some), LR, evaluate=number == STEPS)
+        Step(number, (jobs.batch(some),), weight(some), LR)
         for number, some in enumerate(groups[:count], start=1)
     ]
-    context = Recorder(made.contract.seed, folder)
-    job = TrainJob(made, folder, steps, start, [jobs.batch(others)])
-    held.BACKENDS[backend].vox_train(job, context)
-    events = context.events
-    return (
-        [event.loss for event in events if isinstance(event, Validation)],
-        [event.loss for event in events if isinstance(event, StepDone)],
-        [event.message for event in events if isinstance(event, Notice)],
-    )
+    context, validation = Recorder(folder), [jobs.batch(others)]
+    with held.learning(held.BACKENDS[backend], made, folder, start, steps, context) as learner:
+        before = learner.evaluate(validation)
+        losses = [learner.take(step).loss for step in steps]
+        after = [learner.evaluate(validation)] if len(steps) == STEPS else []
+    said = [event.message for event in context.events if isinstance(event, Notice)]
+    return [before, *after], losses, said
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +218,7 @@ def test_what_is_generated_is_what_transformers_generates(model):
         )
     for backend in held.BACKENDS:
         loaded = held.BACKENDS[backend].vox_load(LoadJob(folder, "fp32"), None)
-        assert list(loaded.generate(prompt_T, Sampling(max_tokens=12))) == answer
+        assert held.generated(loaded, list(prompt_T), 12) == answer
         assert held.apart(loaded.logits(prompt_T), logits_TV) < 1e-5
         loaded.close()
     loaded = held.BACKENDS["cpu"].vox_load(LoadJob(folder, "bf16"), None)

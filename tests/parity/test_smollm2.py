@@ -232,7 +232,7 @@ def test_each_gradient_points_where_transformers_and_pefts_does(runs, folder):
             assert fault is None
         else:
             way = Padded(adapted.model, "cpu")
-        loss = way(batch([(np.array(tokens), shifted(weights)) for tokens, weights in some]))
+        loss, _ = way(batch([(np.array(tokens), shifted(weights)) for tokens, weights in some]))
         made.append(torch.autograd.grad(loss, list(adapted.parameters.values())))
     cosines = [
         cosine_similarity(*map(torch.flatten, pair), dim=0) for pair in zip(*made, strict=True)

@@ -7,7 +7,7 @@ traps of adapter files (scale, transposition, layer numbers) are in test_interch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,68 +17,70 @@ import numpy as np
 import pytest
 
 from tests.parity import held, tolerances
-from vox_core.contract import Batch, Step
-from vox_mlx import loss, optimizer, train
+from vox_core.contract import Batch, Update
+from vox_core.contract.arrays import Ints
+from vox_mlx import loss, model, optimizer, train
 
-STEPS = 4
+STEPS = 8
 Trap = Callable[[pytest.MonkeyPatch], None]
 
 
 def a_pad_token_trained(patch: pytest.MonkeyPatch) -> None:
     """As mlx-lm's default loss does: the mask reaches one position beyond each short row."""
 
-    def rows(batch: Batch, lengths: int = 1) -> loss.Rows:
-        laid = loss.rows(batch, lengths)
-        documents, length = list(batch.documents()), laid.tokens_NL.shape[1]
+    def rows(batch: Batch, documents: Sequence[slice]) -> tuple[loss.Rows, Ints]:
+        laid, positions_K = loss.rows(batch, documents)
+        length = laid.tokens_NL.shape[1]
         ends = [
             row * length + (d.stop - d.start) - 1
             for row, d in enumerate(documents)
             if d.stop - d.start < length
         ]
         more = mx.zeros(len(ends), mx.int32)
-        return loss.Rows(
+        reaching = loss.Rows(
             laid.tokens_NL,
             mx.concatenate([laid.index_K, mx.array(ends, mx.int32)]),
             mx.concatenate([laid.targets_K, more]),
             mx.concatenate([laid.weights_K, mx.ones(len(ends))]),
         )
+        return reaching, positions_K
 
-    patch.setattr(train, "rows", rows)
+    patch.setattr(model, "rows", lambda batch, documents, *_: rows(batch, documents))
 
 
 def micro_batch_means_averaged(patch: pytest.MonkeyPatch) -> None:
     """Each micro-batch counts the same, however many tokens it trains."""
-    right = train.Trainer.step
+    right = train.MlxTrainer.accumulate
 
-    def step(self: train.Trainer, given: Step) -> Any:
-        share = given.total_weight / len(given.batches)
-        evened = [
-            replace(b, weights_T=b.weights_T * np.float32(share / b.weights_T.sum()))
-            for b in given.batches
-        ]
-        return right(self, replace(given, batches=tuple(evened)))
+    def accumulate(self: train.MlxTrainer, batch: Batch, seed: int, learner: str) -> Any:
+        evened_T = batch.weights_T * np.float32(10 / batch.weights_T.sum())
+        return right(self, replace(batch, weights_T=evened_T), seed, learner)
 
-    patch.setattr(train.Trainer, "step", step)
+    patch.setattr(train.MlxTrainer, "accumulate", accumulate)
 
 
 def no_bias_correction(patch: pytest.MonkeyPatch) -> None:
     """As MLX's Adam, unless it is asked: both corrections are those of a step far in the future."""
-    right = optimizer.AdamW.__init__
+    right = optimizer.AdamW.update
 
-    def begin(self: optimizer.AdamW, *args: Any) -> None:
-        right(self, *args)
-        self._step = 10**9
+    def update(self: optimizer.AdamW, gradients: Any, norm: float, by: Update) -> None:
+        right(self, gradients, norm, replace(by, number=10**9))
 
-    patch.setattr(optimizer.AdamW, "__init__", begin)
+    patch.setattr(optimizer.AdamW, "update", update)
 
 
 def documents_see_one_another(patch: pytest.MonkeyPatch) -> None:
     """All documents of a micro-batch in one row, as packing without a mask would lay them."""
 
-    def rows(batch: Batch, lengths: int = 1) -> loss.Rows:
-        return loss.rows(replace(batch, starts_D=batch.starts_D[:1]), lengths)
+    def rows(batch: Batch, documents: Sequence[slice]) -> tuple[loss.Rows, Ints]:
+        laid, positions_K = loss.rows(batch, documents)
+        tokens_T = np.concatenate([batch.tokens_T[d] for d in documents]).astype(np.int32)
+        scored_T = np.concatenate([batch.scored_T[d] for d in documents])
+        index_K = np.flatnonzero(scored_T).astype(np.int32)
+        one = laid._replace(tokens_NL=mx.array(tokens_T[None]), index_K=mx.array(index_K))
+        return one, positions_K
 
-    patch.setattr(train, "rows", rows)
+    patch.setattr(model, "rows", lambda batch, documents, *_: rows(batch, documents))
 
 
 TRAPS = [a_pad_token_trained, micro_batch_means_averaged, no_bias_correction]

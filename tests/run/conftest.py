@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.bigram import Bigram, chosen_for_all
 from vox_core.config import TrainSettings, validate
 from vox_testing.tiny import make_model
 
@@ -33,6 +34,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def bigrams(monkeypatch: pytest.MonkeyPatch) -> list[Bigram]:
+    """Every run trains with a `Bigram`, and is listed here."""
+    return chosen_for_all(monkeypatch)
 
 
 @pytest.fixture

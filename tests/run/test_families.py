@@ -16,6 +16,7 @@ from vox_core.host import Request, choose
 from vox_core.run.context import Context
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
+from vox_core.run.proof import probe_logits
 from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
 from vox_testing.tiny import FAMILIES
@@ -34,8 +35,8 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 def vox_logits(reference: str, scratch) -> np.ndarray:
     source = resolve_reference(reference)
     backend, _ = choose(Request("load"))
-    job = LoadJob(source.base.path, "fp32", source.adapter)
-    return backend.load(job, Context(0, scratch)).logits(TOKENS)
+    job = LoadJob(source.base.path, "fp32")
+    return probe_logits(backend, job, Context(scratch), TOKENS, source.adapter)
 
 
 def hf_logits(model: torch.nn.Module) -> np.ndarray:

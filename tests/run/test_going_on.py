@@ -6,7 +6,6 @@ step has several micro-batches.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -34,9 +33,11 @@ from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint
 from vox_core.run.context import StoppedAtOnce
+from vox_core.run.learner import Learner
 from vox_core.run.run_plan import plan_run
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
+from vox_torch.train import TorchTrainer
 
 STEPS = 9
 SMALL = {"max_steps": STEPS, "dropout": 0.1, "micro_batch_tokens": 96, "eval_every": 2}
@@ -85,18 +86,9 @@ def test_in_an_epoch_and_between_two(made, whole, step, how):
 
 def test_inside_accumulation(made, whole, monkeypatch):
     """Killed between two micro-batches: what was collected of the step is not in the next run."""
-    from vox_torch.train import Trainer
-
     asked = made(**SMALL, save_every=2)
-    micro_batch = Trainer._micro_batch
-
-    def cut(trainer, batch, step, index, scale):
-        if (step.number, index) == (6, 1):
-            raise Killed
-        return micro_batch(trainer, batch, step, index, scale)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_micro_batch", cut)
+        patched.setattr(TorchTrainer, "accumulate", _at_a_second_batch(patched, _raise_killed))
         killed(asked, lambda _: None)
     assert resumed(asked.out).steps == STEPS
     assert_same_run(asked.out, whole(**SMALL))
@@ -227,19 +219,9 @@ def test_what_needs_validations_is_refused_without(made, data, given):
 
 def test_a_second_signal_stops_at_once_and_loses_the_step_alone(made, whole, monkeypatch):
     """In the middle of step 6, with the last checkpoint after step 4."""
-    from vox_torch.train import Trainer
-
-    asked = made(**SMALL, save_every=4)
-    micro_batch, told = Trainer._micro_batch, []
-
-    def impatient(trainer, batch, step, index, scale):
-        if (step.number, index) == (6, 1):
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return micro_batch(trainer, batch, step, index, scale)
-
+    asked, told = made(**SMALL, save_every=4), []
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_micro_batch", impatient)
+        patched.setattr(TorchTrainer, "accumulate", _at_a_second_batch(patched, _two_signals))
         with pytest.raises(StoppedAtOnce) as caught:
             train(asked, observe=told.append)
     assert (caught.value.run, caught.value.step) == (asked.out, 5)
@@ -317,33 +299,45 @@ def test_a_second_signal_while_an_event_is_told(made, whole, monkeypatch, event,
     assert_same_run(asked.out, whole(**SMALL))
 
 
-def test_a_backend_that_says_nothing_of_its_update_keeps_no_state_of_it(made, whole, monkeypatch):
-    """Interrupted anywhere in a step, with nothing said: the newest checkpoint counts."""
-    asked = made(**SMALL, save_every=4)
-    with monkeypatch.context() as patched:
-        patched.setattr("vox_torch.train.before_update", contextlib.nullcontext)
-        _interrupt(patched, "_finite_gradients", 6)
-        with pytest.raises(StoppedAtOnce) as caught:
-            train(asked)
-    assert caught.value.step == 4
-    assert resumed(asked.out).steps == STEPS
-    assert_same_run(asked.out, whole(**SMALL))
+def _at_a_second_batch(patched, act):
+    """`accumulate`, which acts at the second micro-batch of step 6."""
+    accumulate, update = TorchTrainer.accumulate, TorchTrainer.update
+    updated, begun = list[int](), list[int]()
+
+    def counted(trainer, given, name):
+        updated.append(given.number)
+        return update(trainer, given, name)
+
+    def acting(trainer, *given):
+        begun.append(len(updated))
+        if begun.count(5) == 2 and begun[-1] == 5:
+            act()
+        return accumulate(trainer, *given)
+
+    patched.setattr(TorchTrainer, "update", counted)
+    return acting
+
+
+def _raise_killed():
+    raise Killed
+
+
+def _two_signals():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _interrupt(patched, name, call):
-    """Two signals at the beginning of so manieth a call of the trainer's method."""
-    from vox_torch.train import Trainer
+    """Two signals at the beginning of so manieth a call of the learner's method."""
+    method, calls = getattr(Learner, name), []
 
-    method, calls = getattr(Trainer, name), []
-
-    def impatient(trainer, *given):
+    def impatient(learner, *given):
         calls.append(name)
         if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-        return method(trainer, *given)
+            _two_signals()
+        return method(learner, *given)
 
-    patched.setattr(Trainer, name, impatient)
+    patched.setattr(Learner, name, impatient)
 
 
 def test_max_time(made, whole, monkeypatch):

@@ -53,6 +53,15 @@ def test_what_was_trained_answers(trained: vox.Run, tiny: Callable[..., Path]) -
             == model.chat([{"role": "user", "content": "How do I merge?"}], temperature=0, top_p=1)
         )
         assert answer.startswith(model.generate("How do I merge?", max_tokens=2))
+        questions = ["How do I merge?", [{"role": "user", "content": "Talk?"}], "Stop?"]
+        alone = ["".join(model.stream(question)) for question in questions]
+        assert model.generate(questions) == alone
+        assert alone[0] == answer
+        found = list(model.answers(["Talk?"] * 2, n=2, temperature=2.0, out="answers.jsonl"))
+        assert [(each.row, each.index) for each in found] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+        assert len({each.answer for each in found}) > 1
+        again = model.answers(["Talk?"] * 2, n=2, temperature=2.0, out="answers.jsonl")
+        assert list(again) == found
         pieces = model.stream("How do I merge?")
         assert ("".join(pieces), pieces.completion_tokens) == (answer, 8)
         # As `[chat]` samples: another seed is another answer.

@@ -36,6 +36,7 @@ def _the_cpu_alone(monkeypatch):
         ("plugins/vox_cuda/vox_cuda", ""),
         ("plugins/vox_mlx/vox_mlx", "optimizer adamw-8bit (has: adamw)"),
         ("examples/vox_float64/vox_float64", "optimizer adamw-8bit (has: adamw)"),
+        ("examples/vox_numpy/vox_numpy", "optimizer adamw-8bit (has: adamw)"),
     ],
 )
 def test_which_backends_have_moments_in_8_bits(folder, lack):

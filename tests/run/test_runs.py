@@ -33,10 +33,9 @@ from vox_core.contract import (
     Validation,
 )
 from vox_core.data.split import keep_stdin
-from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint
-from vox_core.run.load import OpenModel, open_model, prompt_tokens
+from vox_core.run.load import open_model
 from vox_core.run.merge import merge
 from vox_core.run.proof import prove
 from vox_core.run.reference import resolve_reference
@@ -416,52 +415,6 @@ def test_a_prompt_longer_than_the_model_can_read_is_refused(tiny):
         with pytest.raises(InputError, match="longer than the model can read"):
             list(model.reply([{"role": "user", "content": "x" * 600}]))
         assert len("".join(model.reply([{"role": "user", "content": "x" * 480}]))) <= 5
-
-
-class Says:
-    """A backend's model that says a text, token by token, and how many it was asked for."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens, self.taken = tokens, 0
-
-    def generate(self, tokens_T, sampling):
-        for token in self.tokens[: sampling.max_tokens]:
-            self.taken += 1
-            yield token
-
-
-@pytest.mark.parametrize(
-    ("stop", "pieces"),
-    [
-        ((), ["o", "n", "e", " ", "t", "w", "o", " ", "t", "w", "i"]),
-        (("x",), ["o", "n", "e", " ", "t", "w", "o", " ", "t", "w", "i"]),
-        (("two",), ["o", "n", "e", " "]),
-        (("wi", "twig", "tw!"), ["o", "n", "e", " ", "two", " ", "t"]),
-        (("o twi",), ["on", "e", " ", "t", "w"]),
-        (("one",), []),
-    ],
-)
-def test_an_answer_ends_before_a_stop_text_and_shows_none_of_it(tiny, stop, pieces):
-    tokenizer = load_tokenizer(tiny("gpt2"))
-    voice = Says(tokenizer("one two twi")["input_ids"])
-    made = validate(Greedy, {"stop": stop, "max_tokens": 11})
-    say = [{"role": "user", "content": "x"}]
-    answer = OpenModel("m", voice, tokenizer, made).reply(say)
-    ended = stop not in ((), ("x",))
-    assert list(answer) == pieces
-    assert answer.finish_reason == ("stop" if ended else "length")
-    assert answer.prompt_tokens == len(prompt_tokens(tokenizer, say, None))
-    assert answer.completion_tokens == voice.taken
-
-
-def test_an_answer_ends_with_the_turn(tiny):
-    tokenizer = load_tokenizer(tiny("llama"))
-    end = next(iter(end_of_turn_ids(tokenizer)))
-    voice = Says([*tokenizer("yes", add_special_tokens=False)["input_ids"], end, 5])
-    answer = OpenModel("m", voice, tokenizer, validate(Greedy, {})).reply(
-        [{"role": "user", "content": "x"}]
-    )
-    assert ("".join(answer), answer.finish_reason, answer.completion_tokens) == ("yes", "stop", 3)
 
 
 def test_two_processes_cannot_work_in_one_run_folder(tiny, settings, tmp_path):

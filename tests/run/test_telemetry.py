@@ -18,6 +18,7 @@ from vox_core.contract import (
     Event,
     FastPaths,
     Notice,
+    ObjectiveMetrics,
     Resumed,
     RunEnd,
     RunStart,
@@ -45,6 +46,7 @@ EVENTS = [
     Resumed(3, "r/checkpoints/step-3", ("step-4: torn",)),
     StepSkipped(4, None, 2.5),
     FastPaths({"norm": 3}, {"of another kind": 1}),
+    ObjectiveMetrics(4, {"rewards/margins": 0.5}),
     RunEnd(3, "stopped", 2.5),
 ]
 
@@ -64,6 +66,10 @@ def test_an_event_is_the_same_after_it_was_written_and_read(event: Event, told_w
 
 def test_every_event_of_the_contract_is_covered() -> None:
     assert {as_read(event)["event"] for event in EVENTS} == telemetry.kinds().keys()
+
+
+def test_a_metric_that_is_not_finite_is_null() -> None:
+    assert as_read(ObjectiveMetrics(4, {"kl": math.nan}))["metrics"] == {"kl": None}
 
 
 def test_the_names_of_the_design(told_well) -> None:

@@ -2,6 +2,7 @@
 
     commands.py   click commands, options, output of the command line
     files.py      atomic files, bounded JSON, the cache
+    generating.py    batches of generation, sampling
     installing.py    plans to install, uv, the catalog of plugins
     host.py       plugins: discover, probe, select, load
     models.py     models, adapters and backends

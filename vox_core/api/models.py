@@ -6,7 +6,12 @@ from vox_core.adapter.mlx import (
     write_mlx_adapter as write_mlx_adapter,
 )
 from vox_core.adapter.peft import CONFIG as CONFIG, write_adapter as write_adapter
-from vox_core.adapter.targets import quantised_modules as quantised_modules
+from vox_core.adapter.targets import (
+    linear_modules as linear_modules,
+    parameter_names as parameter_names,
+    quantised_modules as quantised_modules,
+    require_fit as require_fit,
+)
 from vox_core.data.tokenizer import load_tokenizer as load_tokenizer
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
@@ -35,9 +40,11 @@ from vox_core.run.reference import (
     resolve_reference as resolve_reference,
 )
 from vox_core.weights import (
+    STORED_AS as STORED_AS,
     TensorInfo as TensorInfo,
     WeightFolder as WeightFolder,
     Weights as Weights,
+    numpy_dtype as numpy_dtype,
     open_weights as open_weights,
 )
 from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx

@@ -28,7 +28,10 @@ COMMANDS = {
         "vox_core.cli.merge:merge", "Merge the adapter into the base model and verify it."
     ),
     "chat": Lazy("vox_core.cli.chat:chat", "Chat with a trained adapter or a model."),
-    "generate": Lazy("vox_core.cli.generate:generate", "Generate an answer to one prompt."),
+    "generate": Lazy(
+        "vox_core.cli.generate:generate",
+        "Generate an answer to one prompt, or to every line of a file.",
+    ),
     "model": Lazy("vox_core.cli.model:model", "List and download models of the catalog."),
     "plugin": Lazy("vox_core.cli.plugin:plugin", "Install, list, check and remove plugins."),
     "backend": Lazy(

@@ -1,17 +1,18 @@
-"""`vox generate`."""
+"""`vox generate`: one prompt, or a file of many."""
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from vox_core import library
+from vox_core import files, library
 from vox_core.cli.lazy import Command, json_option
-from vox_core.cli.options import options_of, settings_from
+from vox_core.cli.options import DataFile, options_of, settings_from
 from vox_core.cli.output import print_json
 from vox_core.config import GenerateSettings
 from vox_core.errors import ConfigError
@@ -22,39 +23,63 @@ from vox_core.errors import ConfigError
     cls=Command,
     params=[
         click.Argument(["reference"], metavar="RUN|MODEL"),
-        click.Argument(["prompt"]),
+        click.Argument(["prompt"], required=False),
+        click.Option(
+            ["--file"],
+            type=DataFile(path_type=Path),
+            metavar="FILE",
+            help='Answer every line: {"prompt": …} or {"messages": […]}.',
+        ),
+        click.Option(
+            ["--out"],
+            type=click.Path(path_type=Path),
+            help="With --file: append the answers here, and continue what is there.",
+        ),
         *options_of(GenerateSettings),
         json_option(),
     ],
 )
 def generate(
     reference: str,
-    prompt: str,
+    prompt: str | None,
+    file: Path | None,
+    out: Path | None,
     config_file: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> str:
-    """Generate an answer to one prompt.
+    """Generate an answer to one prompt, or to every line of a file.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. The
-    PROMPT - reads stdin. --json prints one object per answer, each on its own line.
+    PROMPT - reads stdin. --json prints one object per answer, each on its own line. --file prints
+    them, too, in the order of the lines; with --out, the same command continues after an
+    interruption.
     """
     settings = settings_from(GenerateSettings, config_file, flags)
     _require_variety(settings)
+    if file is not None:
+        return _answer_file(reference, prompt, file, out, config_file, flags)
+    if prompt is None:
+        raise click.UsageError("missing argument 'PROMPT', or --file FILE")
+    if out is not None:
+        raise _exclusive("--out", "an answer to one prompt is printed", "leave --out out")
     text = _read(prompt)
     with library.load(reference, config=config_file, progress=True, **flags) as model:
-        answers = [_answered(model, text, row, as_json=as_json) for row in range(settings.n)]
+        if settings.n == 1:
+            answers = [_streamed(model, text, as_json=as_json)]
+        else:
+            answers = _together(model, text, as_json=as_json)
     if as_json:
         for each in answers:
             print_json({"model": reference, "prompt": text, **each, "seed": settings.seed})
     return str(answers[0]["answer"])
 
 
-def _answered(model: library.Model, text: str, row: int, *, as_json: bool) -> dict[str, object]:
+def _streamed(model: library.Model, text: str, *, as_json: bool) -> dict[str, object]:
     """Generate one answer and return its `--json` facts; without `--json`, print it as it
     streams."""
     started, said = time.perf_counter(), ""
-    answer = model.stream(text, row=row)
+    answer = model.stream(text)
     for piece in answer:
         said += piece
         if not as_json:
@@ -68,6 +93,56 @@ def _answered(model: library.Model, text: str, row: int, *, as_json: bool) -> di
         "finish_reason": answer.finish_reason,
         "seconds": round(time.perf_counter() - started, 3),
     }
+
+
+def _together(model: library.Model, text: str, *, as_json: bool) -> list[dict[str, object]]:
+    """Generate several answers at once; `seconds` is the time until each could be printed."""
+    started, facts = time.perf_counter(), list[dict[str, object]]()
+    for each in model.answers([text]):
+        if not as_json:
+            click.echo(each.answer)
+        facts.append(
+            {
+                "answer": each.answer,
+                "prompt_tokens": each.prompt_tokens,
+                "completion_tokens": each.completion_tokens,
+                "finish_reason": each.finish_reason,
+                "seconds": round(time.perf_counter() - started, 3),
+            }
+        )
+    return facts
+
+
+def _answer_file(
+    reference: str,
+    prompt: str | None,
+    file: Path,
+    out: Path | None,
+    config_file: Path | None,
+    flags: dict[str, Any],
+) -> str:
+    """Answer every line of `file`; return what was printed last."""
+    from vox_core.run.answers import read_prompts
+
+    if prompt is not None:
+        raise _exclusive("--file", "there are prompts in the file and one beside it", "name one")
+    if out is not None:
+        files.require_apart(out, [("--file", file)])
+    prompts, last = read_prompts(file), ""
+    with library.load(reference, config=config_file, progress=True, **flags) as model:
+        for each in model.answers(prompts, out=out, progress=True):
+            last = each.answer
+            if out is None:
+                facts = asdict(each)
+                del facts["digest"]
+                print_json(facts)
+    if out is not None:
+        click.echo(f"answers  {out}")
+    return last
+
+
+def _exclusive(where: str, what: str, remedy: str) -> ConfigError:
+    return ConfigError("C004", what, where=where, remedy=remedy)
 
 
 def _require_variety(settings: GenerateSettings) -> None:

@@ -56,6 +56,7 @@ METAVARS: dict[Any, str] = {
     DataSource: "PATH=WEIGHT",
 }
 DURATION = "DURATION"
+SHORT = {"objective_options": ("-O",)}
 _OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
 DATA_SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*_OF_ROWS, *DataSettings.model_fields)}
 """Flags of `vox train` that the commands of `vox data` take, too."""
@@ -157,13 +158,11 @@ def default_text(field: FieldInfo) -> str:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
-    """Build the flag of a setting: unset is None; a table becomes a repeatable `NAME=PATH` flag
+    """Build the flag of a setting: unset is None; a table becomes a repeatable `NAME=VALUE` flag
     (`--field` for `fields`)."""
     if is_table(field):
-        flag = f"--{name.removesuffix('s')}"
-        return click.Option(
-            [flag, name], metavar="NAME=PATH", multiple=True, help=field.description
-        )
+        flags = [f"--{name.removesuffix('s').replace('_', '-')}", name, *SHORT.get(name, ())]
+        return click.Option(flags, metavar="NAME=VALUE", multiple=True, help=field.description)
     kind, flag = value_type(field), f"--{name.replace('_', '-')}"
     if kind is bool:
         return click.Option([flag], is_flag=True, default=None, help=field.description)

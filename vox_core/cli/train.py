@@ -28,7 +28,9 @@ TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
         "Data": "data source valid fields seq_len curriculum",
         "Data filters": "malformed_rows max_skipped min_rating unrated category lane tag min_chars "
         "max_chars dedup near_threshold valid_share",
-        "Adapter": "method rank alpha dropout targets modules_to_save",
+        "Objective": "objective objective_options reward teacher rollouts rollout_tokens "
+        "rollout_temperature updates",
+        "Adapter": "adapter method rank alpha dropout targets modules_to_save",
         "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
         "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
         "Run": "out eval_every plan_file config_file as_json",

@@ -75,6 +75,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "train-file": ("data", ""),
     "chat-template": ("template", ""),
     "max-new-tokens": ("max-tokens", ""),
+    "prompt": ("", 'the prompt has no flag: vox generate RUN "…"'),
     "report-to": (
         "",
         "trackers are plugins, and need no setting: vox plugin install tensorboard; "

@@ -25,7 +25,15 @@ from vox_core.config.values import (
     Texts,
     kebab,
 )
-from vox_core.contract import Curriculum, DataPolicy, Dedup, MalformedRows, Quant, Unrated
+from vox_core.contract import (
+    Curriculum,
+    DataPolicy,
+    Dedup,
+    MalformedRows,
+    ObjectiveSpec,
+    Quant,
+    Unrated,
+)
 from vox_core.text import did_you_mean
 
 ROW_FIELDS = (
@@ -41,15 +49,17 @@ _ALSO = {"question": "prompt", "answer": "completion"}
 
 
 def _pairs(value: Any) -> Any:
-    """Convert `("prompt=question", …)`, the form of `--field`, to a table.
+    """Convert `("prompt=question", …)`, the form of repeated flags, to a table of texts.
 
     Raises:
         ValueError: one of them has no `=`.
     """
+    if isinstance(value, Mapping):
+        return {key: str(each) for key, each in value.items()}
     if not isinstance(value, tuple):
         return value
     if wrong := [each for each in value if "=" not in each]:
-        raise ValueError(f"found {wrong[0]}, expected NAME=PATH, such as prompt=question")
+        raise ValueError(f"found {wrong[0]}, expected NAME=VALUE")
     return dict(each.split("=", 1) for each in value)
 
 
@@ -157,7 +167,34 @@ class TrainSettings(DataSettings):
     quant: Quant = Field(
         "none", description="Quantisation of the base's linear layers; none: as stored."
     )
+    adapter: Path | None = Field(
+        None, description="Start from this adapter: a run, or a folder saved by PEFT or mlx-lm."
+    )
     method: Literal["lora", "rslora", "dora"] = Field("lora", description="Adapter type.")
+    objective: str = Field(
+        "sft", description="What training minimises: sft, or the name of a plugin's objective."
+    )
+    objective_options: Annotated[Mapping[str, str], BeforeValidator(_pairs)] = Field(
+        {},
+        description="Setting of the objective: beta=0.1. Repeatable; in vox.toml a table "
+        "[train.objective-options].",
+    )
+    reward: str | None = Field(
+        None,
+        description="What judges the answers that the model learns from: exact, regex, numeric, "
+        "json, python or FILE.py:FUNCTION.",
+    )
+    teacher: str | None = Field(
+        None, description="Model or run to learn from, with the same tokenizer, for distillation."
+    )
+    rollouts: PositiveInt = Field(
+        8, description="Answers to each prompt that the model learns from."
+    )
+    rollout_tokens: PositiveInt = Field(256, description="Max tokens of such an answer.")
+    rollout_temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Temperature that they are sampled with."
+    )
+    updates: PositiveInt = Field(1, description="Optimizer steps on the same answers.")
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: Annotated[float, Field(gt=0)] = Field(
         32.0, description="LoRA alpha; the scale is alpha / rank."
@@ -235,6 +272,11 @@ class TrainSettings(DataSettings):
     allow_overcommit: bool = Field(
         False, description="Train even if predicted memory exceeds the device's."
     )
+
+    @property
+    def objective_spec(self) -> ObjectiveSpec:
+        """The objective, as the contract records it."""
+        return ObjectiveSpec(self.objective, dict(sorted(self.objective_options.items())))
 
     @model_validator(mode="after")
     def _data_of_sources(self) -> Self:

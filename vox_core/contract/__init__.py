@@ -10,7 +10,8 @@ numpy.
     state.py     adapters, training state
     events.py    events of a run
     jobs.py      jobs, results, context, a plugin's advice on a planned run
-    sampling.py  the choice of the next token
+    model.py     what a backend returns: a model, and a model that learns
+    objective.py what a step minimises
 
 These modules read nothing, and import numpy where they compute with it.
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from vox_core.contract.batch import (
     Batch as Batch,
+    Place as Place,
     Step as Step,
     cut_to_rows as cut_to_rows,
     padded_groups as padded_groups,
@@ -31,6 +33,7 @@ from vox_core.contract.events import (
     Event as Event,
     FastPaths as FastPaths,
     Notice as Notice,
+    ObjectiveMetrics as ObjectiveMetrics,
     Resumed as Resumed,
     RunEnd as RunEnd,
     RunStart as RunStart,
@@ -41,7 +44,6 @@ from vox_core.contract.events import (
 from vox_core.contract.jobs import (
     Advice as Advice,
     Check as Check,
-    LoadedModel as LoadedModel,
     LoadJob as LoadJob,
     MergeJob as MergeJob,
     MergeResult as MergeResult,
@@ -49,13 +51,28 @@ from vox_core.contract.jobs import (
     RowStream as RowStream,
     RunContext as RunContext,
     TrainJob as TrainJob,
-    TrainResult as TrainResult,
     World as World,
     WriteModelJob as WriteModelJob,
 )
-from vox_core.contract.sampling import Sampling as Sampling, next_token as next_token
+from vox_core.contract.model import (
+    Model as Model,
+    RowByRow as RowByRow,
+    Trainer as Trainer,
+    Update as Update,
+    Weigh as Weigh,
+)
+from vox_core.contract.objective import (
+    Group as Group,
+    Need as Need,
+    Objective as Objective,
+    Reward as Reward,
+    Side as Side,
+    Totals as Totals,
+    Weighed as Weighed,
+)
 from vox_core.contract.spec import (
     API_VERSION as API_VERSION,
+    SFT as SFT,
     AdapterSpec as AdapterSpec,
     Curriculum as Curriculum,
     DataIdentity as DataIdentity,
@@ -68,11 +85,13 @@ from vox_core.contract.spec import (
     Method as Method,
     ModelIdentity as ModelIdentity,
     ModuleShape as ModuleShape,
+    ObjectiveSpec as ObjectiveSpec,
     Optimizer as Optimizer,
     OptimizerSpec as OptimizerSpec,
     OrderSpec as OrderSpec,
     Packing as Packing,
     Quant as Quant,
+    RolloutSpec as RolloutSpec,
     Schedule as Schedule,
     Unrated as Unrated,
 )
@@ -83,4 +102,4 @@ from vox_core.contract.state import (
 )
 
 if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats as Floats, Ints as Ints
+    from vox_core.contract.arrays import Bools as Bools, Floats as Floats, Ints as Ints

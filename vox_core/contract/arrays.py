@@ -1,4 +1,4 @@
-"""Type aliases of the two kinds of array between core and backend, for type checkers only."""
+"""Type aliases of the kinds of array between core and backend, for type checkers only."""
 
 from __future__ import annotations
 
@@ -9,3 +9,4 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats, Ints
+    from vox_core.contract.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,8 +22,11 @@ class Batch:
         tokens_T: int64 token ids.
         targets_T: int64; `targets_T[t]` is the token that follows `tokens_T[t]` in its document
             (0 at the last position of a document, whose weight is 0).
-        weights_T: float32 weight of the loss at t; 0 = not trained.
+        weights_T: float32; the gradient of `-sum(weights_T * log p(target))` is taken, so a weight
+            may be negative. 0 = not trained.
         starts_D: int64 offset of each document's first token; `starts_D[0] == 0`.
+        scored_T: bool, where log-probabilities are wanted. Left out, they are wanted where
+            something is trained; trained positions are always among them.
 
     A backend may pack or pad documents. They never attend to one another, and the loss does not
     depend on the layout.
@@ -33,11 +36,40 @@ class Batch:
     targets_T: Ints
     weights_T: Floats
     starts_D: Ints
+    scored_T: Bools = None  # type: ignore[assignment]  # set below, never None outside
+
+    def __post_init__(self) -> None:
+        trained_T = self.weights_T != 0
+        scored_T = cast("Bools | None", self.scored_T)
+        scored_T = trained_T if scored_T is None else scored_T | trained_T
+        object.__setattr__(self, "scored_T", scored_T)
 
     def documents(self) -> Iterator[slice]:
         """Yield the extent of each document, in order."""
         bounds = [*self.starts_D.tolist(), len(self.tokens_T)]
         return itertools.starmap(slice, itertools.pairwise(bounds))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a document of a group lies in a step's batches.
+
+    Args:
+        label: what it is in its group, such as chosen.
+        batch: index of its batch.
+        extent: its positions there.
+        reference_K: float32, the reference model's log-probabilities at its trained positions; None
+            unless the objective needs them.
+        sampled_K: float32, those when it was sampled; None unless it was.
+        reward: of a sampled one.
+    """
+
+    label: str
+    batch: int
+    extent: slice
+    reference_K: Floats | None = None
+    sampled_K: Floats | None = None
+    reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +79,13 @@ class Step:
     Args:
         number: from 1.
         batches: this process's share of the step.
-        total_weight: sum of weights over the whole step on all ranks; the loss of the step is
-            `sum(weight * nll) / total_weight`.
+        total_weight: divides the step's gradients, and its loss: the sum of weights over the whole
+            step on all ranks, so that the loss is `sum(weight * nll) / total_weight`. An
+            objective's weights are multiplied by it first; its loss is not divided.
         lr: learning rate of this step, schedule applied.
         evaluate: run validation after this step.
         epoch: epochs finished after this step, as a fraction.
-        micro_batch_tokens: size limit of its batches; 0: the plan's.
+        groups: the documents that an objective compares; empty in supervised training.
     """
 
     number: int
@@ -61,7 +94,7 @@ class Step:
     lr: float
     evaluate: bool = False
     epoch: float = 0.0
-    micro_batch_tokens: int = 0
+    groups: tuple[tuple[Place, ...], ...] = ()
 
 
 def probe_document(batches: Sequence[Batch], longest: int = 512, scored: int = 64) -> Batch:
@@ -118,6 +151,7 @@ def cut_to_rows(batches: Sequence[Batch], tokens: int) -> list[Batch]:
                 np.concatenate([batch.targets_T[at] for batch, at in parts]),
                 np.concatenate([batch.weights_T[at] for batch, at in parts]),
                 bounds[:-1],
+                np.concatenate([batch.scored_T[at] for batch, at in parts]),
             )
         )
     return made

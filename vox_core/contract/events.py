@@ -70,6 +70,15 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectiveMetrics(Event):
+    """What an objective measured in a step, as means over its groups."""
+
+    name: ClassVar[str] = "objective"
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class StepSkipped(Event):
     """A step with a NaN or infinite loss or gradient, which changed neither adapter, optimizer
     state nor update count; values that were not computed are None.

@@ -1,49 +1,36 @@
-"""Jobs that a backend receives, results that it returns, and the context it may call.
-
-Shape legend: T tokens, V vocabulary.
-"""
+"""Jobs that a backend receives, results that it returns, and the context it may call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vox_core.contract.batch import Batch, Step
+from vox_core.contract.batch import Batch
 from vox_core.contract.events import Event, Notice
-from vox_core.contract.sampling import Sampling
 from vox_core.contract.spec import DType, ExecutionPlan, ModuleShape, Quant
-from vox_core.contract.state import AdapterState, TrainState
+from vox_core.contract.state import AdapterState
 from vox_core.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.contract.arrays import Floats, Ints
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainJob:
-    """Train `start` through `steps`, which begin after `start.step`.
+    """Prepare to train adapters of a base model.
 
-    `validation`, if not empty, is evaluated before the first step of a fresh run (as step 0) and
-    after every step marked `evaluate`.
+    Args:
+        plan: the run's plan; its adapter's settings, dtype and dropout hold for every learner.
+        model: folder of the base.
+        document: the run's first step, shortened to one document (`probe_document`), for a backend
+            that holds its own fast functions against a reference; None if nothing is left to train.
     """
 
     plan: ExecutionPlan
     model: Path
-    steps: Iterable[Step]
-    start: TrainState
-    validation: Sequence[Batch] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainResult:
-    """The state after the last finished step; `stopped` if more steps were planned."""
-
-    state: TrainState
-    stopped: bool
+    document: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,32 +83,15 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadJob:
-    """Load a base model, with or without an adapter, for generation or logits.
+    """Load a base model, for generation, scores and logits; adapters are added to it.
 
     `streamed` bounds memory: each layer's weights are read when it runs.
     """
 
     model: Path
     dtype: DType
-    adapter: AdapterState | None = None
     quant: Quant = "none"
     streamed: bool = False
-
-
-class LoadedModel(Protocol):
-    """A loaded model that generates tokens and computes logits."""
-
-    def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        """Yield new token ids as `next_token` chooses them; the caller ends the answer."""
-        ...
-
-    def logits(self, tokens_T: Ints) -> Floats:
-        """Return float32 logits (T, V) of one document."""
-        ...
-
-    def close(self) -> None:
-        """Free memory and devices."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +106,6 @@ class RunContext(Protocol):
     """Services of the core for a working backend."""
 
     @property
-    def seed(self) -> int: ...
-
-    @property
     def scratch(self) -> Path:
         """A folder for temporary files, removed after the job."""
         ...
@@ -146,19 +113,8 @@ class RunContext(Protocol):
     @property
     def world(self) -> World: ...
 
-    def emit(self, event: Event) -> None: ...
-
-    def checkpoint_due(self, step: int) -> bool:
-        """Whether to build the state and call `checkpoint` now; call it after each step."""
-        ...
-
-    def checkpoint(self, state: TrainState) -> None:
-        """Save `state`, if this job keeps checkpoints. After an interrupt it may be called without
-        `checkpoint_due`, with the state after the last complete step."""
-        ...
-
-    def stop_requested(self) -> bool:
-        """Whether to finish now with `stopped=True`; call it after each step."""
+    def emit(self, event: Event) -> None:
+        """Report a `Notice`, or `FastPaths`."""
         ...
 
 

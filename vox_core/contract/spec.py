@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-API_VERSION = "1.0"
+API_VERSION = "2.0"
 """Version of the seam, `major.minor`; a plugin declares the one it was written for."""
 
 Method: TypeAlias = Literal["lora", "rslora", "dora"]
@@ -88,6 +88,9 @@ class AdapterSpec:
 
     LoRA: Hu et al. 2021 (arXiv:2106.09685). rsLoRA: Kalajdzievski 2023 (arXiv:2312.03732).
     DoRA: Liu et al. 2024 (arXiv:2402.09353).
+
+    `start` is the digest of the adapter that training starts from; None where A is seeded and B is
+    zero.
     """
 
     method: Method
@@ -96,6 +99,7 @@ class AdapterSpec:
     dropout: float
     targets: tuple[str, ...]
     modules_to_save: tuple[str, ...] = ()
+    start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,39 @@ class OrderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectiveSpec:
+    """An objective by name, with the options given to it, which its plugin checks."""
+
+    name: str = "sft"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+SFT = ObjectiveSpec()
+"""Supervised fine-tuning: the weighted mean of the negative log-likelihood."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """How a model answers prompts to learn from.
+
+    Args:
+        reward: what judges the answers; a file's function with the SHA-256 of the file.
+        answers: to each prompt; 0 without rollouts.
+        tokens, temperature: of sampling.
+        updates: optimizer steps on the same answers.
+        teacher: SHA-256 of weights and adapter of the model that is learned from; empty without
+            one.
+    """
+
+    reward: str = ""
+    answers: int = 0
+    tokens: int = 0
+    temperature: float = 0.0
+    updates: int = 1
+    teacher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FineTuneContract:
     """The settings and inputs that decide a run's result, and no others.
 
@@ -154,15 +191,24 @@ class FineTuneContract:
     seed: int
     policy: DataPolicy = DataPolicy()
     order: OrderSpec = OrderSpec()
+    objective: ObjectiveSpec = SFT
+    rollouts: RolloutSpec = RolloutSpec()
 
     def to_json(self) -> dict[str, Any]:
         """Return the contract as JSON types, as in `plan.json`; unset later additions are left out,
         so that older contracts keep their digest."""
         contract: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        if self.policy == DataPolicy():
-            del contract["policy"]
-        if self.order == OrderSpec():
-            del contract["order"]
+        unset = {
+            "policy": DataPolicy(),
+            "order": OrderSpec(),
+            "objective": SFT,
+            "rollouts": RolloutSpec(),
+        }
+        for name, default in unset.items():
+            if getattr(self, name) == default:
+                del contract[name]
+        if (adapter := contract["adapter"]) and adapter["start"] is None:
+            del adapter["start"]
         return contract
 
     @property

@@ -25,11 +25,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from vox_core.contract import Batch, Packing, padded_groups
+from vox_core.contract import Batch, Packing, Place, padded_groups
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import Document
 from vox_core.data.sampler import Ordering
@@ -38,7 +39,11 @@ from vox_core.data.sampler import epoch_order as epoch_order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from vox_core.contract import Ints
+    from vox_core.contract import Floats, Ints
+
+
+StepBatches: TypeAlias = tuple[tuple[Batch, ...], float, tuple[tuple[Place, ...], ...]]
+"""Batches of a step, its total weight, and the groups that an objective compares."""
 
 
 def steps_for(rows: int, batch_size: int, epochs: float) -> int:
@@ -73,8 +78,9 @@ def documents_of_step(
 
 
 def documents_in_step(dataset: Dataset, batch_size: int, seed: int, step: int) -> Ints:
-    """The same of a data set, which knows how it is ordered."""
-    return documents_of_step(len(dataset), batch_size, seed, step, dataset.ordering)
+    """The documents of a step's groups, in the order of the data set."""
+    groups_N = documents_of_step(dataset.groups, batch_size, seed, step, dataset.ordering)
+    return dataset.documents_of(groups_N)
 
 
 def micro_batches(
@@ -125,6 +131,37 @@ def cut(
     groups = micro_batches(documents, micro_batch_tokens, packing)
     batches = tuple(to_batch([documents[index] for index in group]) for group in groups)
     return batches, math.fsum(float(batch.weights_T.sum(dtype=np.float64)) for batch in batches)
+
+
+def cut_groups(
+    documents: Sequence[Document],
+    micro_batch_tokens: int,
+    packing: Packing = "rows",
+    references: Sequence[Floats] = (),
+) -> tuple[tuple[Batch, ...], tuple[tuple[Place, ...], ...]]:
+    """The documents of some groups as micro-batches, each group within one; and where they are.
+
+    Args:
+        references: of each document, the reference model's log-probabilities.
+    """
+    bounds = [*(n for n, each in enumerate(documents) if each.side == 0), len(documents)]
+    members = [range(*pair) for pair in pairwise(bounds)]
+    lengths = [[len(documents[n]) for n in group] for group in members]
+    padded = packing == "rows"
+    sizes = [max(each) * len(each) if padded else sum(each) for each in lengths]
+    batches, groups = [], dict[int, tuple[Place, ...]]()
+    for number, pack in enumerate(grouped(sizes, micro_batch_tokens, packing)):
+        batch = to_batch([documents[n] for group in pack for n in members[group]])
+        extents = batch.documents()
+        batches.append(batch)
+        for group in pack:
+            groups[group] = tuple(
+                Place(
+                    documents[n].label, number, next(extents), references[n] if references else None
+                )
+                for n in members[group]
+            )
+    return tuple(batches), tuple(groups[group] for group in range(len(members)))
 
 
 def validation_batches(

@@ -18,7 +18,7 @@ import numpy as np
 from vox_core.data.faults import RowError, changed
 from vox_core.data.jsonl import raw_lines
 from vox_core.data.records import readable
-from vox_core.data.rows import Record, read_row
+from vox_core.data.sides import Examples, Row, row_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,15 +67,19 @@ class Block:
     file: int
     lines: Sequence[tuple[int, bytes | None]]
 
-    def records(self) -> Iterator[Record]:
+    def rows(self, examples: Examples | None = None) -> Iterator[Row]:
         """The rows.
+
+        Args:
+            examples: makes the sides of each; None for supervised training.
 
         Raises:
             DataError: D001, the file has changed.
         """
-        for number, line in self.lines:
+        others = [line for _, line in (*self.lines[1:], *self.lines[:1])]
+        for (number, line), other in zip(self.lines, others, strict=True):
             try:
-                yield read_row(line, self.path, number)
+                yield row_of(line, self.path, number, examples, other)
             except RowError as fault:
                 raise changed(self.path) from fault
 

@@ -23,6 +23,7 @@ from vox_core.data.fields import NO_FIELDS, FieldMap
 from vox_core.data.formats import is_remote
 from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
+from vox_core.data.sides import WHOLE
 from vox_core.data.source import Source, open_source
 from vox_core.data.split import require_files
 from vox_core.hashes import file_sha256
@@ -199,7 +200,7 @@ class CheckedRows:
         """
         for file in self.masked(used_N):
             for block in cut([file.path], masks=[file.chosen], lines=[file.lines]):
-                yield from map(text_of, block.records())
+                yield from (text_of(row.sides[WHOLE]) for row in block.rows())
             file.require_unchanged()
 
 

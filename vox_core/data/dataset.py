@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from vox_core.data.encode import Document, Encoder
+from vox_core.data.encode import Document, Encoded, Encoder
 from vox_core.data.encode_stats import EncodeStats, stats_of
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering
+from vox_core.data.sides import WHOLE, Row
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_A_TIME = 512
 _DIGEST_FORMAT = b"vox-documents-1"
+LABEL = "S16"
+"""Type of a label: ASCII, of at most 16 characters."""
 
 
 @dataclass(eq=False)
@@ -50,6 +53,9 @@ class Dataset(Sequence[Document]):
         lines_D: int64, the line of that file.
         ends_D: int32, end-of-turn tokens that are trained.
         difficulty_D: float32, NaN where the row does not say (`sampler.py`).
+        sides_D: int32, the document's place among those of its group, from 0. A group is one
+            document in supervised training; an objective may compare several.
+        labels_D: bytes, what the document is in its group, such as chosen; empty without one.
         stats: of the rows, from tokenising them.
         notes: what somebody should be told of how it was made.
         ordering: of training; None for permutations of all documents.
@@ -63,6 +69,8 @@ class Dataset(Sequence[Document]):
     lines_D: NDArray[np.int64]
     ends_D: NDArray[np.int32]
     difficulty_D: NDArray[np.float32]
+    sides_D: NDArray[np.int32]
+    labels_D: NDArray[np.bytes_]
     files: Sequence[Path]
     stats: EncodeStats = field(default_factory=EncodeStats)
     notes: tuple[str, ...] = ()
@@ -86,6 +94,8 @@ class Dataset(Sequence[Document]):
             np.array([d.line for d in documents], np.int64),
             np.array([d.ends for d in documents], np.int32),
             np.array([d.difficulty for d in documents], np.float32),
+            np.array([d.side for d in documents], np.int32),
+            np.array([d.label for d in documents], LABEL),
             tuple(numbers),
         )
 
@@ -116,7 +126,26 @@ class Dataset(Sequence[Document]):
             int(self.lines_D[at]),
             int(self.ends_D[at]),
             float(self.difficulty_D[at]),
+            int(self.sides_D[at]),
+            self.labels_D[at].decode(),
         )
+
+    @cached_property
+    def starts_G1(self) -> NDArray[np.int64]:
+        """int64; group g has the documents [starts[g], starts[g + 1])."""
+        return np.append(np.flatnonzero(self.sides_D == 0), len(self)).astype(np.int64)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups: what a step counts, and an epoch permutes."""
+        return len(self.starts_G1) - 1
+
+    def documents_of(self, groups_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices of the documents of some groups, in their order."""
+        if self.groups == len(self):
+            return groups_N
+        bounds = zip(self.starts_G1[groups_N], self.starts_G1[groups_N + 1], strict=True)
+        return np.concatenate([np.arange(start, stop) for start, stop in bounds])
 
     @cached_property
     def starts_D1(self) -> NDArray[np.int64]:
@@ -146,12 +175,15 @@ class Dataset(Sequence[Document]):
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of each document's length (int64), tokens (int64) and weights (float32),
-        little-endian, in order. Nothing else enters: not paths, not lines."""
+        little-endian, in order, and what it is in its group, if an objective compares. Nothing else
+        enters: not paths, not lines."""
         sha256 = hashlib.sha256(_DIGEST_FORMAT)
         for document in self:
             sha256.update(len(document).to_bytes(8, "little"))
             sha256.update(document.tokens_T.astype("<i8").data)
             sha256.update(document.weights_T.astype("<f4").data)
+            if document.label:
+                sha256.update(f"{document.side} {document.label}\n".encode())
         return sha256.hexdigest()
 
 
@@ -173,7 +205,10 @@ def build_dataset(
     """
     encoder = Encoder(tokenizer, seq_len)
     dataset = encode_rows(
-        encoder, records, {}, lambda done: progress(done, len(records)) if progress else None
+        encoder,
+        map(Row.of, records),
+        {},
+        lambda done: progress(done, len(records)) if progress else None,
     )
     require_trained(dataset.stats, lambda: encoder)
     return dataset
@@ -181,7 +216,7 @@ def build_dataset(
 
 def encode_rows(
     encoder: Encoder,
-    records: Iterable[Record],
+    rows: Iterable[Row],
     numbers: dict[Path, int],
     progress: Callable[[int], None] | None = None,
 ) -> Dataset:
@@ -191,18 +226,39 @@ def encode_rows(
         numbers: of the files that they are from; one that is not in it yet is added.
         progress: called with the rows done.
     """
-    documents, stats, rows = list[Document](), EncodeStats(), iter(records)
-    while some := list(islice(rows, ROWS_AT_A_TIME)):
-        for record in some:
-            numbers.setdefault(record.source, len(numbers))
-        encoded = encoder.encode_many(some)
+    documents, stats, left = list[Document](), EncodeStats(), iter(rows)
+    while some := list(islice(left, ROWS_AT_A_TIME)):
+        for row in some:
+            numbers.setdefault(row.source, len(numbers))
+        every = iter(encoder.encode_many([side for row in some for side in row.sides.values()]))
+        encoded = list[Encoded]()
+        for row in some:
+            sides = _whole_or_none([next(every) for _ in row.sides])
+            encoded += sides
+            documents += _grouped(row, sides)
         stats.add(stats_of(encoder, encoded, numbers))
-        documents += [document for row in encoded for document in row.documents]
+        stats.misfits += [f"{row.place}: {row.misfit}" for row in some if row.misfit]
         if progress:
             progress(stats.rows)
     dataset = Dataset.of(documents, numbers)
     dataset.stats = stats
     return dataset
+
+
+def _whole_or_none(sides: list[Encoded]) -> list[Encoded]:
+    """The sides of a row; all of them dropped where one is."""
+    reason = next((side.dropped for side in sides if side.dropped), None)
+    return [replace(side, documents=(), dropped=reason) for side in sides] if reason else sides
+
+
+def _grouped(row: Row, sides: Sequence[Encoded]) -> Iterable[Document]:
+    if WHOLE in row.sides:
+        return [document for side in sides for document in side.documents]
+    return [
+        replace(document, side=number, label=label)
+        for number, (label, side) in enumerate(zip(row.sides, sides, strict=True))
+        for document in side.documents
+    ]
 
 
 def assumed_dataset(documents: int, length: int) -> Dataset:
@@ -226,6 +282,8 @@ def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
         DataError: D005; D006, every row was dropped; D004, nothing would be trained, or no answer's
             end.
     """
+    if stats.misfits:
+        raise _misfits(stats.misfits)
     if stats.faults:
         raise _refused(stats)
     if sum(stats.dropped.values()) == stats.rows:
@@ -240,6 +298,18 @@ def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
             else "an eos_token, or a chat template that ends turns with a special token"
         )
         raise _untrained("no end-of-turn token would be trained", expected)
+
+
+def _misfits(faults: Sequence[str]) -> DataError:
+    return DataError(
+        "D033",
+        "rows do not fit the objective",
+        where="--objective",
+        found=f"{len(faults)} row{'s' if len(faults) > 1 else ''} that it cannot use",
+        expected="the rows that the objective is for",
+        faults=faults,
+        remedy="correct these rows or leave them out, or train with another --objective",
+    )
 
 
 def _untrained(what: str, expected: str) -> DataError:
@@ -261,7 +331,7 @@ def _all_dropped(dropped: Mapping[str, int]) -> DataError:
     if set(dropped) == {"preference pair"}:
         found = f"{dropped['preference pair']} preference pairs and nothing else"
         expected = "conversations, prompts with completions, or texts"
-        remedy = 'train on the answers that were chosen: write them as rows of "messages"'
+        remedy = "train on the comparison: --objective dpo"
     return DataError(
         "D006",
         "every row was dropped",

@@ -2,9 +2,10 @@
 
 An entry of the cache is named after everything that decides its content: the bytes of the data
 files and which of their rows are used, every file of the model folder that a tokenizer or its chat
-template is read from, the sequence length, the versions of the libraries and `CACHE_VERSION`. On a
-hit no row is read and no tokenizer loaded. Where the cache cannot be written, the arrays lie in a
-temporary folder as long as they are needed, and the data set says so.
+template is read from, the sequence length, the objective with its plugin's version, the versions of
+the libraries and `CACHE_VERSION`. On a hit no row is read and no tokenizer loaded. Where the cache
+cannot be written, the arrays lie in a temporary folder as long as they are needed, and the data set
+says so.
 
 A block of rows is tokenised by itself, here or in a child process, and parts are put together in
 the order of the blocks, so the data set is the same, bit for bit, with any number of processes.
@@ -35,11 +36,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached
+from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.blocks import BLOCK_BYTES, Block, cut
 from vox_core.data.checked import CheckedFile
-from vox_core.data.dataset import Dataset, encode_rows, require_trained
+from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.encode_stats import EncodeStats
+from vox_core.data.sides import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
 from vox_core.errors import StorageError
@@ -57,6 +60,8 @@ _ARRAYS = {
     "lines_D": "<i8",
     "ends_D": "<i4",
     "difficulty_D": "<f4",
+    "sides_D": "<i4",
+    "labels_D": LABEL,
 }
 _BYTES_FOR_ONE = 2_000_000
 """Of JSONL; a second of work here, half of it in waiting for the child that renders."""
@@ -74,6 +79,7 @@ def open_dataset(
     model: Path,
     load: Load,
     seq_len: int,
+    objective: ObjectiveSpec = SFT,
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int | None = None,
@@ -84,6 +90,7 @@ def open_dataset(
     Args:
         model: the folder that `load` reads the tokenizer from.
         seq_len: greatest length of a document, in tokens; at least 2.
+        objective: decides which documents a row makes.
         progress: called with the rows done and all rows.
         workers: child processes, 0 for none; as many as pay, if not given.
 
@@ -100,12 +107,13 @@ def open_dataset(
 
     def make(folder: Path) -> None:
         encoder = cache(lambda: Encoder(load(), seq_len))
+        examples = examples_of(objective)
         blocks = cut(sources, block_bytes, [file.chosen for file in checked], lines)
-        parts = make_parts(encoder, blocks, model, seq_len, workers)
+        parts = make_parts(encoder, blocks, model, seq_len, workers, objective)
         stats, hashes = _write(folder, parts, lambda done: progress and progress(done, rows))
         for file in checked:
             file.require_unchanged()
-        assert stats.rows == rows
+        assert examples or stats.rows == rows
         require_trained(stats, encoder)
         dataset = _open(folder, sources, stats)
         about = {
@@ -116,7 +124,7 @@ def open_dataset(
         text = json.dumps({**about, "sha256": _sha256(about, hashes)}, indent=2)
         (folder / ENTRY).write_text(text + "\n", encoding="utf-8")
 
-    name = _key(checked, model, seq_len)
+    name = _key(checked, model, seq_len, objective)
     found = cached(FOLDER, name, make, lambda folder, owner: read_dataset(folder, sources, owner))
     if found.fault:
         why = f"{found.fault.what}: {found.fault.where or cache_root()}"
@@ -124,12 +132,15 @@ def open_dataset(
     return found.value
 
 
-def _key(checked: Sequence[CheckedFile], model: Path, seq_len: int) -> str:
+def _key(
+    checked: Sequence[CheckedFile], model: Path, seq_len: int, objective: ObjectiveSpec
+) -> str:
     """The name of an entry. No library is imported for it."""
     decides = {
         "files": [file.identity for file in checked],
         "tokenizer": {str(path.relative_to(model)): file_sha256(path) for path in files_of(model)},
         "seq_len": seq_len,
+        "objective": identity_of(objective),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": CACHE_VERSION,
     }
@@ -199,13 +210,18 @@ def _cpus() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def make_part(encoder: Encoder, block: Block) -> Dataset:
+def make_part(encoder: Encoder, block: Block, objective: ObjectiveSpec) -> Dataset:
     """Tokenise a block."""
-    return encode_rows(encoder, block.records(), {block.path: block.file})
+    return encode_rows(encoder, block.rows(examples_of(objective)), {block.path: block.file})
 
 
 def make_parts(
-    load: Callable[[], Encoder], blocks: Iterator[Block], model: Path, seq_len: int, workers: int
+    load: Callable[[], Encoder],
+    blocks: Iterator[Block],
+    model: Path,
+    seq_len: int,
+    workers: int,
+    objective: ObjectiveSpec = SFT,
 ) -> Iterator[Dataset]:
     """The parts of all blocks, in order.
 
@@ -217,7 +233,7 @@ def make_parts(
         DataError: D001, a file could not be read.
     """
     if not workers:
-        yield from (make_part(load(), block) for block in blocks)
+        yield from (make_part(load(), block, objective) for block in blocks)
         return
     children, idle = [Worker() for _ in range(workers)], SimpleQueue[Worker]()
     for child in children:
@@ -226,7 +242,7 @@ def make_parts(
     def ask(block: Block) -> Dataset | Block:
         child = idle.get()
         try:
-            return child(_part, model, seq_len, block)
+            return child(_part, model, seq_len, objective, block)
         except WorkerDied:
             return block
         finally:
@@ -238,7 +254,7 @@ def make_parts(
         while waiting:
             part = waiting.popleft().result()
             waiting.extend(threads.submit(ask, block) for block in islice(blocks, 1))
-            yield part if isinstance(part, Dataset) else make_part(load(), part)
+            yield part if isinstance(part, Dataset) else make_part(load(), part, objective)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         for child in children:
@@ -246,8 +262,8 @@ def make_parts(
         threads.shutdown()
 
 
-def _part(model: Path, seq_len: int, block: Block) -> Dataset:
-    return make_part(_encoder(model, seq_len), block)
+def _part(model: Path, seq_len: int, objective: ObjectiveSpec, block: Block) -> Dataset:
+    return make_part(_encoder(model, seq_len), block, objective)
 
 
 @cache

@@ -53,6 +53,7 @@ class Document:
         source, line: the row it comes from.
         ends: end-of-turn (or end-of-sequence) tokens that are trained.
         difficulty: what its row says (`sampler.py`); NaN for nothing.
+        side, label: its place among the documents of its group, from 0, and what it is there.
     """
 
     tokens_T: Ids
@@ -61,6 +62,8 @@ class Document:
     line: int
     ends: int
     difficulty: float = UNKNOWN
+    side: int = 0
+    label: str = ""
 
     def __len__(self) -> int:
         return len(self.tokens_T)

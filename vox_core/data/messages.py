@@ -102,12 +102,21 @@ def turns_of(value: object, name: str) -> list[Turn]:
     return [Turn((name, index), item, sharegpt) for index, item in enumerate(items)]
 
 
-def conversation(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Raises:
-    RowError: with everything that is wrong with the messages or, if nothing is, with their order.
+def conversation(turns: Sequence[Turn], *, answered: bool = True) -> tuple[Message, ...]:
+    """Read the messages of a row.
+
+    Args:
+        answered: require an assistant's message.
+
+    Raises:
+        RowError: with every fault of the messages or, if there is none, of their order.
     """
     messages = all_of(*(partial(_message, turn) for turn in turns))
-    if faults := list(_order_faults([turn.place for turn in turns], messages)):
+    faults = list(_order_faults([turn.place for turn in turns], messages))
+    if answered and "assistant" not in (roles := [message.role for message in messages]):
+        found = f"no assistant message (roles: {', '.join(roles) or 'none'})"
+        faults.append(RowFault("roles", (), found, "at least one"))
+    if faults:
         raise RowError(*faults)
     return tuple(messages)
 
@@ -207,7 +216,3 @@ def _order_faults(places: Sequence[Location], messages: Sequence[Message]) -> It
             found, known = f'the tool_call_id "{answered}"', ", ".join(sorted(filter(None, ids)))
             yield RowFault("wrong value", at, found, f"one of {known}")
         before = role
-    roles = [message.role for message in messages]
-    if "assistant" not in roles:
-        found = f"no assistant message (roles: {', '.join(roles) or 'none'})"
-        yield RowFault("roles", (), found, "at least one")

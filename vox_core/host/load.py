@@ -15,27 +15,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pluggy
 
 from vox_core.contract import (
-    LoadedModel,
     LoadJob,
     MergeJob,
     MergeResult,
+    Model,
     RunContext,
-    Sampling,
+    Trainer,
     TrainJob,
-    TrainResult,
 )
 from vox_core.errors import BackendError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
 from vox_core.host.discover import Found
 from vox_core.host.judge import Operation
-
-if TYPE_CHECKING:
-    from vox_core.contract import Floats, Ints
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -106,26 +102,29 @@ class Backend:
         return self.found.id
 
     @property
+    def one_pass(self) -> bool:
+        """Whether `Trainer.accumulate` takes `weigh`."""
+        manifest = self.found.manifest
+        return manifest is not None and manifest.is_backend and manifest.capabilities.one_pass
+
+    @property
     def version(self) -> str:
         return self.found.shown_version
 
-    def train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def train(self, job: TrainJob, context: RunContext) -> Trainer:
         """Call `vox_train`."""
-        return self._expect(TrainResult, "train", job, context)
+        trainer = self._expect(Trainer, "train", job, context)  # type: ignore[type-abstract]
+        return cast("Trainer", _Guarded(self.id, trainer))
 
     def merge(self, job: MergeJob, context: RunContext) -> MergeResult:
         """Call `vox_merge`; its tensors are computed lazily, one at a time."""
         result = self._expect(MergeResult, "merge", job, context)
         return MergeResult(_guarded_items(self.id, "vox_merge", result.tensors))
 
-    def load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def load(self, job: LoadJob, context: RunContext) -> Model:
         """Call `vox_load`."""
-        model = self._call("load", job, context)
-        if not all(
-            callable(getattr(model, name, None)) for name in ("generate", "logits", "close")
-        ):
-            raise _wrong_result(self.id, "vox_load", model, "LoadedModel")
-        return _GuardedModel(self.id, cast("LoadedModel", model))
+        model = self._expect(Model, "load", job, context)  # type: ignore[type-abstract]
+        return cast("Model", _Guarded(self.id, model))
 
     def require(self, operation: Operation) -> None:
         """Check that the backend has the hook.
@@ -152,25 +151,20 @@ class Backend:
         return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _GuardedModel:
-    """A `LoadedModel` whose foreign exceptions become `PluginError`."""
+class _Guarded:
+    """A `Model` or `Trainer` whose foreign exceptions become `PluginError`."""
 
-    plugin: str
-    model: LoadedModel
+    def __init__(self, plugin: str, model: Model) -> None:
+        self._plugin, self._model = plugin, model
 
-    def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        with foreign_errors(self.plugin, "generate"):
-            tokens = self.model.generate(tokens_T, sampling)
-        return _guarded_items(self.plugin, "generate", tokens)
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._model, name)
 
-    def logits(self, tokens_T: Ints) -> Floats:
-        with foreign_errors(self.plugin, "logits"):
-            return self.model.logits(tokens_T)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with foreign_errors(self._plugin, name):
+                return method(*args, **kwargs)
 
-    def close(self) -> None:
-        with foreign_errors(self.plugin, "close"):
-            self.model.close()
+        return guarded
 
 
 def _register(manager: pluggy.PluginManager, found: Found) -> None:

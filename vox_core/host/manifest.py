@@ -143,7 +143,9 @@ _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The features of a backend. `families` holds `model_type`s, or the one entry `*` for any;
-    `distributed` names launchers; `streamed_load` means that `LoadJob.streamed` is honoured."""
+    `distributed` names launchers; `streamed_load` means that `LoadJob.streamed` is honoured,
+    `learners` that a `Trainer` has several at a time, and `one_pass` that `accumulate` takes
+    `weigh`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     devices: Some[Name]
@@ -153,6 +155,8 @@ class Capabilities:
     families: Annotated[Some[Text], BeforeValidator(_listed)]
     distributed: tuple[Name, ...] = ()
     streamed_load: StrictBool = False
+    learners: StrictBool = False
+    one_pass: StrictBool = False
     optimizers: Some[Optimizer] = ("adamw",)
 
 

@@ -19,12 +19,14 @@ from vox_core.host.discover import Found, discover
 from vox_core.host.load import broken, call_hook
 from vox_core.host.machine import this_machine, unmet
 from vox_core.known import known_plugins
+from vox_core.text import did_you_mean
 
 POINTS = (
     "hooks",
     "row-sources",
     "dedup",
     "objectives",
+    "rewards",
     "model-sources",
     "model-formats",
     "launchers",
@@ -77,8 +79,12 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
             found=f"plugin {first!r} is {why}",
             remedy=unblock(first, blocked[first]),
         )
-    offered = [each.id for each in known_plugins().values() if name in each.provides.get(point, ())]
-    found, remedy = "nor does the catalog", "`vox plugin list` shows what there is"
+    catalog = known_plugins().values()
+    offered = [each.id for each in catalog if name in each.provides.get(point, ())]
+    names = {each for entry in catalog for each in entry.provides.get(point, ())}
+    names.update(each for plugin in plugins for each in _names(point, plugin))
+    hint = did_you_mean(name, sorted(names))
+    found, remedy = "nor does the catalog", hint or "`vox plugin list` shows what there is"
     if offered:
         found = f"plugin {offered[0]!r} of the catalog does"
         remedy = f"vox plugin install {offered[0]}"
@@ -94,9 +100,11 @@ def write_model(job: WriteModelJob) -> None:
 
 
 def _able(point: str, name: str, plugins: Sequence[Found]) -> list[Found]:
-    return [
-        each for each in plugins if each.manifest and name in each.manifest.provided.get(point, ())
-    ]
+    return [each for each in plugins if name in _names(point, each)]
+
+
+def _names(point: str, plugin: Found) -> Sequence[str]:
+    return plugin.manifest.provided.get(point, ()) if plugin.manifest else ()
 
 
 def usable_plugin(plugin_id: str) -> Found:

@@ -25,7 +25,6 @@ from vox_core.contract import (
     ExecutionPlan,
     Optimizer,
     RunEnd,
-    TrainResult,
     TrainState,
 )
 from vox_core.digests import TOKENIZER_FILES
@@ -36,6 +35,8 @@ from vox_core.run.folder import CARD, MANIFEST
 from vox_core.run.resume import last_step
 
 if TYPE_CHECKING:
+    from vox_core.run.inputs import RunInputs
+    from vox_core.run.loop import Trained
     from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
@@ -77,7 +78,7 @@ class TrainReport:
     warnings: tuple[str, ...] = ()
 
 
-def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
+def write_artifacts(session: Session, result: Trained) -> TrainReport:
     """Write all of it, and end the run."""
     plan, progress, last = session.plan, session.progress, result.state.step
     state, notices = session.controller.at_end(result.state, stopped=result.stopped)
@@ -87,10 +88,8 @@ def write_artifacts(session: Session, result: TrainResult) -> TrainReport:
     before, after = progress.first_and_last
     best_loss = None if progress.best_step is None else progress.best_loss
     made, model, run = plan.execution, plan.inputs.model, plan.run.path
-    _write_adapter(run, plan, state)
-    for name in TOKENIZER_FILES:
-        if (source := model.tokenizer / name).is_file():
-            files.write_bytes(run / name, source.read_bytes())
+    _write_adapter(run, plan.inputs, plan.execution, state)
+    _write_tokenizer(run, model)
     measured = best_loss if state.step == progress.best_step else after
     files.write_text(run / CARD, card(made, model, state.step, before, measured))
     used = checkpoint.origin(plan.run.checkpoints, last).backends
@@ -144,7 +143,8 @@ def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> Sto
     for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
         try:
             with files.atomic_folder(parent / name) as folder:
-                _write_adapter(folder, plan, state, by_path=True)  # no manifest names the base
+                # No manifest names the base.
+                _write_adapter(folder, plan.inputs, plan.execution, state, by_path=True)
         except (StorageError, InputError):
             continue
         fault = f"the adapter after step {state.step} is kept in {parent / name}"
@@ -153,16 +153,36 @@ def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> Sto
     return error.but(faults=[*error.faults, fault], remedy=f"{error.remedy}: {resume}")
 
 
-def _write_adapter(
-    folder: Path, plan: RunPlan, state: TrainState, *, by_path: bool = False
+def write_adapter_folder(
+    folder: Path, inputs: RunInputs, plan: ExecutionPlan, state: TrainState
 ) -> None:
-    model = plan.inputs.model
+    """Write adapter, tokenizer and manifest, for an adapter without a run."""
+    _write_adapter(folder, inputs, plan, state)
+    _write_tokenizer(folder, inputs.model)
+    files.write_json(folder / MANIFEST, manifest(plan, inputs.model, state.step))
+
+
+def _write_tokenizer(folder: Path, model: LocalModel) -> None:
+    for name in TOKENIZER_FILES:
+        if (source := model.tokenizer / name).is_file():
+            files.write_bytes(folder / name, source.read_bytes())
+
+
+def _write_adapter(
+    folder: Path,
+    inputs: RunInputs,
+    plan: ExecutionPlan,
+    state: TrainState,
+    *,
+    by_path: bool = False,
+) -> None:
+    model = inputs.model
     write_adapter(
         folder,
         state.adapter,
         base=str(model.path) if by_path else base_name(model),
         revision=model.revision if model.hub == model.id and not by_path else None,
-        modules=linear_modules(plan.inputs.weights.tensors, model.model_type),
+        modules=linear_modules(inputs.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
 

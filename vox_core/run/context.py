@@ -1,4 +1,4 @@
-"""What the core offers a backend while it works: events, checkpoints, the wish to stop.
+"""What the core offers a backend while it works, and the wish to stop.
 
 A run stops after the step in which a signal came or its time was over; a second signal does not
 wait for the end of the step.
@@ -13,12 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from vox_core.contract import Event, TrainState, World
-
-if TYPE_CHECKING:
-    from vox_core.run.checkpoint_writer import CheckpointWriter
+from vox_core.contract import Event, World
 
 Observe: TypeAlias = Callable[[Event], None]
 
@@ -27,30 +24,13 @@ def ignore(_event: Event) -> None:
     """Observe nothing."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Context:
-    """`vox_core.contract.RunContext` of a single process.
+    """`vox_core.contract.RunContext` of a single process."""
 
-    Args:
-        checkpoints: writes them, or None for work that makes none.
-    """
-
-    seed: int
     scratch: Path
-    observe: Observe = ignore
-    checkpoints: CheckpointWriter | None = None
-    stop_requested: Callable[[], bool] = lambda: False
+    emit: Observe = ignore
     world: World = field(default_factory=World)
-
-    def emit(self, event: Event) -> None:
-        self.observe(event)
-
-    def checkpoint_due(self, step: int) -> bool:
-        return self.checkpoints is not None and self.checkpoints.due(step)
-
-    def checkpoint(self, state: TrainState) -> None:
-        if self.checkpoints is not None:  # an interrupt does not ask
-            self.checkpoints.submit(state)
 
 
 class StoppedAtOnce(KeyboardInterrupt):

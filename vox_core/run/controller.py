@@ -67,7 +67,8 @@ class RunController:
 
     def __call__(self, event: Event) -> Iterator[Notice]:
         """What follows from the event; T001 if too many steps in a row were not finite."""
-        yield from self._losses(event)
+        if self._plan.inputs.objective is None:  # another loss has another scale
+            yield from self._losses(event)
         if isinstance(event, StepSkipped):
             yield from self._skipped(event)
         elif isinstance(event, CheckpointWritten):
@@ -81,7 +82,7 @@ class RunController:
 
         With `--load-best-at-end` it is the best step's, unless the run was stopped before its end.
         """
-        notices = [*self._losses.at_end()]
+        notices = [*self._losses.at_end()] if self._plan.inputs.objective is None else []
         if stopped:
             notices += self._why_stopped()
         step = self._progress.best_step

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vox_core import bounded_json
+from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
@@ -57,7 +58,8 @@ def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
     if not settings.data:
         assumed = assumed_dataset(settings.batch_size, inputs.seq_len)
         return Datasets(in_order(assumed, settings), None)
-    opener, held_out = Opener(inputs.model, inputs.config, inputs.seq_len), inputs.rows.valid
+    opener = Opener(inputs.model, inputs.config, inputs.seq_len, settings.objective_spec)
+    held_out = inputs.rows.valid
     train = in_order(opener.open(inputs.rows.train), settings)
     valid = opener.open(held_out) if held_out else None
     audits = opener.audits(train, valid)
@@ -71,11 +73,13 @@ class Opener:
 
     Args:
         config: the model's config.json.
+        objective: decides which documents a row makes.
     """
 
     model: models.LocalModel
     config: Mapping[str, Any]
     seq_len: int
+    objective: ObjectiveSpec = SFT
 
     @classmethod
     def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
@@ -91,7 +95,8 @@ class Opener:
             progress=progress,
         )
         config = bounded_json.read(model.path / "config.json")
-        return cls(model, config, plan.sequence_length(settings, config))
+        length = plan.sequence_length(settings, config)
+        return cls(model, config, length, settings.objective_spec)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -101,8 +106,14 @@ class Opener:
         self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
     ) -> Dataset:
         """The data set, from the cache or made now; see `open_dataset`."""
-        folder = self.model.tokenizer
-        return open_dataset(files, folder, lambda: self.tokenizer, self.seq_len, progress=progress)
+        return open_dataset(
+            files,
+            self.model.tokenizer,
+            lambda: self.tokenizer,
+            self.seq_len,
+            self.objective,
+            progress=progress,
+        )
 
     def audits(self, train: Dataset, valid: Dataset | None = None) -> dict[str, Audit]:
         """Audits of the masks, by `training` and `validation` as far as there are rows."""
@@ -119,21 +130,23 @@ def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
     """
     if not settings.source and settings.curriculum == "none":
         return dataset
-    sources_D, levels_D, notes = None, None, tuple[str, ...]()
+    first_G = dataset.starts_G1[:-1]
+    sources_G, levels_G, notes = None, None, tuple[str, ...]()
     if settings.source:
         found = [find_split([source.path])[0] for source in settings.source]
         # By place: two sources may bring the same file, which is read for each.
         numbers = [number for number, paths in enumerate(found) for _ in paths]
-        sources_D = np.array(numbers, np.int32)[dataset.files_D]
+        sources_G = np.array(numbers, np.int32)[dataset.files_D[first_G]]
     if settings.curriculum == "difficulty":
-        unknown = int(np.isnan(dataset.difficulty_D).sum())
-        _require_some_difficulty(len(dataset) - unknown)
-        levels_D = filled(dataset.difficulty_D)
+        difficulty_G = dataset.difficulty_D[first_G]
+        unknown = int(np.isnan(difficulty_G).sum())
+        _require_some_difficulty(dataset.groups - unknown)
+        levels_G = filled(difficulty_G)
         if unknown:
-            said = f"{unknown} of {len(dataset)} documents do not say how difficult they are, and"
+            said = f"{unknown} of {dataset.groups} documents do not say how difficult they are, and"
             notes = (f"{said} are trained among those of the middle",)
     weights = tuple(source.weight for source in settings.source)
-    ordering = Ordering(len(dataset), weights, sources_D, levels_D)
+    ordering = Ordering(dataset.groups, weights, sources_G, levels_G)
     if settings.source:
         _require_all_trained(ordering, settings.source)
     return dataset.ordered(ordering, notes)

@@ -13,21 +13,27 @@ from typing import TYPE_CHECKING, Any
 from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.data.chosen import Chosen, Tell, choose_rows
+from vox_core.data.sides import learns_from_answers, load_reward, objective_of
 from vox_core.data.split import find_split
+from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import ConfigError
 from vox_core.host import Request, explain
 from vox_core.host.seen import Seen
 from vox_core.run.backend import choose_for
 from vox_core.run.plan import sequence_length, settled_quant
+from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.run.sources import Fetching, resolve_model
 from vox_core.weights import open_weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vox_core import models
     from vox_core.config import TrainSettings
-    from vox_core.contract import Quant
+    from vox_core.contract import Objective, Quant, Reward
     from vox_core.host import Origin, Selection
     from vox_core.host.load import Backend
+    from vox_core.run.start import Start
     from vox_core.weights import Weights
 
 
@@ -42,6 +48,10 @@ class RunInputs:
         seq_len: in tokens.
         backend: loaded; `selection` says why it was chosen.
         seen: plugins and hardware, as they were when the backend was chosen.
+        objective: None for supervised training.
+        reward: judges the answers that the model learns from; None where nothing does.
+        teacher: whom the model learns from; None without one.
+        start: the adapter to start from; None for a seeded one.
     """
 
     rows: Chosen
@@ -53,6 +63,10 @@ class RunInputs:
     backend: Backend
     selection: Selection
     seen: Seen
+    objective: Objective | None = None
+    reward: Reward | None = None
+    teacher: ModelReference | None = None
+    start: Start | None = None
 
 
 def read_inputs(
@@ -62,6 +76,7 @@ def read_inputs(
     progress: models.Progress | None = None,
     *,
     only_planned: bool = False,
+    start: Start | None = None,
 ) -> RunInputs:
     """Read everything.
 
@@ -69,21 +84,29 @@ def read_inputs(
         origin: where `settings.backend` was said, for the words of an error.
         resumed_from: id of the backend of the run that is resumed.
         only_planned: nothing will be trained, so there may be no data.
+        start: the adapter that the settings name, with its base.
 
     Raises:
         InputError: the first thing that is wrong.
     """
+    objective = objective_of(settings.objective_spec)
+    _require_rollouts(settings, objective)
+    reward = load_reward(settings.reward) if settings.reward else None
     rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, origin, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
     if refusal := explain(request, seen=seen).refusal:
         raise refusal
-    model = resolve_model(
-        settings.model,
-        revision=settings.revision,
-        template=settings.template,
-        progress=fetching,
+    model = (
+        start.source.base
+        if start
+        else resolve_model(
+            settings.model,
+            revision=settings.revision,
+            template=settings.template,
+            progress=fetching,
+        )
     )
     if fetching.happened:  # which may have taken an hour: other memory is free by now
         seen = Seen()
@@ -94,7 +117,21 @@ def read_inputs(
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = bounded_json.read(model.path / "config.json")
     seq_len = sequence_length(settings, config)
-    return RunInputs(rows, model, weights, config, quant, seq_len, backend, selection, seen)
+    return RunInputs(
+        rows,
+        model,
+        weights,
+        config,
+        quant,
+        seq_len,
+        backend,
+        selection,
+        seen,
+        objective,
+        reward,
+        _teacher(settings, model.tokenizer, fetching),
+        start,
+    )
 
 
 def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
@@ -123,6 +160,62 @@ def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
             remedy="leave out --valid-share or --valid; of a folder, name its train.jsonl",
         )
     return choose_rows(train, valid, settings.policy(), tell, settings.fields)
+
+
+def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> None:
+    """Refuse what the objective needs and has not got, or has and does not need (C004)."""
+    needs = objective.needs if objective else frozenset()
+    found, remedy = "", ""
+    for need, setting in (("rewards", "reward"), ("teacher", "teacher")):
+        given = getattr(settings, setting) is not None
+        if given != (need in needs):
+            found = f"--{setting}" if given else f"no --{setting}"
+            remedy = f"leave out --{setting}" if given else f"add --{setting}"
+    if objective and learns_from_answers(objective):
+        if settings.dropout:
+            found = "--dropout, which makes another model of the one that answers"
+            remedy = "leave out --dropout"
+        if settings.rollouts < objective.min_rollouts:
+            found = f"--rollouts {settings.rollouts}"
+            remedy = f"use --rollouts {objective.min_rollouts} or more"
+        if settings.max_steps % settings.updates:
+            found = f"--max-steps {settings.max_steps} with --updates {settings.updates}"
+            remedy = "make --max-steps a multiple of --updates"
+    elif settings.updates > 1:
+        found, remedy = f"--updates {settings.updates}", "leave out --updates"
+    if found:
+        raise ConfigError(
+            "C004",
+            "the settings do not fit the objective",
+            where=f"--objective {settings.objective}",
+            found=found,
+            expected=f"what it needs: {', '.join(sorted(needs)) or 'documents alone'}",
+            remedy=remedy,
+        )
+
+
+def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> ModelReference | None:
+    """Find the teacher.
+
+    Raises:
+        ConfigError: C004, it has another tokenizer.
+    """
+    if settings.teacher is None:
+        return None
+    teacher = resolve_reference(settings.teacher, progress=fetching)
+    found, expected = (
+        load_tokenizer(folder).get_vocab() for folder in (teacher.base.tokenizer, tokenizer)
+    )
+    if found != expected:
+        raise ConfigError(
+            "C004",
+            "the teacher has another tokenizer",
+            where=f"--teacher {settings.teacher}",
+            found=f"a vocabulary of {len(found):,} tokens",
+            expected=f"that of --model, {len(expected):,} tokens",
+            remedy="choose a teacher of the same family",
+        )
+    return teacher
 
 
 def _request(settings: TrainSettings, origin: Origin | None, resumed_from: str | None) -> Request:

@@ -1,27 +1,47 @@
-"""`vox generate` and `vox chat`: a model, its chat template and its voice."""
+"""Load a model with its chat template, and answer conversations, one or many at once."""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core import bounded_json, models
 from vox_core.config import SamplingSettings
-from vox_core.contract import LoadedModel, LoadJob, Notice, Sampling
+from vox_core.contract import AdapterState, DType, LoadJob, Model, Notice
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
+from vox_core.digests import CONFIG_FILE, folder_digest
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request
+from vox_core.host.probe import Hardware
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.generate import (
+    CACHE_SHARE,
+    ROWS_ON_ACCELERATOR,
+    ROWS_ON_CPU,
+    Finish,
+    Generator,
+    Prompt,
+    Token,
+    cache_bytes,
+)
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
-from vox_core.run.reference import resolve_reference
+from vox_core.run.reference import adapter_digest, resolve_reference
+from vox_core.run.sampling import Sampling
+from vox_core.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ADAPTER = "adapter"
+Message: TypeAlias = "Mapping[str, Any]"
+"""`role` and `content`, and what else the chat template reads."""
 
 
 class Answer:
@@ -35,70 +55,129 @@ class Answer:
 
     def __init__(self, prompt_tokens: int, pieces: Callable[[Answer], Iterator[str]]) -> None:
         self.prompt_tokens, self.completion_tokens = prompt_tokens, 0
-        self.finish_reason: Literal["stop", "length"] = "length"
+        self.finish_reason: Finish = "length"
         self._pieces = pieces(self)
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished answer; the counts are those of `Answer`.
+
+    Args:
+        tokens: every generated token, the end-of-turn token included.
+        log_probs: of each of `tokens`, before any sampling parameter; empty unless requested.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: Finish
+    tokens: Sequence[int] = ()
+    log_probs: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A conversation as tokens, with everything that decides the answer except the model."""
+
+    tokens: Sequence[int]
+    sampling: Sampling
+    stop: Sequence[str]
+
+
 class OpenModel:
     """A loaded model that answers conversations.
 
-    Attributes:
-        title: what is loaded, for people.
+    Args:
+        title: base model and adapter, for display.
+        positions: tokens that the model can read; None: no limit.
+        identity: returns the digest of weights, adapter and precision.
     """
 
     def __init__(
         self,
         title: str,
-        model: LoadedModel,
+        generator: Generator,
         tokenizer: PreTrainedTokenizerBase,
         settings: SamplingSettings,
+        *,
+        adapter: str | None = None,
         positions: int | None = None,
+        identity: Callable[[], str] = str,
     ) -> None:
-        self.title, self._positions = title, positions
-        self._model, self._tokenizer = model, tokenizer
-        self._stop_tokens, self._settings = end_of_turn_ids(tokenizer), settings
+        self.title, self.identity = title, identity
+        self._generator, self._adapter, self._positions = generator, adapter, positions
+        self._tokenizer, self._settings = tokenizer, settings
+        self._stop_tokens = end_of_turn_ids(tokenizer)
 
-    def reply(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        row: int = 0,
-        settings: SamplingSettings | None = None,
-    ) -> Answer:
-        """The answer; another one for another row, unless it is greedy.
+    def question(
+        self, messages: Sequence[Message], row: int = 0, settings: SamplingSettings | None = None
+    ) -> Question:
+        """Render a conversation.
 
         Args:
+            row: gives the answer random numbers of its own.
             settings: of sampling, where they differ from those that the model was loaded with.
 
         Raises:
             DataError: D005, the chat template refuses the conversation; D007, it is too long.
         """
-        import numpy as np
-
         chosen = settings or self._settings
-        prompt = prompt_tokens(self._tokenizer, messages, chosen.system)
-        sampling = self._sampling(chosen, len(prompt), row)
-        tokens = self._model.generate(np.asarray(prompt, np.int64), sampling)
+        tokens = prompt_tokens(self._tokenizer, messages, chosen.system)
+        return Question(tokens, self._sampling(chosen, len(tokens), row), chosen.stop)
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        row: int = 0,
+        settings: SamplingSettings | None = None,
+    ) -> Answer:
+        """Answer a conversation while the answer is read; see `question`."""
+        question = self.question(messages, row, settings)
+        text = self._text(question)
 
         def pieces(answer: Answer) -> Iterator[str]:
-            return _before_stop(self._decoded(tokens, answer), chosen.stop, answer)
+            for token in self._generator.generate([self._prompt(question, text)]):
+                answer.completion_tokens = text.tokens
+                answer.finish_reason = token.finish or "length"
+                if piece := text.take(everything=token.finish is not None):
+                    yield piece
 
-        return Answer(len(prompt), pieces)
+        return Answer(len(question.tokens), pieces)
 
-    def _decoded(self, tokens: Iterator[int], answer: Answer) -> Iterator[str]:
-        from tokenizers.decoders import DecodeStream
+    def replies(
+        self, questions: Sequence[Question], *, log_probs: bool = False
+    ) -> Iterator[tuple[int, Reply]]:
+        """Answer many conversations together; yield index and answer, in the order in which the
+        answers end."""
+        texts = [self._text(question) for question in questions]
+        generated: list[list[Token]] = [[] for _ in questions]
+        prompts = map(self._prompt, questions, texts)
+        for token in self._generator.generate(prompts, log_probs=log_probs):
+            generated[token.row].append(token)
+            if token.finish:
+                question, text = questions[token.row], texts[token.row]
+                row, generated[token.row] = generated[token.row], []
+                yield (
+                    token.row,
+                    Reply(
+                        text.take(everything=True),
+                        len(question.tokens),
+                        text.tokens,
+                        token.finish,
+                        tuple(each.id for each in row),
+                        tuple(each.log_prob for each in row if each.log_prob is not None),
+                    ),
+                )
 
-        stream = DecodeStream(skip_special_tokens=True)
-        backend = cast("Any", self._tokenizer).backend_tokenizer
-        for token in tokens:
-            if token in self._stop_tokens:
-                answer.finish_reason = "stop"
-                return
-            answer.completion_tokens += 1
-            if piece := stream.step(backend, token):
-                yield piece
+    def _text(self, question: Question) -> _Text:
+        return _Text(self._tokenizer, self._stop_tokens, question.stop)
+
+    def _prompt(self, question: Question, text: _Text) -> Prompt:
+        return Prompt(question.tokens, question.sampling, text.add, self._adapter)
 
     def _sampling(self, settings: SamplingSettings, prompt_tokens: int, row: int) -> Sampling:
         """With no more tokens than the model has positions for."""
@@ -123,27 +202,58 @@ class OpenModel:
         )
 
 
-def _before_stop(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
-    """`pieces` up to the first of `stops`."""
-    held = ""
-    for piece in pieces:
-        held += piece
-        if found := [at for stop in stops if (at := held.find(stop)) >= 0]:
-            answer.finish_reason = "stop"
-            held = held[: min(found)]
-            break
-        # What may be the beginning of a stop text is held back.
-        begun = [n for stop in stops for n in range(len(stop)) if held.endswith(stop[:n])]
-        kept = max(begun, default=0)
-        if ready := held[: len(held) - kept]:
-            yield ready
-        held = held[len(held) - kept :]
-    if held:
-        yield held
+class _Text:
+    """The text of an answer, from its tokens, up to the end of the turn or the first stop text.
+
+    Attributes:
+        tokens: number of tokens, the end-of-turn token not counted.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_tokens: Collection[int],
+        stops: Sequence[str],
+    ) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._backend = cast("Any", tokenizer).backend_tokenizer
+        self._stop_tokens, self._stops = stop_tokens, stops
+        self._held = ""
+        self.tokens = 0
+
+    def add(self, token: int) -> bool:
+        """Append a token; return whether the answer ends with it."""
+        if token in self._stop_tokens:
+            return True
+        self.tokens += 1
+        before = len(self._held)
+        self._held += self._stream.step(self._backend, token) or ""
+        if len(self._held) == before:
+            return False
+        if found := [at for stop in self._stops if (at := self._held.find(stop)) >= 0]:
+            self._held = self._held[: min(found)]
+            return True
+        return False
+
+    def take(self, *, everything: bool) -> str:
+        """Return the text that was not taken yet.
+
+        Args:
+            everything: also its end, if a stop text may begin there.
+        """
+        begun = [
+            n for stop in self._stops for n in range(len(stop)) if self._held.endswith(stop[:n])
+        ]
+        kept = 0 if everything else max(begun, default=0)
+        ready = self._held[: len(self._held) - kept]
+        self._held = self._held[len(ready) :]
+        return ready
 
 
 def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], system: str | None
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], system: str | None
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant speaks.
 
@@ -205,17 +315,43 @@ def open_model(
     )
     backend, selection = choose_for(request, source.weights)
     observe(Notice(selection.why))
-    job = LoadJob(
-        model=source.base.path,
-        dtype=resolve_dtype(settings.dtype, selection.hardware),
-        adapter=source.adapter,
-        quant=quant,
-    )
-    with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
-        model = backend.load(job, Context(settings.seed, Path(scratch), observe))
-        try:
-            title = source.base.id + (" + adapter" if source.adapter else "")
-            longest = positions(bounded_json.read(source.base.path / "config.json"))
-            yield OpenModel(title, model, tokenizer, settings, longest)
-        finally:
-            model.close()
+    dtype = resolve_dtype(settings.dtype, selection.hardware)
+    job = LoadJob(model=source.base.path, dtype=dtype, quant=quant)
+    config = bounded_json.read(source.base.path / CONFIG_FILE)
+    with (
+        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+        closing(backend.load(job, Context(Path(scratch), observe))) as model,
+        closing(
+            batch_generator(model, config, dtype, selection.hardware, source.weights)
+        ) as generator,
+    ):
+        if source.adapter:
+            model.add_adapter(ADAPTER, source.adapter)
+        yield OpenModel(
+            source.base.id + (" + adapter" if source.adapter else ""),
+            generator,
+            tokenizer,
+            settings,
+            adapter=ADAPTER if source.adapter else None,
+            positions=positions(config),
+            identity=lambda: _identity(job, source.adapter),
+        )
+
+
+def batch_generator(
+    model: Model, config: Mapping[str, Any], dtype: DType, hardware: Hardware, weights: Weights
+) -> Generator:
+    """Return a generator whose KV cache has `CACHE_SHARE` of the memory that the weights leave."""
+    device = hardware.devices[0] if hardware.devices else None
+    rows = ROWS_ON_CPU if device is None or device.tag == "cpu" else ROWS_ON_ACCELERATOR
+    free = device and (device.available_bytes or device.memory_bytes)
+    each = cache_bytes(config, dtype)
+    if not free or not each:
+        return Generator(model, rows)
+    return Generator(model, rows, int(CACHE_SHARE * max(0, free - weights.nbytes)) // each)
+
+
+def _identity(job: LoadJob, adapter: AdapterState | None) -> str:
+    """Return the digest of everything of a loaded model that decides its answers."""
+    base = f"{folder_digest(job.model)} {job.dtype} {job.quant}"
+    return adapter_digest(base, adapter) if adapter else hashlib.sha256(base.encode()).hexdigest()

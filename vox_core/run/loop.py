@@ -1,73 +1,155 @@
-"""Train: the steps of a run in their order, handed to the backend with a writer of checkpoints."""
+"""The loop of `vox train`: steps in their order, validations, checkpoints, and the wish to stop."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vox_core.contract import (
     Event,
+    ExecutionPlan,
+    LoadJob,
+    ObjectiveMetrics,
     OptimizerSpec,
     Step,
     StepDone,
+    Trainer,
     TrainJob,
-    TrainResult,
+    TrainState,
+    Validation,
+    probe_document,
 )
-from vox_core.data.batching import epochs_after, make_step_batches, validation_batches
+from vox_core.data.batching import (
+    StepBatches,
+    cut_groups,
+    documents_in_step,
+    epochs_after,
+    make_step_batches,
+    validation_batches,
+)
+from vox_core.data.sides import learns_from_answers
 from vox_core.errors import StorageError
 from vox_core.run.artifacts import emergency_save, versions
 from vox_core.run.checkpoint import BackendUse, Origin, Retention
 from vox_core.run.checkpoint_writer import CheckpointWriter, Due
 from vox_core.run.context import Context
+from vox_core.run.learner import NAME, Learner, Untouched, before_update
+from vox_core.run.objective import total_weight
+from vox_core.run.reference_scores import References
+from vox_core.run.rollouts import Rollouts, Scorer, require_same_model
+from vox_core.run.start import REFERENCE
 
 if TYPE_CHECKING:
+    from vox_core.contract import Floats
+    from vox_core.data.encode import Document
     from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
 
-def run_training(session: Session) -> TrainResult:
-    """Take every step, or stop on the way, and write the last checkpoint. WorkError if a step, a
-    checkpoint or the backend failed."""
-    plan, controller, metrics = session.plan, session.controller, session.metrics
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """The state after the last step taken; `stopped` if more were planned."""
+
+    state: TrainState
+    stopped: bool
+
+
+def run_training(session: Session) -> Trained:
+    """Take every step, or stop on the way, and write the last checkpoint.
+
+    Raises:
+        WorkError: a step, a checkpoint or the backend failed.
+    """
+    with contextlib.closing(_checkpoint_writer(session)) as writer:
+        session.controller.settle = writer.settle
+        trained = _take_steps(session, writer)
+        try:
+            writer.finish(trained.state)
+        except StorageError as error:
+            raise emergency_save(error, session.plan, trained.state) from error
+    return trained
+
+
+def _take_steps(session: Session, writer: CheckpointWriter) -> Trained:
+    plan, start = session.plan, session.start
+    first = next(steps_of(plan, start.step + 1), None)
+    if first is None or session.progress.exhausted:  # killed before all was written
+        return Trained(start, stopped=False)
 
     def emit(event: Event) -> None:
-        session.emit(metrics.measured(event) if isinstance(event, StepDone) else event)
+        session.emit(session.metrics.measured(event) if isinstance(event, StepDone) else event)
 
-    with (
-        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
-        contextlib.closing(_checkpoint_writer(session)) as writer,
-    ):
-        controller.settle = writer.settle
-        context = Context(
-            seed=plan.contract.seed,
-            scratch=Path(scratch),
-            observe=emit,
-            checkpoints=writer,
-            stop_requested=controller.stop_requested,
+    contract, inputs = plan.contract, plan.inputs
+    job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
+    dtype, updates = plan.execution.dtype, plan.settings.updates
+    check = partial(require_same_model, dtype=dtype, updates=updates)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
+        context = Context(Path(scratch), emit)
+        trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
+        learner = Learner(
+            trainer,
+            start,
+            contract.optimizer,
+            contract.seed,
+            objective=inputs.objective,
+            one_pass=inputs.backend.one_pass,
+            check=check if learns_from_answers(inputs.objective) else None,
         )
-        # Killed after its last step, before all was written: there is none to take.
-        steps = () if session.progress.exhausted else steps_of(plan, session.start.step + 1)
-        made, valid = plan.execution, plan.data.valid
-        job = TrainJob(
-            plan=made,
-            model=plan.inputs.model.path,
-            steps=iter(steps),
-            start=session.start,
-            validation=validation_batches(valid, made.micro_batch_tokens, made.packing)
-            if valid
-            else (),
-        )
-        result = plan.inputs.backend.train(job, context)
+        source = stack.enter_context(_source(plan, trainer, context))
         try:
-            writer.finish(result.state)
-        except StorageError as error:
-            raise emergency_save(error, plan, result.state) from error
-    return result
+            stopped = _follow(session, writer, learner, source, emit)
+        except Untouched:
+            if _at_boundary(plan, learner.step):
+                writer.submit(learner.state())
+            raise
+        return Trained(learner.state(), stopped and learner.step < contract.total_steps)
+
+
+def _follow(
+    session: Session,
+    writer: CheckpointWriter,
+    learner: Learner,
+    source: StepSource,
+    emit: Callable[[Event], None],
+) -> bool:
+    """Take the steps, with validations and checkpoints; return whether the run was stopped.
+
+    The state after a step is complete, with all its events sent, before the next one begins; an
+    interrupt before that step's update keeps it.
+    """
+    plan = session.plan
+
+    def validate() -> None:
+        emit(Validation(learner.step, source.validation_loss(learner)))
+
+    if learner.step == 0 and plan.data.valid is not None:
+        validate()
+    for step in steps_of(plan, learner.step + 1, source):
+        done = learner.take(step)
+        if measured := {**source.metrics, **learner.metrics}:
+            emit(ObjectiveMetrics(step.number, measured))
+        emit(done)
+        if not _at_boundary(plan, learner.step):
+            continue  # neither validated nor kept: a run cannot go on from here
+        if step.evaluate:
+            validate()
+        if writer.due(learner.step):
+            writer.submit(learner.state())
+        if session.controller.stop_requested():
+            return True
+    return False
+
+
+def _at_boundary(plan: RunPlan, step: int) -> bool:
+    """Whether a run can go on from the state after `step`: it has no answers left to learn from."""
+    return step % plan.settings.updates == 0
 
 
 def is_validated(step: int, total: int, every: int) -> bool:
@@ -91,28 +173,119 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     return spec.lr * (1 - done) if spec.schedule == "linear" else spec.lr
 
 
-def steps_of(plan: RunPlan, first: int) -> Iterator[Step]:
-    """The steps from `first` on."""
-    made, dataset = plan.execution, plan.data.train
-    contract, every = made.contract, plan.settings.eval_every
+def steps_of(plan: RunPlan, first: int, source: StepSource | None = None) -> Iterator[Step]:
+    """The steps from `first` on.
+
+    Args:
+        source: of their batches; None: the documents, without what an objective compares them with.
+    """
+    contract, every = plan.contract, plan.settings.eval_every
     total, validated = contract.total_steps, plan.data.valid is not None
+    source = source or Documents(plan)
     for number in range(first, total + 1):
-        batches, weight = make_step_batches(
-            dataset,
-            number,
-            batch_size=contract.batch_size,
-            micro_batch_tokens=made.micro_batch_tokens,
-            seed=contract.seed,
-            packing=made.packing,
-        )
+        with before_update():
+            batches, weight, groups = source.batches(number)
         yield Step(
             number=number,
             batches=batches,
             total_weight=weight,
             lr=learning_rate(contract.optimizer, number, total),
             evaluate=validated and is_validated(number, total, every),
-            epoch=epochs_after(contract.data.rows, contract.batch_size, number),
+            epoch=_epochs_after(plan, number),
+            groups=groups,
         )
+
+
+def _epochs_after(plan: RunPlan, step: int) -> float:
+    """Return the epochs finished after `step`; several updates on the same answers count once."""
+    contract, updates = plan.contract, plan.settings.updates
+    return epochs_after(contract.data.rows, contract.batch_size, step) / updates
+
+
+class StepSource(Protocol):
+    """Where the batches of a run come from: its documents, or the model's own answers."""
+
+    metrics: Mapping[str, float]
+
+    def batches(self, number: int) -> StepBatches:
+        """Return batches, total weight and groups of the step `number`."""
+        ...
+
+    def validation_loss(self, learner: Learner) -> float:
+        """Return the loss over the validation rows."""
+        ...
+
+
+class Documents:
+    """Batches of a run's documents.
+
+    Args:
+        references: None if no objective needs them, or the batches are only looked at.
+    """
+
+    def __init__(self, plan: RunPlan, references: References | None = None) -> None:
+        self._plan, self._references = plan, references
+        self.metrics: Mapping[str, float] = {}
+
+    def batches(self, number: int) -> StepBatches:
+        made, contract, dataset = self._plan.execution, self._plan.contract, self._plan.data.train
+        if self._plan.inputs.objective is None:
+            batches, weight = make_step_batches(
+                dataset,
+                number,
+                batch_size=contract.batch_size,
+                micro_batch_tokens=made.micro_batch_tokens,
+                seed=contract.seed,
+                packing=made.packing,
+            )
+            return batches, weight, ()
+        size, seed = contract.batch_size, contract.seed
+        chosen = documents_in_step(dataset, size, seed, number).tolist()
+        scores = [self._references.train[index] for index in chosen] if self._references else ()
+        documents = [dataset[index] for index in chosen]
+        return _compared(made, documents, scores)
+
+    def validation_loss(self, learner: Learner) -> float:
+        made, valid = self._plan.execution, self._plan.data.valid
+        assert valid is not None
+        if self._plan.inputs.objective is None:
+            batches = validation_batches(valid, made.micro_batch_tokens, made.packing)
+            return learner.evaluate(batches)
+        every = range(len(valid))
+        scores = [self._references.valid[index] for index in every] if self._references else ()
+        parts, _, groups = _compared(made, valid[:], scores)
+        return learner.evaluate(parts, groups)
+
+
+def _compared(
+    made: ExecutionPlan, documents: Sequence[Document], scores: Sequence[Floats]
+) -> StepBatches:
+    batches, groups = cut_groups(documents, made.micro_batch_tokens, made.packing, scores)
+    return batches, total_weight(batches), groups
+
+
+@contextlib.contextmanager
+def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepSource]:
+    needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
+    if "rollouts" not in needs:
+        compared = "reference" in needs
+        yield Documents(plan, References.of(plan, trainer, context.emit) if compared else None)
+        return
+    with contextlib.ExitStack() as stack:
+        reference: Scorer | None = None
+        if "reference" in needs:
+            if start := plan.inputs.start:
+                trainer.add_adapter(REFERENCE, start.adapter)
+            reference = partial(trainer.log_probs, adapter=REFERENCE if start else None)
+        if teacher := plan.inputs.teacher:
+            job = LoadJob(teacher.base.path, plan.execution.dtype, teacher.quant)
+            model = stack.enter_context(contextlib.closing(plan.inputs.backend.load(job, context)))
+            if teacher.adapter:
+                model.add_adapter(NAME, teacher.adapter)
+            reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
+        if reward := plan.inputs.reward:
+            stack.callback(reward.close)
+        yield Rollouts(plan, trainer, reference)
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:
@@ -139,7 +312,7 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
             steps=settings.save_every,
             minutes=settings.save_minutes,
             epochs=settings.save_epochs,
-            epoch_of=partial(epochs_after, contract.data.rows, contract.batch_size),
+            epoch_of=partial(_epochs_after, session.plan),
         ),
         retention=Retention(settings.keep, settings.keep_every),
         progress=session.progress,

@@ -121,7 +121,7 @@ def merge(
     backend, selection = choose(request, seen=seen)
     observe(Notice(selection.why))
     with tempfile.TemporaryDirectory(prefix="vox-") as scratch, files.atomic_folder(out) as folder:
-        context = Context(0, Path(scratch), observe)
+        context = Context(Path(scratch), observe)
         merger = _Merger(source, source.adapter, onto, trained, backend, context, dtype)
         with _plain_place(folder, settings.quant) as plain:
             proof = merger.run(plain)
@@ -253,8 +253,8 @@ class _Merger:
 
     def _logits(self, folder: Path, adapter: AdapterState | None = None) -> Floats:
         """float32 logits (T, V) of a plain folder on the text of the proof."""
-        job = LoadJob(model=folder, dtype="fp32", adapter=adapter, streamed=True)
-        return probe_logits(self.backend, job, self.context, self.probe_T)
+        job = LoadJob(model=folder, dtype="fp32", streamed=True)
+        return probe_logits(self.backend, job, self.context, self.probe_T, adapter)
 
 
 def _as_stored(weights: Weights, dtype: DType | None) -> Weights:

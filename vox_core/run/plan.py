@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core.adapter.targets import (
@@ -26,9 +27,12 @@ from vox_core.contract import (
     OptimizerSpec,
     OrderSpec,
     Quant,
+    RolloutSpec,
 )
 from vox_core.data.batching import steps_for
+from vox_core.data.sides import learns_from_answers
 from vox_core.errors import PlanError
+from vox_core.hashes import file_sha256
 from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
@@ -124,12 +128,12 @@ def make_plan(
         PlanError: P002 for unknown target modules; P001 with every other reason why not.
     """
     train, valid = data.train, data.valid
-    documents, batch_size = len(train), settings.batch_size
+    rows, batch_size = train.groups, settings.batch_size
     contract = FineTuneContract(
         model=model,
         data=DataIdentity(
             digest=train.digest,
-            rows=documents,
+            rows=rows,
             tokens=train.tokens,
             trained_tokens=train.trained_tokens,
             valid_digest=valid.digest if valid else None,
@@ -141,6 +145,7 @@ def make_plan(
             dropout=settings.dropout,
             targets=settings.targets,
             modules_to_save=settings.modules_to_save,
+            start=inputs.start.digest if inputs.start else None,
         ),
         quant=inputs.quant,
         optimizer=OptimizerSpec(
@@ -153,10 +158,13 @@ def make_plan(
         ),
         batch_size=batch_size,
         seq_len=inputs.seq_len,
-        total_steps=settings.max_steps or steps_for(documents, batch_size, settings.epochs),
+        total_steps=settings.max_steps
+        or settings.updates * steps_for(rows, batch_size, settings.epochs),
         seed=settings.seed,
         policy=settings.policy(),
         order=train.ordering.spec() if train.ordering else OrderSpec(),
+        objective=settings.objective_spec,
+        rollouts=rollout_spec(settings, inputs),
     )
     saved, trained = _modules(contract, inputs)
     selection, manifest = inputs.selection, inputs.backend.found.manifest
@@ -177,6 +185,24 @@ def make_plan(
         gradient_checkpointing=settings.gradient_checkpointing,
         longest=max(each.longest for each in (train, valid) if each),
         packing="rows" if pads else "end-to-end",
+    )
+
+
+def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
+    """How the model answers prompts to learn from; the default if it does not."""
+    if not learns_from_answers(inputs.objective):
+        return RolloutSpec()
+    reward = settings.reward or ""
+    file, colon, function = reward.rpartition(":")
+    if colon:
+        reward = f"{Path(file).name}:{function} {file_sha256(Path(file))}"
+    return RolloutSpec(
+        reward,
+        settings.rollouts,
+        settings.rollout_tokens,
+        settings.rollout_temperature,
+        settings.updates,
+        inputs.teacher.digest() if inputs.teacher else "",
     )
 
 

@@ -23,6 +23,7 @@ are checked.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +88,19 @@ def probe_tokens(tokenizer: PreTrainedTokenizerBase) -> Ints:
     return np.asarray(tokenizer(PROBE)["input_ids"][:MAX_PROBE_TOKENS], np.int64)
 
 
-def probe_logits(backend: Backend, job: LoadJob, context: RunContext, tokens_T: Ints) -> Floats:
-    """float32 logits (T, V) of the model that `job` names, which is loaded for them alone."""
-    model = backend.load(job, context)
-    try:
-        return model.logits(tokens_T)
-    finally:
-        model.close()
+def probe_logits(
+    backend: Backend,
+    job: LoadJob,
+    context: RunContext,
+    tokens_T: Ints,
+    adapter: AdapterState | None = None,
+) -> Floats:
+    """Load a model, return its float32 logits (T, V), and close it."""
+    with closing(backend.load(job, context)) as model:
+        if adapter is None:
+            return model.logits(tokens_T)
+        model.add_adapter("adapter", adapter)
+        return model.logits(tokens_T, "adapter")
 
 
 def distance(merged_TV: Floats, other_TV: Floats) -> float:

@@ -7,6 +7,7 @@ and held against it: another base is refused, not tried.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -53,6 +54,11 @@ class ModelReference:
         said = self.manifest.get("quant")
         return next((quant for quant in get_args(Quant) if quant == said), "none")
 
+    def digest(self) -> str:
+        """Return the SHA-256 of the base's weights and of the adapter, in hex."""
+        base = folder_digest(self.base.path)
+        return base if self.adapter is None else adapter_digest(base, self.adapter)
+
     @property
     def trained_in(self) -> DType | None:
         """The dtype that the run computed in; None where no manifest says it."""
@@ -71,18 +77,32 @@ class ModelReference:
         return MlxBase(self.base.model_type, self.modules, self.shapes)
 
 
+def adapter_digest(base: str, adapter: AdapterState) -> str:
+    """Return the SHA-256 of a digest and everything of an adapter that decides results, in hex."""
+    sha256 = hashlib.sha256(base.encode())
+    for name, value in sorted(adapter.tensors().items()):
+        sha256.update(f"{name} {value.shape}".encode())
+        sha256.update(value.tobytes())
+    for path in sorted(adapter.modules):
+        sha256.update(f"{path} {adapter.scale(path)}".encode())
+    return sha256.hexdigest()
+
+
 def resolve_reference(
     reference: str,
     *,
     base: str | None = None,
     adapter: str | None = None,
+    revision: str | None = None,
+    template: str | Path | None = None,
     progress: models.Progress | None = None,
 ) -> ModelReference:
     """Find base and adapter.
 
     Args:
-        base: base model to use instead of the one the adapter names.
+        base: base model to use instead of the one the adapter names; `revision` is of it.
         adapter: adapter folder to use instead, or `none`.
+        template: chat template to use instead of the adapter's.
 
     Raises:
         AdapterError: A001 to A003.
@@ -90,9 +110,9 @@ def resolve_reference(
     """
     named = _adapter_folder(Path(reference))
     chosen = named if adapter is None else None if adapter == NO_ADAPTER else Path(adapter)
-    template = _template(chosen or named)
+    template = template or _template(chosen or named)
     model = (
-        _base_model(named, base, template, progress)
+        _base_model(named, base, revision, template, progress)
         if named
         else resolve_model(reference, template=template, progress=progress)
     )
@@ -160,11 +180,15 @@ def _template(folder: Path | None) -> Path | None:
 
 
 def _base_model(
-    folder: Path, override: str | None, template: Path | None, progress: models.Progress | None
+    folder: Path,
+    override: str | None,
+    revision: str | None,
+    template: str | Path | None,
+    progress: models.Progress | None,
 ) -> models.LocalModel:
     """The base that an adapter names: by path if that is still there, else by id."""
     if override:
-        return resolve_model(override, template=template, progress=progress)
+        return resolve_model(override, revision=revision, template=template, progress=progress)
     described = _base_described(folder)
     if (path := described.get("path")) and Path(path).is_dir():
         found = resolve_model(path, template=template, progress=progress)

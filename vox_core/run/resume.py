@@ -32,6 +32,7 @@ from vox_core.run.folder import (
     PREFLIGHT,
     RECORD,
     SKIPPED,
+    START,
     RunFolder,
     numbered,
     step_of,
@@ -54,6 +55,7 @@ _FLAGS_OF = {
     "model.tokenizer_digest": "--model or --template: the tokenizer",
     "model.config_digest": "--model: config.json",
     "optimizer.name": "--optimizer",
+    "adapter.start": "--adapter",
     "order": "--source or --curriculum",
     "order.curriculum": "--curriculum",
     "order.weights": "--source: the weights",
@@ -223,6 +225,8 @@ def merge_settings(settings: TrainSettings, previous: PreviousRun | None) -> Tra
     kept = {**previous.plan["settings"], **kept}
     if "template" in kept and (own := previous.run.path / TEMPLATE).is_file():
         kept["template"] = own  # whatever became of the file that it was copied from
+    if "adapter" in kept and (own := previous.run.path / START).is_dir():
+        kept["adapter"] = own
     if "epochs" in given and "max_steps" not in given:
         kept.pop("max_steps", None)  # it would win
     if "data" in given and "source" not in given:
@@ -288,7 +292,7 @@ def is_new(run: RunFolder) -> bool:
     """Nothing is there, or what a process left that died before it had written its plan."""
     if not run.path.exists():
         return True
-    left = (LOCK, OWNER, PREFLIGHT, SKIPPED)  # the plan comes after it
+    left = (LOCK, OWNER, PREFLIGHT, SKIPPED, START)  # the plan comes after it
     return run.path.is_dir() and all(
         path.name in left or path.name.startswith(TEMPORARY_PREFIX) for path in run.path.iterdir()
     )

@@ -27,6 +27,7 @@ from vox_core.run.inputs import RunInputs, read_inputs
 from vox_core.run.resume import PreviousRun
 from vox_core.run.sanity import rate_warning
 from vox_core.run.sources import Sources, data_files, model_files
+from vox_core.run.start import starting_adapter
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -153,6 +154,8 @@ def plan_run(
     settings = resume.merge_settings(settings, previous)
     if refresh:
         _require_measurable(settings, only_planned, goes_on=previous is not None and not auto)
+    start = starting_adapter(settings, progress)
+    settings = start.adopted(settings) if start else settings
     run = RunFolder(Path(settings.resume or settings.out or folder.default_path(settings.model)))
     folder.require_free(run)
     if previous is None and not auto:
@@ -167,11 +170,14 @@ def plan_run(
         previous.backend if previous else None,
         progress,
         only_planned=only_planned and not previous,
+        start=start,
     )
     data = build_datasets(settings, inputs)
     hashed, model, weights = hashed or previous is not None, inputs.model, inputs.weights
     identity = models.identity(model) if hashed else models.unhashed(model)
     execution = plan.make_plan(settings, inputs, data, identity)
+    if start:
+        start.require_same(execution)
     sources: Sources = {
         "data": data_files(inputs.rows.train),
         "valid": data_files(inputs.rows.valid),

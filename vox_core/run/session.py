@@ -33,7 +33,7 @@ from vox_core.contract import (
 from vox_core.data.templated import TEMPLATE
 from vox_core.errors import InputError, StorageError, WorkError
 from vox_core.host.observers import Observers
-from vox_core.run import checkpoint, folder, resume
+from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
 from vox_core.run.dequantised_base import seeded
@@ -193,12 +193,17 @@ class Session:
             files.write_text(path / folder.SKIPPED, "".join(rows))
         if templated := plan.inputs.model.templated:  # a resumed run reads this copy
             files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
+        if start := plan.inputs.start:
+            start.write(path, artifacts.manifest(plan.execution, plan.inputs.model, 0)["base"])
         planned = {"planned": plan.pinned} if plan.pinned else {}
         files.write_json(path / folder.PLAN, {**resume.metadata(plan), **planned})
         return self._beginning()
 
     def _beginning(self) -> TrainState:
-        return TrainState(0, seeded(self.plan.execution, self.plan.inputs.weights))
+        inputs = self.plan.inputs
+        if inputs.start:
+            return TrainState(0, inputs.start.adapter)
+        return TrainState(0, seeded(self.plan.execution, inputs.weights))
 
     def _resumed(self) -> TrainState:
         """The newest good checkpoint's state; the plan is kept."""

@@ -44,6 +44,7 @@ _IN_JSON: dict[object, Any] = {
     float: float | None,  # null: not a finite number
     tuple[str, ...]: list[str],
     Mapping[str, int]: dict[str, _Count],
+    Mapping[str, float]: dict[str, float | None],
 }
 
 
@@ -96,6 +97,8 @@ def models() -> dict[str, type[BaseModel]]:
 
 def finite(value: Any) -> Any:
     """The value; None for a float that is not finite, as JSON has it."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

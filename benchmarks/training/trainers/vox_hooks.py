@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,13 @@ from vox_core.contract import (
     StepDone,
     TrainJob,
     TrainState,
+    probe_document,
 )
 from vox_core.data.batching import micro_batches, to_batch
 from vox_core.data.encode import Document
 from vox_core.host import Request, Selection, choose
 from vox_core.run.context import Context
+from vox_core.run.learner import Learner
 from vox_core.weights import WeightFolder
 
 _END_TO_END = ("vox's own", "documents end to end")
@@ -42,22 +45,28 @@ def train(task: Task, diary: Diary) -> None:
     steps = _documents(task)
     plan = _plan(task, selection, [d for step in steps for d in step])
     start = TrainState(0, read_adapter(Path(task.adapter)))
-    job = TrainJob(plan, Path(task.model), [_step(task, n, s) for n, s in enumerate(steps)], start)
+    made = [_step(task, index, step) for index, step in enumerate(steps)]
+    job = TrainJob(plan, Path(task.model), probe_document(made[0].batches))
 
     mlx = task.trainer == "vox-mlx"
     diary.attention, diary.layout = ("mlx", "padded rows") if mlx else _END_TO_END
 
     def observe(event: Event) -> None:
-        if isinstance(event, StepDone):
-            diary.step(event.loss)
-        elif isinstance(event, Notice) and "padded rows" in event.message:
+        if isinstance(event, Notice) and "padded rows" in event.message:
             diary.attention, diary.layout = _PADDED
 
-    with tempfile.TemporaryDirectory() as scratch:
-        context = Context(plan.contract.seed, Path(scratch), observe)
-        result = backend.train(job, context)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        closing(backend.train(job, Context(Path(scratch), observe))) as trainer,
+    ):
+        learner = Learner(trainer, start, plan.contract.optimizer, plan.contract.seed)
+        for step in made:
+            done = learner.take(step)
+            if isinstance(done, StepDone):
+                diary.step(done.loss)
+        trained = learner.state()
     linear = linear_modules(WeightFolder(Path(task.model)).tensors, model_type(Path(task.model)))
-    write_adapter(Path(task.out), result.state.adapter, base=task.model, modules=linear)
+    write_adapter(Path(task.out), trained.adapter, base=task.model, modules=linear)
 
 
 def _request(task: Task) -> Request:

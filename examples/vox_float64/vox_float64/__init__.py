@@ -21,13 +21,13 @@ from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
     from vox_core.contract import (
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
     )
 
 
@@ -38,7 +38,7 @@ class Backend:
         self._engine = Engine(DeviceProfile("cpu", prepare=compute_in_float64))
 
     @hookimpl
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
         return self._engine.train(job, context)
 
     @hookimpl
@@ -46,7 +46,7 @@ class Backend:
         return self._engine.merge(job)
 
     @hookimpl
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         return self._engine.load(job)
 
 

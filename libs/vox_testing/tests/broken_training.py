@@ -1,81 +1,44 @@
-"""Ways to break training: other work, another start, another plan, other words.
+"""Ways to break training: other batches, another update, another state, another plan.
 
-Each stands before the right hook and is given it: `train(right, job, context)`.
+As in broken_models.py, each is a method of `mutant.answering`, or makes several.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from vox_core.contract import (
-    AdapterState,
-    Batch,
-    RunContext,
-    Step,
-    StepDone,
-    TrainJob,
-    TrainResult,
-    TrainState,
-)
-from vox_core.contract.loop import NotFinite
-from vox_core.weights import numpy_dtype
+from vox_core.contract import AdapterState, Batch, Trainer, TrainJob, TrainState, Update
 
-Train = Callable[[TrainJob, RunContext], TrainResult]
+if TYPE_CHECKING:
+    from libs.vox_testing.tests.mutant import Train
+
+NAME = "adapter"
 
 
-# --- training on other work -----------------------------------------------------------------------
+# --- other batches --------------------------------------------------------------------------------
 
 
-def on_steps(change: Callable[[Step, TrainJob], Step]) -> Any:
-    """Train on changed steps, and tell the learning rates that were asked for."""
+def on_batches(change: Callable[[Batch], Batch]) -> Any:
+    """Accumulate other batches, and return what was wanted of them."""
 
-    def train(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-        asked: dict[int, float] = {}
+    def accumulate(right: Any, batch: Batch, *args: Any) -> Any:
+        return np.where(batch.scored_T, right.accumulate(change(batch), *args), 0)
 
-        def steps() -> Iterator[Step]:
-            for step in job.steps:
-                asked[step.number] = step.lr
-                yield change(step, job)
-
-        def tell(event: Any) -> None:
-            is_step = isinstance(event, StepDone)
-            context.emit(replace(event, lr=asked[event.step]) if is_step else event)
-
-        return right(replace(job, steps=steps()), Listening(context, emit=tell))
-
-    return train
+    return accumulate
 
 
-def on_batches(change: Callable[[Batch], Batch], weigh_again: bool = False) -> Any:
-    def changed(step: Step, _job: TrainJob) -> Step:
-        batches = tuple(change(batch) for batch in step.batches)
-        weight = float(sum(batch.weights_T.sum() for batch in batches))
-        return replace(
-            step, batches=batches, total_weight=weight if weigh_again else step.total_weight
-        )
-
-    return on_steps(changed)
-
-
-def mean_of_means(step: Step, _job: TrainJob) -> Step:
-    share = step.total_weight / len(step.batches)
-    batches = tuple(
-        replace(
-            batch, weights_T=batch.weights_T * np.float32(share / max(batch.weights_T.sum(), 1))
-        )
-        for batch in step.batches
+def weighing(change: Callable[[Any], Any]) -> Any:
+    """Accumulate with other weights."""
+    return on_batches(
+        lambda batch: replace(batch, weights_T=change(batch.weights_T).astype(np.float32))
     )
-    return replace(step, batches=batches)
-
-
-def one_document(batch: Batch) -> Batch:
-    return replace(batch, starts_D=batch.starts_D[:1])
 
 
 def into_the_next_document(batch: Batch) -> Batch:
@@ -85,112 +48,208 @@ def into_the_next_document(batch: Batch) -> Batch:
     return replace(batch, targets_T=targets_T, weights_T=weights_T)
 
 
-def first_hundred(batch: Batch) -> Batch:
-    """Tokens of each document."""
+def scored_is_trained(batch: Batch) -> Batch:
+    idle = batch.scored_T & (batch.weights_T == 0)
+    return replace(batch, weights_T=np.where(idle, 1, batch.weights_T).astype(np.float32))
+
+
+def mean_of_means(weights_T: Any) -> Any:
+    return weights_T / max(float(np.abs(weights_T).sum()), 1.0)
+
+
+def first_hundred(right: Any, batch: Batch, *args: Any) -> Any:
+    """Cut each document after 100 tokens."""
     kept = [np.arange(len(batch.tokens_T))[document][:100] for document in batch.documents()]
     which = np.concatenate(kept)
     starts_D = np.cumsum([0, *(len(each) for each in kept[:-1])])
-    return Batch(batch.tokens_T[which], batch.targets_T[which], batch.weights_T[which], starts_D)
+    cut = Batch(batch.tokens_T[which], batch.targets_T[which], batch.weights_T[which], starts_D)
+    found_T = np.zeros(len(batch.tokens_T), np.float32)
+    found_T[which] = right.accumulate(cut, *args)
+    return found_T
 
 
-def every_token(batch: Batch) -> Batch:
-    return replace(batch, weights_T=np.ones_like(batch.weights_T))
+def seeded(change: Callable[[int], int]) -> Any:
+    return lambda right, batch, seed, *args: right.accumulate(batch, change(seed), *args)
 
 
-def trained_or_not(batch: Batch) -> Batch:
-    return replace(batch, weights_T=(batch.weights_T > 0).astype(np.float32))
+def by_count() -> dict[str, Any]:
+    """The seed is the number of calls."""
+    calls = itertools.count()
+    return {"accumulate": seeded(lambda seed: next(calls))}
 
 
-def finite(batch: Batch) -> Batch:
-    return replace(batch, weights_T=np.nan_to_num(batch.weights_T, posinf=0.0))
+def returning(change: Callable[[Any, Batch], Any]) -> Any:
+    def accumulate(right: Any, batch: Batch, *args: Any) -> Any:
+        return change(right.accumulate(batch, *args), batch)
+
+    return accumulate
 
 
-def without_bias_correction(step: Step, job: TrainJob) -> Step:
-    spec, number = job.plan.contract.optimizer, step.number
-    factor = (1 - spec.beta1**number) / math.sqrt(1 - spec.beta2**number)
-    return replace(step, lr=step.lr * factor)
+def weigh_before(right: Any, batch: Batch, seed: int, learner: str, weigh: Any = None) -> Any:
+    """Weights from log-probabilities without dropout."""
+    if weigh is None:
+        return right.accumulate(batch, seed, learner)
+    weights_T = weigh(right.log_probs(batch, learner))
+    return right.accumulate(replace(batch, weights_T=weights_T), seed, learner)
 
 
-def constant_rate(step: Step, job: TrainJob) -> Step:
-    return replace(step, lr=job.plan.contract.optimizer.lr)
+def weigh_twice(right: Any, batch: Batch, seed: int, learner: str, weigh: Any = None) -> Any:
+    def twice(log_probs_T: Any) -> Any:
+        weigh(log_probs_T)
+        return weigh(log_probs_T)
+
+    return right.accumulate(batch, seed, learner, weigh and twice)
 
 
-# --- training from another start, by another plan -------------------------------------------------
+def weigh_ignored(right: Any, batch: Batch, seed: int, learner: str, weigh: Any = None) -> Any:
+    if weigh is None:
+        return right.accumulate(batch, seed, learner)
+    weigh(right.log_probs(batch, learner, seed))
+    return right.accumulate(batch, seed, learner)
 
 
-def from_start(change: Callable[[TrainState], TrainState]) -> Any:
-    """Train from a changed start; alpha and method come back as they were given."""
+# --- another update -------------------------------------------------------------------------------
 
-    def train(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-        result = right(replace(job, start=change(job.start)), context)
-        adapter = job.start.adapter.with_tensors(result.state.adapter.tensors())
-        return replace(result, state=replace(result.state, adapter=adapter))
 
-    return train
+def updating(change: Callable[[Update], Update]) -> Any:
+    return lambda right, update, learner: right.update(change(update), learner)
+
+
+def without_bias_correction(update: Update) -> Update:
+    factor = (1 - update.beta1**update.number) / math.sqrt(1 - update.beta2**update.number)
+    return replace(update, lr=update.lr * factor)
+
+
+def counted() -> dict[str, Any]:
+    """The backend numbers updates itself, from the state on."""
+    number: dict[str, int] = {}
+
+    def add_learner(right: Any, name: str, state: TrainState) -> None:
+        number[name] = state.updates
+        right.add_learner(name, state)
+
+    def update(right: Any, update: Update, learner: str) -> float:
+        number[learner] += 1
+        return float(right.update(replace(update, number=number[learner]), learner))
+
+    return {"add_learner": add_learner, "update": update}
+
+
+def norm_before_division(right: Any, update: Update, learner: str) -> float:
+    return float(right.update(update, learner) * update.total_weight)
+
+
+def norm_after_clipping(right: Any, update: Update, learner: str) -> float:
+    norm = right.update(update, learner)
+    return float(min(norm, update.clip) if update.clip else norm)
+
+
+def applied_anyway(right: Any, update: Update, learner: str) -> float:
+    """An infinite norm is returned, and something is changed."""
+    norm = right.update(update, learner)
+    if not math.isfinite(norm):
+        _move(right, learner, lambda name, value: value * np.float32(1.001))
+    return float(norm)
+
+
+def applied_with_a_finite_loss() -> dict[str, Any]:
+    """The gradient's norm is not looked at, only the log-probabilities and weights are."""
+    finite: list[bool] = []
+
+    def accumulate(right: Any, batch: Batch, *args: Any) -> Any:
+        finite.append(bool(np.isfinite(batch.weights_T).all()))
+        return right.accumulate(batch, *args)
+
+    def update(right: Any, update: Update, learner: str) -> float:
+        skipped = not all(finite)
+        finite.clear()
+        return (
+            float(right.update(update, learner))
+            if skipped
+            else applied_anyway(right, update, learner)
+        )
+
+    return {"accumulate": accumulate, "update": update}
+
+
+def kept_after(*methods: str, only_failed: bool = False) -> Any:
+    """What was accumulated stays after these methods."""
+
+    def made() -> dict[str, Any]:
+        pending: list[tuple[Any, ...]] = []
+
+        def accumulate(right: Any, *args: Any) -> Any:
+            pending.append(args)
+            return right.accumulate(*args)
+
+        def then(name: str) -> Any:
+            def method(right: Any, *args: Any) -> Any:
+                result = getattr(right, name)(*args)
+                if name in methods and not (only_failed and math.isfinite(result)):
+                    finite = [each for each in pending if np.isfinite(each[0].weights_T).all()]
+                    for each in finite:
+                        right.accumulate(*each)
+                pending.clear()
+                return result
+
+            return method
+
+        return {"accumulate": accumulate, "update": then("update"), "discard": then("discard")}
+
+    return made
+
+
+def undecayed(kind: str) -> Any:
+    """Tensors whose names end so do not decay."""
+
+    def update(right: Any, update: Update, learner: str) -> float:
+        before = right.state(learner).adapter.tensors()
+        norm = right.update(update, learner)
+        rate = np.float32(update.lr * update.weight_decay)
+        _move(right, learner, lambda n, v: v + rate * before[n] if n.endswith(kind) else v)
+        return float(norm)
+
+    return update
+
+
+def _move(right: Any, learner: str, change: Callable[[str, Any], Any]) -> None:
+    state = right.state(learner)
+    values = {name: change(name, value) for name, value in state.adapter.tensors().items()}
+    right.remove_learner(learner)
+    right.add_learner(learner, replace(state, adapter=state.adapter.with_tensors(values)))
+
+
+# --- another state --------------------------------------------------------------------------------
+
+
+def learning_from(change: Callable[[TrainState], TrainState]) -> Any:
+    """Learn from another start; method, alpha and names come back as they were given."""
+
+    def made() -> dict[str, Any]:
+        given: dict[str, AdapterState] = {}
+
+        def add_learner(right: Any, name: str, state: TrainState) -> None:
+            given[name] = state.adapter
+            right.add_learner(name, change(state))
+
+        def state(right: Any, name: str) -> TrainState:
+            found = right.state(name)
+            values = {**given[name].tensors(), **found.adapter.tensors()}
+            moments = {n: (np.zeros_like(v), np.zeros_like(v)) for n, v in values.items()}
+            adapter = given[name].with_tensors(values)
+            return replace(
+                found,
+                adapter=adapter,
+                moments={**moments, **found.moments} if found.moments else {},
+            )
+
+        return {"add_learner": add_learner, "state": state}
+
+    return made
 
 
 def with_adapter(change: Callable[[AdapterState], AdapterState]) -> Any:
-    return from_start(lambda state: replace(state, adapter=change(state.adapter)))
-
-
-def by_plan(part: str, **changes: Any) -> Any:
-    """Train by a plan whose `part` ("plan", or a field of its contract) is changed."""
-
-    def train(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-        plan, contract = job.plan, job.plan.contract
-        if part == "plan":
-            return right(replace(job, plan=replace(plan, **changes)), context)
-        changed = replace(getattr(contract, part), **changes)
-        plan = replace(plan, contract=replace(contract, **{part: changed}))
-        return right(replace(job, plan=plan), context)
-
-    return train
-
-
-def leaving_gradients(trainer: Any, step: Step) -> tuple[float, float]:
-    """`Trainer._finite_gradients`, which forgets nothing."""
-    loss, norm = trainer._gradients(step, 1.0, step.batches)
-    if not math.isfinite(loss):
-        raise NotFinite(loss, norm)
-    return loss, norm
-
-
-def squared_dropout(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-    rate = job.plan.contract.adapter.dropout
-    return by_plan("adapter", dropout=rate**2)(right, job, context)  # type: ignore[no-any-return]
-
-
-_dropout = torch.nn.functional.dropout
-
-
-def unscaled_dropout(x: Any, p: float, *others: Any) -> Any:
-    return _dropout(x, p, *others) * (1 - p)
-
-
-def unscaled(adapter: AdapterState) -> AdapterState:
-    modules = {p: replace(m, alpha=float(m.rank)) for p, m in adapter.modules.items()}
-    return AdapterState("lora" if adapter.method == "rslora" else adapter.method, modules)
-
-
-def alpha_over_r(adapter: AdapterState) -> AdapterState:
-    return replace(adapter, method="lora" if adapter.method == "rslora" else adapter.method)
-
-
-def without_effect(adapter: AdapterState) -> AdapterState:
-    modules = {p: replace(m, B_OR=np.zeros_like(m.B_OR)) for p, m in adapter.modules.items()}
-    return replace(adapter, modules=modules)
-
-
-def without_magnitude(adapter: AdapterState) -> AdapterState:
-    modules = {p: replace(m, magnitude_O=None) for p, m in adapter.modules.items()}
-    return AdapterState("lora" if adapter.method == "dora" else adapter.method, modules)
-
-
-def rounded(adapter: AdapterState) -> AdapterState:
-    short = numpy_dtype("BF16")
-    return adapter.with_tensors(
-        {name: value.astype(short).astype(np.float32) for name, value in adapter.tensors().items()}
-    )
+    return learning_from(lambda state: replace(state, adapter=change(state.adapter)))
 
 
 def another_A(adapter: AdapterState) -> AdapterState:
@@ -206,79 +265,158 @@ def a_B(adapter: AdapterState) -> AdapterState:
     return replace(adapter, modules=modules)
 
 
-# --- training that listens or speaks otherwise ----------------------------------------------------
+def without_moments(right: Any, learner: str) -> TrainState:
+    return replace(right.state(learner), moments={})
 
 
-class Listening:
-    """A context with some of its attributes changed."""
+def one_update_old() -> dict[str, Any]:
+    old: dict[str, TrainState] = {}
 
-    def __init__(self, context: RunContext, **changed: Any) -> None:
-        self._context, self._changed = context, changed
+    def update(right: Any, update: Update, learner: str) -> float:
+        old[learner] = right.state(learner)
+        return float(right.update(update, learner))
 
-    def __getattr__(self, name: str) -> Any:
-        return self._changed[name] if name in self._changed else getattr(self._context, name)
+    def state(right: Any, learner: str) -> TrainState:
+        return old.get(learner) or right.state(learner)
+
+    return {"update": update, "state": state}
 
 
-def listening(change: Callable[[RunContext], dict[str, Any]]) -> Any:
-    def train(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-        return right(job, Listening(context, **change(context)))
+def views() -> dict[str, Any]:
+    """States that were returned change with the learner."""
+    returned: list[TrainState] = []
+
+    def state(right: Any, learner: str) -> TrainState:
+        found = right.state(learner)
+        for each in returned:
+            for name, value in each.adapter.tensors().items():
+                np.copyto(value, found.adapter.tensors()[name])
+        returned.append(found)
+        return found  # type: ignore[no-any-return]
+
+    return {"state": state}
+
+
+def in_place() -> dict[str, Any]:
+    """The state that was given changes."""
+    given: dict[str, TrainState] = {}
+
+    def add_learner(right: Any, name: str, state: TrainState) -> None:
+        given[name] = state
+        right.add_learner(name, state)
+
+    def update(right: Any, update: Update, learner: str) -> float:
+        norm = right.update(update, learner)
+        values = right.state(learner).adapter.tensors()
+        for name, value in given[learner].adapter.tensors().items():
+            np.copyto(value, values[name])
+        return float(norm)
+
+    return {"add_learner": add_learner, "update": update}
+
+
+def as_it_was() -> dict[str, Any]:
+    """Scores and rows of a learner are those of its start."""
+
+    def add_learner(right: Any, name: str, state: TrainState) -> None:
+        right.add_learner(name, state)
+        right.add_adapter("start", state.adapter)
+
+    def name(adapter: str | None) -> str | None:
+        return "start" if adapter == NAME else adapter
+
+    return {
+        "add_learner": add_learner,
+        "log_probs": lambda right, batch, adapter=None, seed=None: right.log_probs(
+            batch, name(adapter), seed
+        ),
+        "insert": lambda right, row, tokens_T, adapter=None: right.insert(
+            row, tokens_T, name(adapter)
+        ),
+    }
+
+
+def of_the_first() -> dict[str, Any]:
+    """Gradients go to the learner that was added first."""
+    learners: list[str] = []
+
+    def add_learner(right: Any, name: str, state: TrainState) -> None:
+        learners.append(name)
+        right.add_learner(name, state)
+
+    def accumulate(right: Any, batch: Batch, seed: int, learner: str) -> Any:
+        right.accumulate(batch, seed, learners[0])
+        return right.log_probs(batch, learner, seed)
+
+    return {"add_learner": add_learner, "accumulate": accumulate}
+
+
+def of_all(method: str) -> Any:
+    """`update` or `discard` of one learner is that of all."""
+
+    def made() -> dict[str, Any]:
+        learners: list[str] = []
+
+        def add_learner(right: Any, name: str, state: TrainState) -> None:
+            learners.append(name)
+            right.add_learner(name, state)
+
+        def call(right: Any, *args: Any) -> Any:
+            *update, learner = args
+            for other in learners:
+                if other != learner:
+                    getattr(right, method)(*update, other)
+            return getattr(right, method)(*args)
+
+        return {"add_learner": add_learner, method: call}
+
+    return made
+
+
+# --- another plan ---------------------------------------------------------------------------------
+
+
+def by_plan(part: str, **changes: Any) -> Any:
+    """Train by a plan whose `part` ("plan", or a field of its contract) is changed."""
+
+    def train(right: Train, job: TrainJob) -> Trainer:
+        plan, contract = job.plan, job.plan.contract
+        if part == "plan":
+            return right(replace(job, plan=replace(plan, **changes)))
+        changed = replace(getattr(contract, part), **changes)
+        return right(
+            replace(job, plan=replace(plan, contract=replace(contract, **{part: changed})))
+        )
 
     return train
 
 
-def telling(kind: type, change: Callable[[Any], Any]) -> Any:
-    """Emit events of `kind` changed; None is not emitted."""
-
-    def emit_through(context: RunContext) -> dict[str, Any]:
-        def emit(event: Any) -> None:
-            if (told := change(event) if isinstance(event, kind) else event) is not None:
-                context.emit(told)
-
-        return {"emit": emit}
-
-    return listening(emit_through)
+def squared_dropout(right: Train, job: TrainJob) -> Trainer:
+    rate = job.plan.contract.adapter.dropout
+    return by_plan("adapter", dropout=rate**2)(right, job)  # type: ignore[no-any-return]
 
 
-def one_step_old(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-    states: list[TrainState] = []
-
-    def keep(state: TrainState) -> None:
-        states.append(state)
-        if context.checkpoint_due(state.step):
-            context.checkpoint(state)
-
-    heard = Listening(context, checkpoint=keep, checkpoint_due=lambda step: True)
-    result = right(job, heard)
-    old = states[-2] if len(states) > 1 else job.start
-    return replace(result, state=replace(old, step=result.state.step))
+_dropout = torch.nn.functional.dropout
 
 
-def without_moments(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-    result = right(job, context)
-    return replace(result, state=replace(result.state, moments={}))
+def unscaled_dropout(x: Any, p: float, *others: Any) -> Any:
+    return _dropout(x, p, *others) * (1 - p)
 
 
-def checkpoints_that_change(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-    kept: list[TrainState] = []
-
-    def keep(state: TrainState) -> None:
-        kept.append(state)
-        context.checkpoint(state)
-
-    result = right(job, Listening(context, checkpoint=keep))
-    for state in kept:
-        for name, value in state.adapter.tensors().items():
-            np.copyto(value, result.state.adapter.tensors()[name])
-    return result
-
-
-def changing_its_start(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
-    result = right(job, context)
-    for name, value in job.start.adapter.tensors().items():
-        np.copyto(value, result.state.adapter.tensors()[name])
-    return result
+def base_part_undropped(module: Any, active_adapter: str, x: Any, result: Any, **_: Any) -> Any:
+    """`DoraLinearVariant.forward` of PEFT, whose base part sees the input whole."""
+    dora = module.lora_magnitude_vector[active_adapter]
+    return result + dora(
+        module.lora_dropout[active_adapter](x),
+        lora_A=module.lora_A[active_adapter],
+        lora_B=module.lora_B[active_adapter],
+        scaling=module.scaling[active_adapter],
+        base_layer=module.get_base_layer(),
+        base_result=result,
+        adapter_name=active_adapter,
+    )
 
 
-def printing(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
+def printing(right: Train, job: TrainJob) -> Trainer:
     print("training")  # noqa: T201 - what this mutant is for
-    return right(job, context)
+    return right(job)

@@ -1,30 +1,30 @@
 """A backend with one thing broken, made out of a right one.
 
-A mutant stands before the hooks of the CPU backend: it hands on another job, listens to another
-context, or changes what comes back, and in everything else it is the backend that it wraps. Where
-what is to be broken lies inside the engine, it replaces one name there.
+A mutant stands before the hooks of the CPU backend: it hands on another job, or changes methods of
+the model that comes back, and in everything else it is the backend that it wraps. Where what is to
+be broken lies inside the engine, it replaces one name there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vox_core.contract import (
-    LoadedModel,
     LoadJob,
     MergeJob,
     MergeResult,
+    Model,
     RunContext,
+    Trainer,
     TrainJob,
-    TrainResult,
 )
 from vox_core.hookspecs import hookimpl
 
-if TYPE_CHECKING:
-    from libs.vox_testing.tests.broken_results import Load, Merge
-    from libs.vox_testing.tests.broken_training import Train
+Train = Callable[[TrainJob], Trainer]
+Merge = Callable[[MergeJob], MergeResult]
+Load = Callable[[LoadJob], Model]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Mutant:
     """What is broken, and by which test it is caught.
 
     Args:
-        train, merge, load: called with the right hook and its arguments.
+        train, merge, load: called with the right hook and its job.
         patch: name inside the engine, and what stands there instead.
         quantises: the right backend is `Quantising`, and declares every quantisation.
     """
 
     caught_by: str
-    train: Callable[[Train, TrainJob, RunContext], TrainResult] | None = None
+    train: Callable[[Train, TrainJob], Trainer] | None = None
     merge: Callable[[Merge, MergeJob], MergeResult] | None = None
-    load: Callable[[Load, LoadJob], LoadedModel] | None = None
+    load: Callable[[Load, LoadJob], Model] | None = None
     patch: tuple[str, object] | None = None
     quantises: bool = False
 
@@ -52,22 +52,49 @@ class Mutated:
         self._backend, self._mutant = backend, mutant
 
     @hookimpl
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
-        right = self._backend.vox_train
-        return (
-            self._mutant.train(right, job, context) if self._mutant.train else right(job, context)
-        )
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
+        return self._call("train", job, context)  # type: ignore[no-any-return]
 
     @hookimpl
     def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:
-        def right(job: MergeJob) -> MergeResult:
-            return self._backend.vox_merge(job, context)
-
-        return self._mutant.merge(right, job) if self._mutant.merge else right(job)
+        return self._call("merge", job, context)  # type: ignore[no-any-return]
 
     @hookimpl
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
-        def right(job: LoadJob) -> LoadedModel:
-            return self._backend.vox_load(job, context)
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:
+        return self._call("load", job, context)  # type: ignore[no-any-return]
 
-        return self._mutant.load(right, job) if self._mutant.load else right(job)
+    def _call(self, operation: str, job: Any, context: RunContext) -> Any:
+        right, change = getattr(self._backend, f"vox_{operation}"), getattr(self._mutant, operation)
+        if change is None:
+            return right(job, context)
+        return change(lambda other: right(other, context), job)
+
+
+def _through(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if change := self._changes.get(name):
+            return change(self._right, *args, **kwargs)
+        return getattr(self._right, name)(*args, **kwargs)
+
+    return method
+
+
+_METHODS = sorted({*Trainer.__abstractmethods__, "peak_memory"})
+_Through: Any = type("_Through", (Trainer,), {name: _through(name) for name in _METHODS})
+
+
+class Changed(_Through):  # type: ignore[misc]
+    """A model with some methods changed: each is called with the right model and its arguments."""
+
+    def __init__(self, right: Any, **changes: Callable[..., Any]) -> None:
+        self._right, self._changes = right, changes
+
+
+def answering(**changes: Callable[..., Any]) -> Any:
+    """Train or load with changed methods."""
+    return lambda right, job: Changed(right(job), **changes)
+
+
+def remembering(made: Callable[[], dict[str, Callable[..., Any]]]) -> Any:
+    """The same, with methods made for each model, which may share what they remember."""
+    return lambda right, job: Changed(right(job), **made())

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from vox_core.adapter.targets import format_of, quantised_modules
-from vox_core.contract import Quant, RunContext, TrainJob, TrainResult
+from vox_core.contract import Quant, RunContext, Trainer, TrainJob
 from vox_core.weights import WEIGHTS, WeightFolder, write_safetensors
 from vox_testing.quantised import round_trip
 
 if TYPE_CHECKING:
-    from libs.vox_testing.tests.broken_training import Train
+    from libs.vox_testing.tests.mutant import Train
 
 QUANTISATIONS: tuple[Quant, ...] = get_args(Quant)
 
@@ -28,7 +28,7 @@ class Quantising:
         self.vox_merge, self.vox_load = backend.vox_merge, backend.vox_load
         self._backend = backend
 
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
         quant = job.plan.contract.quant
         if quant == "none":
             return self._right(job, context)
@@ -48,18 +48,18 @@ class Quantising:
             plan = replace(job.plan, contract=plain)
             return self._right(replace(job, model=Path(folder), plan=plan), context)
 
-    def _right(self, job: TrainJob, context: RunContext) -> TrainResult:
-        result: TrainResult = self._backend.vox_train(job, context)
-        return result
+    def _right(self, job: TrainJob, context: RunContext) -> Trainer:
+        trainer: Trainer = self._backend.vox_train(job, context)
+        return trainer
 
 
 def as_quantisation(quant: Quant) -> Any:
     """Whatever quantisation was asked for, train on this one."""
 
-    def train(right: Train, job: TrainJob, context: RunContext) -> TrainResult:
+    def train(right: Train, job: TrainJob) -> Trainer:
         if job.plan.contract.quant == "none":
-            return right(job, context)
+            return right(job)
         contract = replace(job.plan.contract, quant=quant)
-        return right(replace(job, plan=replace(job.plan, contract=contract)), context)
+        return right(replace(job, plan=replace(job.plan, contract=contract)))
 
     return train

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vox_core.cli import failures, root
-from vox_core.errors import BackendError, PluginError
+from vox_core.errors import BackendError, ConfigError, PluginError
 from vox_testing import check as testing_check
 from vox_testing import suite
 from vox_testing.check import CORE, Outcome, check
@@ -30,7 +30,7 @@ MANIFEST = """
 id = "{id}"
 name = "{id}"
 version = "0.1.0"
-api = "1.0"
+api = "2.0"
 licence = "MIT"
 """
 NOT_YET = "[requires]\n"
@@ -87,10 +87,10 @@ def test_what_is_not_declared_is_skipped_and_says_so(tmp_path: Path) -> None:
 
 SOME = """
 from vox_testing.suite import (
+    test_accumulate_returns_the_log_probs,
     test_logits_are_the_references,
     test_merged_weights_are_the_formula,
     test_the_loss_falls,
-    test_the_loss_is_that_of_base_and_adapter,
 )
 """
 
@@ -115,8 +115,8 @@ def test_what_is_declared_and_broken_fails(
     assert (code, told["id"], told["ok"]) == (1, "broken", False)
     assert found["the loss falls"]["status"] == "failed"
     assert "backend 'broken' failed in vox_train" in found["the loss falls"]["detail"]
-    assert found["the loss is that of base and adapter [dora]"] == {
-        "check": "the loss is that of base and adapter [dora]",
+    assert found["accumulate returns the log probs [dora]"] == {
+        "check": "accumulate returns the log probs [dora]",
         "status": "skipped",
         "detail": "not declared: method dora",
     }
@@ -132,6 +132,24 @@ def test_the_table_and_the_exit_code(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert failed.split("  ")[1].strip() == "importing the package does nothing"
     assert "importing vox_x_noisy wrote to stdout" in failed
     assert out.splitlines()[-1].startswith("noisy: 3 passed")
+
+
+def test_checks_are_chosen_as_pytest_chooses_tests(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(project(tmp_path, "chosen", "print('hello')\n" + HOOKS))
+    outcomes = check(folder, only="manifest or hook")[1]
+    assert {each.check for each in outcomes} == {"the manifest is valid", "every hook is there"}
+    assert failures.run(root, ["plugin", "check", folder, "-k", "hook"]) == 0
+    assert failures.run(root, ["plugin", "check", folder, "-x", "-k", "importing or hook"]) == 1
+    assert "0 passed, 0 skipped, 1 failed" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("expression", ["no-such-check", "merge and"])
+def test_an_expression_that_chooses_nothing_is_refused(tmp_path: Path, expression: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(str(project(tmp_path, "unchosen")), only=expression)
+    assert (caught.value.code, caught.value.found) == ("VOX-C002", expression)
 
 
 def test_a_plugin_of_which_nothing_was_checked_has_not_passed(

@@ -23,6 +23,7 @@ from vox_testing.jobs import curve, plan, start, stirred
 from vox_testing.llama import write_llama
 from vox_testing.quantised import round_trip
 from vox_testing.reference import Reference
+from vox_testing.suite.configurations import MODELS
 
 THEIRS = """
 import json, pathlib, sys
@@ -36,13 +37,18 @@ TOKENS = np.arange(5, 69, dtype=np.int64)
 ANGLES = 4e-6
 
 
-def test_the_reference_is_transformers_llama(tmp_path: Path) -> None:
-    folder = write_llama(tmp_path)
+@pytest.mark.parametrize("configuration", MODELS)
+def test_the_reference_is_transformers_llama(tmp_path: Path, configuration: str) -> None:
+    """In every configuration, each of which makes a difference."""
+    folder = write_llama(tmp_path / "away", **MODELS[configuration])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     with torch.no_grad():
         expected = model(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
     found = Reference.of(folder).logits(TOKENS)
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < ANGLES
+    default = Reference.of(write_llama(tmp_path / "default")).logits(TOKENS)
+    same = configuration == "no head_dim"  # the quotient is the default
+    assert (np.linalg.norm(found - default) == 0) == same
 
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora"])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vox_core.api.host import discover
-from vox_core.errors import BackendError, PluginError
+from vox_core.errors import BackendError, ConfigError, PluginError
 from vox_core.hookspecs import ENTRY_POINTS
 from vox_testing.guard import Overdue, call
 from vox_testing.subject import find
@@ -30,13 +30,15 @@ from vox_testing.subject import find
 IMPORT_LIMIT_S = 60.0
 """For the import alone, of the clock; a tensor library from a cold disk may take half of it."""
 LIMIT_S = 3600.0
-"""For the whole suite; it takes ten seconds on a CPU, minutes where kernels are compiled."""
+"""For the whole suite; it takes a few minutes on a CPU, more where kernels are compiled."""
 
 _SUITE = "from vox_testing.suite import *  # noqa: F403\n"
 # Without other installed pytest plugins: the result must depend on the backend alone.
 _PYTEST = ("-p", "vox_testing.plugin", "-p", "no:cacheprovider", "-q")
 _FINISHED = (0, 1)
 """What pytest ends with when every test has run, some of them with a failure."""
+_NONE_CHOSEN = (4, 5)
+"""What it ends with for an expression that it cannot read, and for one that selects no test."""
 _IMPORT = """
 import importlib, os, sys
 for stream in (1, 2):
@@ -72,24 +74,30 @@ class Target:
     path: tuple[Path, ...] = ()
 
 
-def check(reference: str, limit_s: float = LIMIT_S) -> tuple[str, list[Outcome]]:
+def check(
+    reference: str, limit_s: float = LIMIT_S, *, only: str | None = None, first: bool = False
+) -> tuple[str, list[Outcome]]:
     """Run the suite on the plugin that `reference` names: its id, or the folder of its project.
 
     Args:
         limit_s: seconds for the whole suite.
+        only: pytest's `-k`, an expression of words in the names of tests.
+        first: stop at the first failure.
 
     Returns:
         The id, and the outcome of every check, in the order in which they ran.
 
     Raises:
         BackendError: B003, no such plugin; B011, the folder is not the project of one.
+        ConfigError: C002, no check matches `only`.
         PluginError: X001, the child process or pytest ended early, or exceeded its time limit.
     """
     with tempfile.TemporaryDirectory(prefix="vox-check-") as name:
         scratch = Path(name)
         target = _find(reference, scratch)
         _require_import(target, scratch)
-        return target.id, _outcomes(_run(target, scratch, limit_s))
+        chosen = [*(("-k", only) if only else ()), *(("-x",) if first else ())]
+        return target.id, _outcomes(_run(target, scratch, limit_s, chosen))
 
 
 def unshown(outcomes: Sequence[Outcome]) -> str | None:
@@ -175,13 +183,13 @@ def _require_import(target: Target, scratch: Path) -> None:
         ) from None
 
 
-def _run(target: Target, scratch: Path, limit_s: float) -> Path:
-    """Run pytest; return the path of its report."""
+def _run(target: Target, scratch: Path, limit_s: float, chosen: Sequence[str]) -> Path:
+    """Run pytest on `chosen` tests; return the path of its report."""
     report, test = scratch / "report.xml", scratch / "test_conformance.py"
     test.write_text(_SUITE)
     (scratch / "pytest.ini").write_text("[pytest]\n")
-    chosen = ["--vox-backend", target.id, "--junit-xml", str(report), "-c", "pytest.ini"]
-    command = [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *chosen, str(test)]
+    how = ["--vox-backend", target.id, "--junit-xml", str(report), "-c", "pytest.ini", *chosen]
+    command = [sys.executable, "-m", "pytest", *_PYTEST, *_QUIET, *how, str(test)]
     try:
         returncode = call(command, limit_s, scratch, _environment(target.path))
     except Overdue:
@@ -191,9 +199,22 @@ def _run(target: Target, scratch: Path, limit_s: float) -> Path:
             "run its own tests with `pytest -v`, which names the one that hangs; if it only takes "
             "long, give it more with --timeout",
         ) from None
+    if "-k" in chosen and returncode in _NONE_CHOSEN:
+        raise _none_chosen(chosen[1])
     if not report.is_file() or returncode not in _FINISHED:
         raise _ended_early(target.id, returncode, report)
     return report
+
+
+def _none_chosen(expression: str) -> ConfigError:
+    return ConfigError(
+        "C002",
+        "no check of the suite matches",
+        where="-k",
+        found=expression,
+        expected="words of the names of checks with and, or, not: merge and not rounds",
+        remedy="see the names with `vox plugin check`, with _ for each space",
+    )
 
 
 def _overdue(what: str, limit_s: float, remedy: str) -> PluginError:

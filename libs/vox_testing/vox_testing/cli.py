@@ -46,7 +46,9 @@ def new(name: str, id: str | None, bare: bool, licence: str, out: Path | None) -
     type=click.FloatRange(min=0, min_open=True),
     help="Time limit for the whole suite.  [default: 3600]",
 )
-def check(target: str, as_json: bool, timeout: float | None) -> int:
+@click.option("-k", "only", metavar="EXPR", help="Run checks whose names match, as pytest's -k.")
+@click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
+def check(target: str, as_json: bool, timeout: float | None, only: str | None, first: bool) -> int:
     """Run the conformance suite on an installed plugin or a project folder.
 
     Checks of capabilities that the manifest does not declare are skipped; a plugin that declares
@@ -54,9 +56,9 @@ def check(target: str, as_json: bool, timeout: float | None) -> int:
     models, without network; a disabled plugin is checked, too. At the time limit, or when this
     command ends, all its processes are killed.
     """
-    id, outcomes = run_suite(target, timeout or LIMIT_S)
+    id, outcomes = run_suite(target, timeout or LIMIT_S, only=only, first=first)
     failed = [each for each in outcomes if each.status == "failed"]
-    lack = unshown(outcomes)
+    lack = None if only or (first and failed) else unshown(outcomes)
     if as_json:
         print_json({"id": id, "ok": not (failed or lack), "checks": outcomes})
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core.adapter.initial import generator, initial_adapter
-from vox_core.adapter.targets import linear_modules, select_targets
+from vox_core.adapter.targets import linear_modules, parameter_names, select_targets
 from vox_core.contract import (
     AdapterSpec,
     AdapterState,
@@ -77,6 +77,21 @@ def batch(some: Sequence[Document]) -> Batch:
     return Batch(tokens, targets, np.concatenate([w for _, w in some]), starts)
 
 
+def without_scores(some: Batch) -> Batch:
+    """Return `some`, scored where it is trained and nowhere else."""
+    return Batch(some.tokens_T, some.targets_T, some.weights_T, some.starts_D)
+
+
+def signed(some: Batch, seed: int = 0) -> Batch:
+    """Return `some`, scored wherever there is a target, with weights of both signs at about half of
+    those positions."""
+    random = generator("signed", seed)
+    scored_T = np.ones(len(some.tokens_T), bool)
+    scored_T[[document.stop - 1 for document in some.documents()]] = False
+    weights_T = random.standard_normal(len(scored_T)) * (random.random(len(scored_T)) < 0.5)
+    return replace(some, weights_T=(weights_T * scored_T).astype(np.float32), scored_T=scored_T)
+
+
 def step(number: int, groups: Sequence[Sequence[Document]], lr: float = 1e-3) -> Step:
     """Make an optimizer step with one micro-batch per group."""
     batches = tuple(batch(group) for group in groups)
@@ -103,6 +118,7 @@ def plan(
     quant: Quant = "none",
     dropout: float = 0.0,
     targets: tuple[str, ...] = ("all-linear",),
+    modules_to_save: tuple[str, ...] = (),
     clip: float = 1.0,
     weight_decay: float = 0.0,
     beta1: float = 0.9,
@@ -114,12 +130,12 @@ def plan(
     backend: str = "cpu",
     device: str = "cpu",
 ) -> ExecutionPlan:
-    """Make a plan for the model of `folder`."""
+    """Make a plan for the model of `folder`; `modules_to_save` are whole paths."""
     model_type = json.loads((folder / "config.json").read_text())["model_type"]
     contract = FineTuneContract(
         model=ModelIdentity(None, model_type, "", ""),
         data=DataIdentity("", 0, 0, 0),
-        adapter=AdapterSpec(method, rank, ALPHA, dropout, targets),
+        adapter=AdapterSpec(method, rank, ALPHA, dropout, targets, modules_to_save),
         quant=quant,
         optimizer=OptimizerSpec(
             1e-3, "constant", 0.0, weight_decay, clip, beta1, beta2, eps, optimizer
@@ -129,29 +145,36 @@ def plan(
         total_steps=total_steps,
         seed=seed,
     )
-    modules = select_targets(linear_modules(WeightFolder(folder).tensors, model_type), targets)
-    return ExecutionPlan(contract, backend, "0", device, dtype, 4096, modules, 0, 0)
+    tensors = WeightFolder(folder).tensors
+    names = parameter_names(tensors, model_type)
+    saved = {f"{path}.weight": names[f"{path}.weight"] for path in modules_to_save}
+    modules = select_targets(linear_modules(tensors, model_type), targets)
+    return ExecutionPlan(contract, backend, "0", device, dtype, 4096, modules, 0, 0, saved)
 
 
 def start(folder: Path, made: ExecutionPlan) -> TrainState:
     """Return the initial state: A seeded, B zero."""
     read = WeightFolder(folder).read
-    adapter = initial_adapter(made.modules, made.contract.adapter, made.contract.seed, read)
-    return TrainState(0, adapter)
+    spec, seed = made.contract.adapter, made.contract.seed
+    return TrainState(0, initial_adapter(made.modules, spec, seed, read, made.saved))
 
 
-def stirred(state: TrainState, size: float = 0.05) -> TrainState:
-    """Return `state` with a B and DoRA magnitudes that affect the logits."""
-    modules = {p: _stirred(m, size, p) for p, m in state.adapter.modules.items()}
-    return replace(state, adapter=AdapterState(state.adapter.method, modules))
+def stirred(state: TrainState, size: float = 0.05, seed: int = 0) -> TrainState:
+    """Return `state` with a B, DoRA magnitudes and whole tensors that affect the logits."""
 
+    def noise(path: str, like: Floats) -> Floats:
+        drawn = generator("stirred", seed, path).standard_normal(like.shape)
+        return (size * drawn).astype(np.float32)
 
-def _stirred(module: LowRank, size: float, path: str) -> LowRank:
-    random = generator("stirred", path)
-    B_OR = (size * random.standard_normal(module.B_OR.shape)).astype(np.float32)
-    if module.magnitude_O is None:
-        return replace(module, B_OR=B_OR)
-    factor_O = random.uniform(0.9, 1.1, module.magnitude_O.shape)
-    return replace(
-        module, B_OR=B_OR, magnitude_O=(module.magnitude_O * factor_O).astype(np.float32)
-    )
+    def changed(path: str, module: LowRank) -> LowRank:
+        m_O = module.magnitude_O
+        return replace(
+            module,
+            B_OR=noise(path, module.B_OR),
+            magnitude_O=None if m_O is None else m_O * (1 + noise(f"{path} m", m_O)),
+        )
+
+    adapter = state.adapter
+    modules = {path: changed(path, module) for path, module in adapter.modules.items()}
+    saved = {name: value + noise(name, value) for name, value in adapter.saved.items()}
+    return replace(state, adapter=AdapterState(adapter.method, modules, saved))

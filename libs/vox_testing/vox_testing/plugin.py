@@ -45,9 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test of a capability that the backend does not declare."""
-    needs = {key: value for mark in item.iter_markers(NEEDS) for key, value in mark.kwargs.items()}
-    if needs and (reason := _declared(item).lacks(**needs)):
-        pytest.skip(reason)
+    for mark in item.iter_markers(NEEDS):
+        if reason := _declared(item).lacks(**mark.kwargs):
+            pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ numpy for Llama (llama.py), with transformers for other families, if it and torc
 
     LoRA:  W + scale * B A          DoRA:  m * (W + scale * B A) / ||W + scale * B A||_row
 
+Tensors of `AdapterState.saved` replace the base's.
+
 Shape legend: T tokens, V vocabulary, O output features, I input features.
 """
 
@@ -48,8 +50,6 @@ class Reference:
     @classmethod
     def of(cls, folder: Path) -> Reference:
         """Read the model of `folder`."""
-        import numpy as np
-
         config = json.loads((folder / "config.json").read_text())
         model_type = config["model_type"]
         files = WeightFolder(folder)
@@ -67,8 +67,10 @@ class Reference:
                 gradient takes them for constants (arXiv:2402.09353, section 4.3).
         """
         changed = dict(self.weights)
-        for path in adapter.modules if adapter else ():
-            assert adapter is not None
+        if adapter is None:
+            return changed
+        changed.update({name: value.astype(np.float64) for name, value in adapter.saved.items()})
+        for path in adapter.modules:
             name, transposed = f"{path}.weight", self.shapes[path].transposed
             W_OI = self.weights[name].T if transposed else self.weights[name]
             merged_OI = merged_weight(W_OI, adapter, path, norms[path] if norms else None)
@@ -77,8 +79,6 @@ class Reference:
 
     def norms(self, adapter: AdapterState) -> dict[str, Doubles]:
         """Return path -> row norms of `W + scale * B A`."""
-        import numpy as np
-
         return {
             path: np.linalg.norm(self.weights[f"{path}.weight"] + update(adapter, path), axis=1)
             for path in adapter.modules
@@ -111,14 +111,22 @@ class Reference:
         adapter: AdapterState | None = None,
         norms: Mapping[str, Doubles] | None = None,
     ) -> float:
-        """Return `sum(weight * nll)`, document by document."""
-        total = 0.0
-        for batch in batches:
-            for document in batch.documents():
-                logits_TV = self.logits(batch.tokens_T[document], adapter, norms)
-                nll_T = negative_log_likelihood(logits_TV, batch.targets_T[document])
-                total += float(nll_T @ batch.weights_T[document])
-        return total
+        """Return `sum(weight * nll)`; weights may be negative."""
+        pairs = ((batch.weights_T, self.log_probs(batch, adapter, norms)) for batch in batches)
+        return -sum(float(weights_T @ log_probs_T) for weights_T, log_probs_T in pairs)
+
+    def log_probs(
+        self,
+        batch: Batch,
+        adapter: AdapterState | None = None,
+        norms: Mapping[str, Doubles] | None = None,
+    ) -> Doubles:
+        """Return log p(target), (T,): where `batch.scored_T`, and 0 elsewhere."""
+        found_T = np.zeros(len(batch.tokens_T))
+        for document in batch.documents():
+            logits_TV = self.logits(batch.tokens_T[document], adapter, norms)
+            found_T[document] = log_likelihood(logits_TV, batch.targets_T[document])
+        return np.where(batch.scored_T, found_T, 0.0)
 
 
 def update(adapter: AdapterState, path: str) -> Doubles:
@@ -141,13 +149,12 @@ def merged_weight(
     return merged_OI * (magnitude_O / norms_O)[:, None]
 
 
-def negative_log_likelihood(logits_TV: Doubles, targets_T: Ints) -> Doubles:
-    """Return -log softmax of each position's target."""
+def log_likelihood(logits_TV: Doubles, targets_T: Ints) -> Doubles:
+    """Return log softmax of each position's target."""
     shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
-    nll_T: Doubles = (
-        np.log(np.exp(shifted_TV).sum(-1)) - shifted_TV[np.arange(len(targets_T)), targets_T]
-    )
-    return nll_T
+    found_T: Doubles = shifted_TV[np.arange(len(targets_T)), targets_T]
+    found_T -= np.log(np.exp(shifted_TV).sum(-1))
+    return found_T
 
 
 def _transformers_logits(folder: Path, weights: Mapping[str, Doubles], tokens_T: Ints) -> Doubles:

@@ -1,8 +1,8 @@
 """`vox plugin new`: write the package of a new backend, with passing tests.
 
 Two kinds: `torch` drives the engine in vox_torch, for hardware that torch knows; `bare` has every
-hook with its types and refuses all work. The files are templates beside this module
-(`string.Template`); a package is written atomically.
+hook with its types, which refuses all work, and classes to begin a model with. The files are
+templates beside this module (`string.Template`); a package is written atomically.
 
 This module installs and downloads nothing. Unusable names are refused, never changed.
 """
@@ -41,6 +41,7 @@ _FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "{name}/__init__.py": "{kind}.py",
+    "{name}/model.py": "model.py",
     "{name}/vox_plugin.toml": "{kind}.toml",
     "{name}/probe.py": "probe.py",
     "tests/test_conformance.py": "test_conformance.py",
@@ -83,6 +84,7 @@ def render(project: Project) -> dict[str, str]:
     return {
         path.format(**names): _template(file.format(**names)).substitute(values)
         for path, file in _FILES.items()
+        if file != "model.py" or project.kind == "bare"
     }
 
 

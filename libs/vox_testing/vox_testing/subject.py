@@ -1,12 +1,14 @@
 """The backend under test: its declarations, and its operations on tiny models.
 
-A `Subject` calls through `vox_core.host`, as a run does, so a test sees what a user would.
+A `Subject` calls through `vox_core.host`, and `Subject.train` takes steps with the core's own
+`Learner`, as a run does, so a test sees what a user would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +21,24 @@ from vox_core.api.host import (
     discover,
     probe_all,
 )
+from vox_core.api.training import Learner
 from vox_core.contract import (
     AdapterState,
-    Batch,
     DType,
     Event,
     ExecutionPlan,
-    LoadedModel,
     LoadJob,
     MergeJob,
     MergeTarget,
+    Model,
     Step,
     StepDone,
+    StepSkipped,
+    Trainer,
     TrainJob,
-    TrainResult,
     TrainState,
     World,
+    probe_document,
 )
 from vox_core.errors import BackendError
 from vox_testing import jobs
@@ -50,6 +54,8 @@ _NEEDED = {
     "merge": ("methods",),
     "load": ("dtypes", "families"),
 }
+NAME = "adapter"
+"""The name of a trainer's learner, as `vox train` has it."""
 LONGEST_FIRST: tuple[DType, ...] = ("fp32", "fp16", "bf16")
 """By significant bits: 24, 11 and 8."""
 _LISTED_IN = {
@@ -80,46 +86,26 @@ def find(backend_id: str) -> Found:
 
 @dataclass(slots=True)
 class Recorder:
-    """A `RunContext` that records everything that a backend reports.
+    """A `RunContext` that records the notices of a backend."""
 
-    Args:
-        checkpoint_every: steps between checkpoints; 0 for none.
-        stop_after: request a stop after this step; None for never.
-    """
-
-    seed: int
     scratch: Path
-    checkpoint_every: int = 0
-    stop_after: int | None = None
     world: World = field(default_factory=World)
     events: list[Event] = field(default_factory=list)
-    checkpoints: list[TrainState] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def checkpoint_due(self, step: int) -> bool:
-        return bool(self.checkpoint_every) and step % self.checkpoint_every == 0
-
-    def checkpoint(self, state: TrainState) -> None:
-        self.checkpoints.append(state)
-
-    def stop_requested(self) -> bool:
-        done = [event.step for event in self.events if isinstance(event, StepDone)]
-        return self.stop_after is not None and bool(done) and done[-1] >= self.stop_after
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of training, and the recorded events and states."""
+    """What training left: an event of each step, and the state before the first and after each."""
 
-    result: TrainResult
-    events: Sequence[Event]
-    checkpoints: Sequence[TrainState]
+    events: Sequence[StepDone | StepSkipped]
+    states: Sequence[TrainState]
 
     @property
     def state(self) -> TrainState:
-        return self.result.state
+        return self.states[-1]
 
     @property
     def steps(self) -> list[StepDone]:
@@ -158,8 +144,8 @@ class Declared:
         """Return why a test with these `needs` does not apply to this backend; None if it does.
 
         Args:
-            needs: `operation`, `method`, `dtype`, `quant`, `family` (a `model_type`),
-                `streamed=True`.
+            needs: `operation`, `method`, `dtype`, `quant`, `family` (a `model_type`); or True
+                for `streamed_load`, `learners`, `one_pass`.
         """
         has = self.manifest.capabilities
         for need, wanted in needs.items():
@@ -168,8 +154,8 @@ class Declared:
                 missing = f"any {', '.join(absent)}" if absent else ""
             elif need == "family":
                 missing = "" if {"*", wanted} & {*has.families} else f"family {wanted}"
-            elif need == "streamed":
-                missing = "" if has.streamed_load else "streamed-load"
+            elif wanted is True:
+                missing = "" if getattr(has, need) else need.replace("_", "-")
             else:
                 missing = "" if wanted in getattr(has, _LISTED_IN[need]) else f"{need} {wanted}"
             if missing:
@@ -217,43 +203,76 @@ class Subject:
         """Return the initial state of a run of `plan`."""
         return jobs.start(self.model, plan)
 
+    @contextmanager
+    def trainer(
+        self,
+        plan: ExecutionPlan | None = None,
+        steps: Sequence[Step] = (),
+        model: Path | None = None,
+    ) -> Iterator[Trainer]:
+        """Open a trainer without a learner, for this subject's model or another."""
+        document = probe_document(steps[0].batches) if steps else None
+        job = TrainJob(plan or self.plan(), model or self.model, document)
+        trainer = self.backend.train(job, Recorder(self.scratch))
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+    @contextmanager
+    def learning(
+        self, plan: ExecutionPlan | None = None, start: TrainState | None = None
+    ) -> Iterator[Trainer]:
+        """Open a trainer with the learner `NAME`."""
+        plan = plan or self.plan()
+        with self.trainer(plan) as trainer:
+            trainer.add_learner(NAME, self.start(plan) if start is None else start)
+            yield trainer
+
     def train(
         self,
         steps: Iterable[Step],
         plan: ExecutionPlan | None = None,
         start: TrainState | None = None,
-        *,
         model: Path | None = None,
-        validation: tuple[Batch, ...] = (),
-        **context: Any,
     ) -> Run:
-        """Train through `steps`; `context` goes to the `Recorder`."""
-        plan = plan or self.plan()
-        steps = list(steps)
-        if start is None:
-            start = self.start(plan)
-        total = max(plan.contract.total_steps, steps[-1].number)
-        plan = replace(plan, contract=replace(plan.contract, total_steps=total))
-        recorder = Recorder(plan.contract.seed, self.scratch, **context)
-        job = TrainJob(plan, model or self.model, iter(steps), start, validation)
-        result = self.backend.train(job, recorder)
-        return Run(result, recorder.events, recorder.checkpoints)
+        """Take `steps` as `vox train` does."""
+        plan, steps = plan or self.plan(), list(steps)
+        start = self.start(plan) if start is None else start
+        spec, seed = plan.contract.optimizer, plan.contract.seed
+        with self.trainer(plan, steps, model) as trainer:
+            learner = Learner(trainer, start, spec, seed)
+            states, events = [learner.state()], []
+            for step in steps:
+                events.append(learner.take(step))
+                states.append(learner.state())
+        return Run(events, states)
 
-    def load(
+    @contextmanager
+    def loaded(
         self,
-        adapter: AdapterState | None = None,
-        *,
+        *adapters: AdapterState,
         model: Path | None = None,
         dtype: DType | None = None,
         streamed: bool = False,
-    ) -> LoadedModel:
-        """Load a model, in `dtype` or in this subject's."""
-        job = LoadJob(model or self.model, dtype or self.dtype, adapter, streamed=streamed)
-        return self.backend.load(job, Recorder(0, self.scratch))
+    ) -> Iterator[Model]:
+        """Load a model, in `dtype` or in this subject's, with adapters named `a`, `b`, ..."""
+        job = LoadJob(model or self.model, dtype or self.dtype, streamed=streamed)
+        made = self.backend.load(job, Recorder(self.scratch))
+        try:
+            for name, adapter in zip("abcdefgh", adapters, strict=False):
+                made.add_adapter(name, adapter)
+            yield made
+        finally:
+            made.close()
 
     def merge(
-        self, adapter: AdapterState, targets: Iterable[MergeTarget], read: Any
+        self,
+        adapter: AdapterState,
+        targets: Iterable[MergeTarget],
+        read: Any,
+        dtype: DType | None = None,
     ) -> list[tuple[str, NDArray[Any]]]:
         """Merge `targets`, all of them into memory."""
-        job = MergeJob(adapter, tuple(targets), read)
-        return list(self.backend.merge(job, Recorder(0, self.scratch)).tensors)
+        job = MergeJob(adapter, tuple(targets), read, dtype)
+        return list(self.backend.merge(job, Recorder(self.scratch)).tensors)

@@ -70,6 +70,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Family -> `model_type` and configuration."""
 
+_AWAY: dict[str, Any] = {"rms_norm_eps": 1e-3, "rope_theta": 50_000.0}
+AWAY: dict[str, dict[str, Any]] = {
+    **{family: {**_AWAY, "head_dim": 16} for family in FAMILIES},
+    "qwen2": _AWAY,  # attention_bias is always on, head_dim is no setting
+    "phi3": _AWAY,
+    "gpt2": {"layer_norm_epsilon": 1e-3},
+}
+"""Family -> settings away from the defaults, which a backend could otherwise ignore unseen."""
+
 
 def make_model(
     family: str,
@@ -79,6 +88,7 @@ def make_model(
     seed: int = 0,
     shard: str = "1GB",
     spread: float | None = None,
+    away: bool = False,
 ) -> Path:
     """Make a tiny model of `family` in `folder`, and return the folder.
 
@@ -86,6 +96,7 @@ def make_model(
         dtype: torch's name of the dtype the weights are stored in.
         shard: largest size of a safetensors file, as transformers writes sizes.
         spread: standard deviation of the weights, instead of the family's default here.
+        away: with the settings of `AWAY`, and norms and biases drawn around their initial values.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -93,9 +104,15 @@ def make_model(
     model_type, settings = FAMILIES[family]
     if spread is not None:
         settings = {**settings, "initializer_range": spread}
+    if away:
+        settings = {**settings, **AWAY[family]}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**settings))  # type: ignore[no-untyped-call]
+        if away:
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.data += 0.2 * torch.randn_like(parameter)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
     write_tokenizer(folder)
     return folder

@@ -162,7 +162,7 @@ def test_every_family_is_as_near_to_float64_with_and_without(tiny, family):
         fuse(adapted.model)
         if fused is not None:
             fused.update(fuse_modules(adapted.model))
-        loss = loss_of(adapted.model, "cpu")[0](some)
+        loss, _ = loss_of(adapted.model, "cpu")[0](some)
         gradients = torch.autograd.grad(loss, list(adapted.parameters.values()))
         return loss.item(), torch.cat([each.flatten().double() for each in gradients])
 

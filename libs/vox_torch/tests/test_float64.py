@@ -10,8 +10,7 @@ import torch
 from libs.vox_torch.tests import jobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vox_core.contract import LoadJob, TrainJob
-from vox_core.run.context import Context
+from vox_core.contract import LoadJob
 from vox_testing.float64 import compute_in_float64
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
@@ -20,7 +19,8 @@ from vox_torch.layout import rows
 from vox_torch.loss import weighted_nll
 from vox_torch.profile import DeviceProfile
 
-WIDE = Engine(DeviceProfile("cpu", prepare=compute_in_float64))
+PROFILE = DeviceProfile("cpu", prepare=compute_in_float64)
+WIDE = Engine(PROFILE)
 TOKENS = np.arange(40, 72, dtype=np.int64)
 
 
@@ -50,10 +50,7 @@ def test_nothing_of_a_forward_is_float32(tiny, family):
 
 
 def run(folder, steps, state=None):
-    made = jobs.plan(folder, total_steps=steps[-1].number)
-    events = []
-    job = TrainJob(made, folder, steps, state or jobs.start(folder, made))
-    return WIDE.train(job, Context(made.contract.seed, folder, events.append)).state, events
+    return jobs.train(folder, steps, state=state, profile=PROFILE)
 
 
 def test_the_state_is_float32_and_resuming_loses_nothing(tiny):

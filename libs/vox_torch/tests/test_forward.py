@@ -50,7 +50,7 @@ def assert_same(model: Adapted, one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def padded(model: Adapted) -> Padded:
-    base = model.model.get_base_model()
+    base = model.model
     base.set_attn_implementation("sdpa" if base._supports_sdpa else "eager")
     return Padded(model.model, "cpu")
 
@@ -63,8 +63,8 @@ def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
     assert (type(together), fault) == (Together, None)
     # Longer than the sliding windows of 16.
     some = batch(documents(5))
-    found = together(some)
-    assert_same(model, found, padded(model)(some))
+    found, _ = together(some)
+    assert_same(model, found, padded(model)(some)[0])
 
 
 LOGITS = {
@@ -90,9 +90,9 @@ def test_what_a_family_does_to_its_logits_stays_in_force(family, tmp_path, monke
     together, fault = loss_of(model.model, "cpu")
     assert (type(together), fault) == (Together, None)
     some = batch(documents(3))
-    body = model.model.get_base_model().base_model
-    assert_same(model, together(some), padded(model)(some))
-    assert model.model.get_base_model().base_model is body
+    body = model.model.base_model
+    assert_same(model, together(some)[0], padded(model)(some)[0])
+    assert model.model.base_model is body
 
 
 def test_a_head_that_reads_more_of_the_body_gets_rows(tiny, monkeypatch):
@@ -118,18 +118,18 @@ def test_what_is_trained_in_the_head_gets_its_gradient(tiny, what, monkeypatch):
     model = adapted(tiny("llama"), **what)
     assert any("lm_head" in name for name in model.parameters)
     some = batch(documents(3))
-    found = loss_of(model.model, "cpu")[0](some)
-    assert_same(model, found, padded(model)(some))
+    found, _ = loss_of(model.model, "cpu")[0](some)
+    assert_same(model, found, padded(model)(some)[0])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fused_adapter_is_pefts(tiny, family):
     model = adapted(tiny(family))
     some = batch(documents(3))
-    by_peft = Padded(model.model, "cpu")(some)
+    by_peft, _ = Padded(model.model, "cpu")(some)
     expected = gradients(model, by_peft)
     assert not any(fuse(model.model).values())
-    fused = Padded(model.model, "cpu")(some)
+    fused, _ = Padded(model.model, "cpu")(some)
     assert fused.item() == pytest.approx(by_peft.item(), rel=LOSS)
     assert (gradients(model, fused) - expected).norm() < GRADIENT * expected.norm()
 
@@ -169,7 +169,7 @@ def test_a_deep_model_is_not_taken_for_a_leaking_one(deep, family):
 
 
 def test_a_state_that_leaks_is_found_without_being_named(deep, monkeypatch):
-    monkeypatch.setattr(trial, "_recurrent", lambda _base: None)
+    monkeypatch.setattr(trial, "recurrent", lambda _base: None)
     kind, fault = loss_of(deep("qwen3_5").model, "cpu")
     assert isinstance(kind, Padded)
     assert "changes the next" in fault
@@ -266,7 +266,7 @@ def test_the_head_sees_the_trained_positions_and_no_others(tiny, family):
     copy of the head."""
     model = adapted(tiny(family))
     seen: list[int] = []
-    head = model.model.get_base_model().get_output_embeddings()
+    head = model.model.get_output_embeddings()
     head.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 0].numel()))
     some = batch(documents(3))
     Together(model.model, "cpu")(some)
@@ -277,7 +277,7 @@ def test_a_batch_without_trained_positions_adds_nothing(tiny):
     model = adapted(tiny("llama"))
     some = batch([(tokens, np.zeros_like(weights)) for tokens, weights in documents(2)])
     together, _ = loss_of(model.model, "cpu")
-    found = together(some)
+    found, _ = together(some)
     assert found.item() == 0
     assert not gradients(model, found).any()
 
@@ -285,7 +285,7 @@ def test_a_batch_without_trained_positions_adds_nothing(tiny):
 def test_training_is_the_same_end_to_end_and_in_rows(tiny, monkeypatch):
     folder, steps = tiny("llama"), [step(n, [documents(3, seed=n)]) for n in range(1, 6)]
     _, together = train(folder, steps)
-    monkeypatch.setattr(trial, "_recurrent", lambda _base: "told so")
+    monkeypatch.setattr(trial, "recurrent", lambda _base: "told so")
     _, rows = train(folder, steps)
     # DESIGN.md: two right float32 implementations.
     assert losses(together) == pytest.approx(losses(rows), rel=1e-5)

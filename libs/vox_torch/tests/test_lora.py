@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vox_torch.functions import LoraLinear
-from vox_torch.lora import fuse_decoding
+from vox_torch.lora_rows import RowAdapters
 
 WIDE, TOKENS, RANK = 256, 64, 8
 
@@ -61,10 +61,10 @@ def test_nor_are_they_in_a_decoding_step(dtype: torch.dtype, bias: bool, device:
     W_OI, A_RI = layer.base_layer.weight, layer.lora_A["default"].weight
     B_OR = layer.lora_B["default"].weight
     torch.nn.init.normal_(B_OR, std=torch.finfo(dtype).eps / 64)
-    fuse_decoding(model)
+    adapters = RowAdapters(model)
 
     x_XI = torch.randn(TOKENS, WIDE, device=device, dtype=dtype)
-    with torch.inference_mode():
+    with torch.inference_mode(), adapters.computing([("default", 1)]):
         y_XO = torch.cat([model(x_1I) for x_1I in x_XI[:, None]])
     x, W, A, B = (each.detach().double() for each in (x_XI, W_OI, A_RI, B_OR))
     base_XO = x @ W.T + (layer.base_layer.bias.detach().double() if bias else 0)

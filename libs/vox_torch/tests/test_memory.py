@@ -15,13 +15,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, train
+from libs.vox_torch.tests.jobs import (
+    batch,
+    documents,
+    losses,
+    open_trainer,
+    plan,
+    start,
+    step,
+    train,
+)
 
-from vox_core.contract import Notice, StepSkipped, Validation
+from vox_core.contract import Notice, StepSkipped
 from vox_core.errors import TrainingError
-from vox_torch import forward, optimizer
+from vox_torch import forward, layout, optimizer
 from vox_torch import train as training
-from vox_torch.memory import give_back, halved, is_out_of_memory
+from vox_torch.layout import halves
+from vox_torch.memory import give_back, is_out_of_memory
 
 
 @pytest.fixture
@@ -31,15 +41,23 @@ def short(monkeypatch):
     def fit(most: int) -> None:
         whole = forward.Together.__call__
 
-        def call(self, some, scale=1.0):
+        def call(self, some, *given):
             if len(some.starts_D) > most:
-                loss = whole(self, some, scale)
+                loss, _ = whole(self, some, *given)
                 if loss.requires_grad:
                     loss.backward()  # gradients are there, and must not be kept
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
-            return whole(self, some, scale)
+            return whole(self, some, *given)
 
         monkeypatch.setattr(forward.Together, "__call__", call)
+        scores = forward.Together.log_probs
+
+        def score(self, some):
+            if len(some.starts_D) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+            return scores(self, some)
+
+        monkeypatch.setattr(forward.Together, "log_probs", score)
 
     return fit
 
@@ -79,17 +97,18 @@ def test_what_the_run_does_already_is_not_recommended(tiny, short):
     assert "--quant" not in caught.value.remedy
 
 
-def test_validation_goes_on_in_halves_too(tiny, short):
-    some = [step(1, [documents(4)]), step(2, [documents(2)])]
-    held_out = [batch(documents(4, seed=9))]
-    _, enough = train(tiny("llama"), some, validation=held_out)
+@pytest.mark.parametrize("packing", ["rows", "end-to-end"])
+def test_scores_go_on_in_halves_too(tiny, short, packing):
+    some = batch(documents(5, seed=9, uneven=True))
+    made = dataclasses.replace(plan(tiny("llama")), packing=packing, micro_batch_tokens=80)
+    trainer, events = open_trainer(tiny("llama"), made)
+    trainer.add_learner("a", start(tiny("llama"), made))
+    expected_T = trainer.log_probs(some, "a")
     short(3)
-    _, events = train(tiny("llama"), some, validation=held_out)
-    found, expected = (
-        [e.loss for e in told if isinstance(e, Validation)] for told in (events, enough)
-    )
-    assert len(found) == 1
-    assert found == pytest.approx(expected, rel=1e-5)  # DESIGN.md's bound for float32
+    found_T = trainer.log_probs(some, "a")
+    assert any("out of memory" in e.message for e in events if isinstance(e, Notice))
+    # Two orders of the same float32 sums, of log-probabilities of about 6.
+    np.testing.assert_allclose(found_T, expected_T, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["load_base", "MasterAdamW"])
@@ -135,16 +154,18 @@ def test_the_cpus_allocator_is_understood():
 
 def test_halves_lose_nothing_and_are_about_equal():
     whole = batch(documents(5))
-    first, second = halved([whole])
-    for name in ("tokens_T", "targets_T", "weights_T"):
-        together = np.concatenate([getattr(first, name), getattr(second, name)])
+    first, second = halves(layout.whole(whole))
+    for name in ("tokens_T", "targets_T", "weights_T", "scored_T"):
+        together = np.concatenate([getattr(first.batch, name), getattr(second.batch, name)])
         assert np.array_equal(together, getattr(whole, name))
-    assert len(first.starts_D) + len(second.starts_D) == 5
-    assert second.starts_D[0] == 0
+    together = np.concatenate([first.positions, second.positions])
+    assert np.array_equal(together, np.arange(len(whole.tokens_T)))
+    assert len(first.batch.starts_D) + len(second.batch.starts_D) == 5
+    assert second.batch.starts_D[0] == 0
     longest = max(d.stop - d.start for d in whole.documents())
-    assert abs(len(first.tokens_T) - len(second.tokens_T)) <= longest
-    single = batch(documents(1))
-    assert halved([single]) == [single]
+    assert abs(len(first.positions) - len(second.positions)) <= longest
+    single = layout.whole(batch(documents(1)))
+    assert halves(single) == [single]
 
 
 def test_float16_gradients_that_overflow_are_scaled_and_learn_the_same(tiny, monkeypatch):

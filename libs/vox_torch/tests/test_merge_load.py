@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from libs.vox_torch.tests.jobs import documents, plan, start, step, train
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
+from vox_core.adapter.peft import peft_config
 from vox_core.adapter.targets import linear_modules
-from vox_core.contract import LoadJob, MergeJob, MergeTarget, Sampling
+from vox_core.contract import LoadJob, MergeJob, MergeTarget
 from vox_core.weights import WeightFolder
 from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
-from vox_torch.inject import attach
-from vox_torch.load import load, streamed_model
+from vox_torch.load import load
 from vox_torch.merge import merged_tensor
 from vox_torch.profile import DeviceProfile
 
@@ -30,8 +31,8 @@ def trained(tiny, family, method, **options):
     folder = tiny(family, **options)
     made = plan(folder, method=method, total_steps=3)
     steps = [step(n, [documents(3, seed=n)], lr=1e-2) for n in range(1, 4)]
-    result, _ = train(folder, steps, made)
-    return folder, result.state.adapter
+    state, _ = train(folder, steps, made)
+    return folder, state.adapter
 
 
 def relative(a, b) -> float:
@@ -47,11 +48,19 @@ def logits(model) -> np.ndarray:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streamed_logits_and_merged_weights_are_pefts(tiny, family, method):
     folder, adapter = trained(tiny, family, method)
-    peft = attach(load_base(folder, "fp32", "cpu"), adapter).model.eval()
+    base = load_base(folder, "fp32", "cpu")
+    plain = logits(base)
+    config = LoraConfig(**peft_config(adapter, base="", modules={}, dropout=0))
+    config.fan_in_fan_out = family == "gpt2"
+    peft = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
+    tensors = {name: torch.tensor(value) for name, value in adapter.tensors().items()}
+    set_peft_model_state_dict(peft, {f"base_model.model.{n}": t for n, t in tensors.items()})
     with_adapter = logits(peft)
-    assert relative(logits(streamed_model(folder, adapter)), with_adapter) < LOGITS
-    plain = logits(load_base(folder, "fp32", "cpu"))
-    assert relative(logits(streamed_model(folder)), plain) < LOGITS
+    streamed = load(LoadJob(folder, "fp32", streamed=True), CPU)
+    assert relative(streamed.logits(TOKENS), plain) < LOGITS
+    streamed.add_adapter("a", adapter)
+    assert relative(streamed.logits(TOKENS, "a"), with_adapter) < LOGITS
+    assert relative(streamed.logits(TOKENS), plain) < LOGITS
     assert relative(with_adapter, plain) > 100 * LOGITS
     merged = peft.merge_and_unload().state_dict()
     weights = WeightFolder(folder)
@@ -86,7 +95,10 @@ def test_merge_rounds_once_to_the_stored_dtype(tiny, method):
 def test_greedy_generation_is_transformers_own(tiny, family):
     folder = tiny(family)
     model = load(LoadJob(folder, "fp32"), CPU)
-    mine = list(model.generate(TOKENS, Sampling(max_tokens=12)))
+    model.insert(0, TOKENS)
+    mine = [int(model.advance({})[0].argmax())]
+    while len(mine) < 12:
+        mine.append(int(model.advance({0: mine[-1]})[0].argmax()))
     reference = load_base(folder, "fp32", "cpu").generate(
         torch.tensor(TOKENS)[None], max_new_tokens=12, do_sample=False, eos_token_id=None
     )
@@ -94,16 +106,10 @@ def test_greedy_generation_is_transformers_own(tiny, family):
 
 
 def one_by_one(model) -> np.ndarray:
-    """Logits of decoding steps: the prompt, then each token on its own."""
-    out, cache = [], None
-    for token in TOKENS:
-        with torch.inference_mode():
-            step = model._model(
-                input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True
-            )
-        out.append(step.logits[0, -1].float().numpy())
-        cache = step.past_key_values
-    return np.stack(out)
+    """Logits of decoding steps, each of one token."""
+    model.insert(0, TOKENS[:1], "a")
+    first = model.advance({})[0]
+    return np.stack([first, *(model.advance({0: token})[0] for token in TOKENS[1:])])
 
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
@@ -111,8 +117,9 @@ def one_by_one(model) -> np.ndarray:
 def test_a_decoding_step_computes_what_training_did(tiny, family, method, monkeypatch):
     """With biases (qwen2, gpt2) and transposed weights (gpt2); PEFT's own layers are not called."""
     folder, adapter = trained(tiny, family, method)
-    model = load(LoadJob(folder, "fp32", adapter), CPU)
-    together = model.logits(TOKENS)
+    model = load(LoadJob(folder, "fp32"), CPU)
+    model.add_adapter("a", adapter)
+    together = model.logits(TOKENS, "a")
     from peft.tuners.lora import Linear
 
     def called(*_):
@@ -126,7 +133,7 @@ def test_a_decoding_step_computes_what_training_did(tiny, family, method, monkey
 def test_an_adapter_that_starts_at_zero_changes_nothing(tiny):
     folder = tiny("llama")
     adapter = start(folder, plan(folder)).adapter
-    assert np.array_equal(
-        load(LoadJob(folder, "fp32", adapter), CPU).logits(TOKENS),
-        load(LoadJob(folder, "fp32"), CPU).logits(TOKENS),
-    )
+    model = load(LoadJob(folder, "fp32"), CPU)
+    plain = model.logits(TOKENS)
+    model.add_adapter("a", adapter)
+    assert np.array_equal(model.logits(TOKENS, "a"), plain)

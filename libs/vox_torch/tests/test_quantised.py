@@ -96,7 +96,7 @@ def test_nothing_is_ever_as_large_as_a_quantised_embedding(tmp_path, monkeypatch
     monkeypatch.setattr(embedding.packed, "weight", lambda: pytest.fail("dequantised as a whole"))
     adapted = attach(model, start(folder, plan(folder)).adapter)
     assert not any(fuse(adapted.model).values())
-    loss_of(adapted.model, "cpu")[0](batch(documents(2))).backward()
+    loss_of(adapted.model, "cpu")[0](batch(documents(2)))[0].backward()
 
 
 def test_a_layer_keeps_neither_input_nor_weight_for_the_backward():
@@ -145,7 +145,7 @@ def test_every_family_trains_on_the_very_weights_of_the_reference(tiny, tmp_path
     for model, into in ((load_base(folder, "fp32", "cpu", quant), found), (plain, expected)):
         adapted = attach(model, start(folder, plan(folder)).adapter)
         assert not any(fuse(adapted.model).values())
-        value = loss_of(adapted.model, "cpu")[0](batch(documents(3)))
+        value, _ = loss_of(adapted.model, "cpu")[0](batch(documents(3)))
         gradients = torch.autograd.grad(value, list(adapted.parameters.values()))
         into.extend([value.item(), torch.cat([g.flatten() for g in gradients])])
     # The same float32 products, in another order.
@@ -196,7 +196,7 @@ def test_stored_buffers_are_loaded_too(tmp_path, quant, monkeypatch):
     changed = {name: np.full_like(tensors[name], 0.25) for name in scales}
     save_file({**tensors, **changed}, folder / "model.safetensors", {"format": "pt"})
     streamed = load(LoadJob(folder, "fp32", streamed=True), CPU)
-    for model in (load_base(folder, "fp32", "cpu", quant), streamed._model):
+    for model in (load_base(folder, "fp32", "cpu", quant), streamed._adapters.base):
         found = [buffer for name, buffer in model.named_buffers() if "layer_scalar" in name]
         assert [float(buffer) for buffer in found] == [0.25] * len(scales)
     save_file({n: t for n, t in tensors.items() if n != scales[0]}, folder / "model.safetensors")

@@ -9,9 +9,9 @@ import pytest
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, step, train
 from libs.vox_torch.tests.test_train import ADAPTER, LOSS, frobenius
 
-from vox_core.contract import Step, cut_to_rows
 from vox_core.data.batching import grouped
 from vox_torch.forward import Padded
+from vox_torch.layout import in_rows
 
 BUDGET = 60
 
@@ -38,49 +38,38 @@ def test_packs_train_what_padded_groups_train(tiny):
     one, told = train(folder, rows, planned(folder, "rows"))
     other, told_too = train(folder, packs, planned(folder, "end-to-end"))
     assert losses(told_too) == pytest.approx(losses(told), rel=LOSS)
-    assert frobenius(one.state, other.state) < ADAPTER
+    assert frobenius(one, other) < ADAPTER
 
 
-@pytest.mark.parametrize("tokens", [0, 45])
-def test_a_model_that_pads_never_computes_more_than_its_budget(tiny, monkeypatch, tokens):
-    """Whatever the packs; `tokens` are those that a step says it was cut by."""
+def test_a_model_that_pads_never_computes_more_than_its_budget(tiny, monkeypatch):
     folder, seen = tiny("llama"), []
     plain = Padded.__call__
 
-    def watched(self, some, scale=1.0):
+    def watched(self, some, *given):
         lengths = [at.stop - at.start for at in some.documents()]
         seen.append((len(lengths), max(lengths)))
-        return plain(self, some, scale)
+        return plain(self, some, *given)
 
     monkeypatch.setattr(Padded, "__call__", watched)
     made = dataclasses.replace(planned(folder, "end-to-end"), tuning={"layout": "padded"})
-    packs = [dataclasses.replace(s, micro_batch_tokens=tokens) for s in steps("end-to-end")]
-    validation = [] if tokens else [batch(documents(9, seed=1))]
-    _, told = train(folder, packs, made, validation=validation)
-    assert all(n == 1 or n * longest <= (tokens or BUDGET) for n, longest in seen)
+    _, told = train(folder, steps("end-to-end"), made)
+    assert all(n == 1 or n * longest <= BUDGET for n, longest in seen)
     # No document twice, none left out, and one for the check before the first step.
-    assert sum(n for n, _ in seen) == 1 + 6 * 8 + 9 * len(validation)
+    assert sum(n for n, _ in seen) == 1 + 6 * 8
     _, whole = train(folder, steps("rows"), planned(folder, "rows"))
     assert losses(told) == pytest.approx(losses(whole), rel=LOSS)
 
 
 def test_cutting_anew_loses_and_repeats_nothing():
-    batches = [batch(documents(5, seed=n, uneven=True)) for n in (1, 2)]
-    found = cut_to_rows(batches, 50)
-    assert contents(found) == contents(batches)
-    for each in found:
-        lengths = [at.stop - at.start for at in each.documents()]
+    some = batch(documents(9, seed=1, uneven=True))
+    found = in_rows(some, 50)
+    for part in found:
+        lengths = [at.stop - at.start for at in part.batch.documents()]
         assert len(lengths) == 1 or len(lengths) * max(lengths) <= 50
-    assert {a.dtype for b in found for a in (b.tokens_T, b.starts_D)} == {np.dtype(np.int64)}
-
-
-def contents(batches):
-    return sorted(
-        tuple(map(bytes, (b.tokens_T[at], b.targets_T[at], b.weights_T[at])))
-        for b in batches
-        for at in b.documents()
-    )
-
-
-def test_a_step_says_by_what_it_was_cut():
-    assert Step(1, (), 1.0, 0.1).micro_batch_tokens == 0  # by the plan's
+        for name in ("tokens_T", "targets_T", "weights_T", "scored_T"):
+            kept = getattr(part.batch, name)
+            np.testing.assert_array_equal(kept, getattr(some, name)[part.positions])
+        assert part.batch.starts_D.dtype == np.int64
+    assert sorted(np.concatenate([part.positions for part in found])) == [
+        *range(len(some.tokens_T))
+    ]

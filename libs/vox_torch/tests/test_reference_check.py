@@ -51,10 +51,10 @@ def test_a_model_computed_in_float32_is_the_model_in_float32(tiny, family):
     model, document = adapted_of(tiny(family), "bf16").model, batch(documents(2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad(), computed_in_float32(model):
-        found_K = Padded(model, "cpu").log_probs(document)
+        found_K = Padded(model, "cpu").log_probs(document).log_probs_K
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with torch.no_grad():
-        expected_K = Padded(model.float(), "cpu").log_probs(document)
+        expected_K = Padded(model.float(), "cpu").log_probs(document).log_probs_K
     torch.testing.assert_close(found_K, expected_K, rtol=0, atol=2e-3)
 
 
@@ -70,7 +70,9 @@ def adapter_scaled(patch):
 
 def loss_scaled(patch):
     own = loss.HeadLoss._of
-    patch.setattr(loss.HeadLoss, "_of", lambda self, *given: own(self, *given) * 3)
+    patch.setattr(
+        loss.HeadLoss, "_of", lambda self, *given: (own(self, *given)[0] * 3, own(self, *given)[1])
+    )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -83,7 +85,7 @@ def test_a_wrong_function_is_left_out_and_the_run_is_right(tiny, monkeypatch, wr
     bases, own = [], train_module.load_base
     monkeypatch.setattr(train_module, "load_base", lambda *given: _noted(bases, own(*given)))
     wrong(monkeypatch)
-    _, events = train(folder, iter(steps), made)
+    _, events = train(folder, steps, made)
     (warning,) = [event for event in events if isinstance(event, Notice)]
     assert warning.level == "warning" and "as transformers does" in warning.message
     assert not any(isinstance(event, FastPaths) for event in events)

@@ -49,16 +49,19 @@ def attend(
     Raises:
         NotImplementedError: the model needs more than causal attention with a window.
     """
-    _require_known(module, attention_mask, others)
+    require_known(module, attention_mask, others)
     documents.windows.add(sliding_window)
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and sliding_window < documents.longest else None
-    if softcap is None and _has_varlen(query_1HTD, key_1HTD):
-        return _varlen(query_1HTD, key_1HTD, value_1HTD, documents, scale, window), None
+    if softcap is None and has_varlen(query_1HTD, key_1HTD):
+        qkv = (each[0].transpose(0, 1) for each in (query_1HTD, key_1HTD, value_1HTD))
+        bounds, longest = (documents.bounds_N1,) * 2, (documents.longest,) * 2
+        return varlen(*qkv, bounds, longest, scale, window)[None], None
     return _one_by_one(query_1HTD, key_1HTD, value_1HTD, documents, scale, window, softcap), None
 
 
-def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> None:
+def require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> None:
+    """Raise NotImplementedError for arguments of attention that would be ignored."""
     strange = [name for name, value in others.items() if name not in _KNOWN and value is not None]
     if mask is not None:
         strange.append("attention_mask")
@@ -66,7 +69,7 @@ def _require_known(module: nn.Module, mask: object, others: dict[str, Any]) -> N
         raise NotImplementedError(f"attention with {', '.join(strange) or 'is_causal=False'}")
 
 
-def _has_varlen(query_1HTD: torch.Tensor, key_1HTD: torch.Tensor) -> bool:
+def has_varlen(query_1HTD: torch.Tensor, key_1HTD: torch.Tensor) -> bool:
     """Whether the variable-length kernel supports tensors like these, forward and backward."""
     if query_1HTD.is_cpu or query_1HTD.element_size() != 2:
         return False
@@ -83,39 +86,45 @@ def _varlen_works(
 
     with torch.inference_mode(False), torch.enable_grad():
         tried = [
-            torch.zeros((1, n, 3, features), dtype=dtype, device=device, requires_grad=True)
+            torch.zeros((3, n, features), dtype=dtype, device=device, requires_grad=True)
             for n in (heads, key_heads, key_heads)
         ]
         bounds = torch.tensor([0, 1, 3], dtype=torch.int32, device=device)
         try:
-            _varlen(*tried, Extents((0, 1, 3), bounds, 2), 1.0, 1).sum().backward()
+            varlen(*tried, (bounds, bounds), (2, 2), 1.0, 1).sum().backward()
         except (ImportError, TypeError, ValueError, RuntimeError, NotImplementedError):
             return False
     return True
 
 
-def _varlen(
-    query_1HTD: torch.Tensor,
-    key_1HTD: torch.Tensor,
-    value_1HTD: torch.Tensor,
-    documents: Extents,
+def varlen(
+    query_THD: torch.Tensor,
+    key_THD: torch.Tensor,
+    value_THD: torch.Tensor,
+    bounds: tuple[torch.Tensor, torch.Tensor],
+    longest: tuple[int, int],
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
+    """Return (T, H, D) of torch's variable-length kernel, causal from each last position.
+
+    Args:
+        bounds: offsets of each document's queries, and of its keys.
+        longest: most queries, and most keys, of a document.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds, longest = documents.bounds_N1, documents.longest
     out_THD: torch.Tensor = varlen_attn(
-        *(each[0].transpose(0, 1) for each in (query_1HTD, key_1HTD, value_1HTD)),
-        bounds,
-        bounds,
-        longest,
-        longest,
+        query_THD,
+        key_THD,
+        value_THD,
+        *bounds,
+        *longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_1HTD.shape[1] != key_1HTD.shape[1],
+        enable_gqa=query_THD.shape[1] != key_THD.shape[1],
     )
-    return out_THD[None]
+    return out_THD
 
 
 def _one_by_one(
@@ -133,21 +142,23 @@ def _one_by_one(
     # Split, because the gradient of a slice is as large as the whole.
     parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
     for length, *qkv in zip(lengths, *parts, strict=True):
-        seen_LL = _within(length, window, query_1HTD) if window and length > window else None
+        seen_LL = within(length, length, window, query_1HTD) if window and length > window else None
         if softcap is None:
-            out.append(_sdpa(*qkv, scale, seen_LL))
+            out.append(sdpa(*qkv, scale, seen_LL))
         else:
-            out.append(_capped(*qkv, scale, seen_LL, softcap))
+            out.append(capped(*qkv, scale, seen_LL, softcap))
     return torch.cat(out, dim=2).transpose(1, 2)
 
 
-def _sdpa(
+def sdpa(
     query_1HLD: torch.Tensor,
     key_1HLD: torch.Tensor,
     value_1HLD: torch.Tensor,
     scale: float,
     seen_LL: torch.Tensor | None,
+    causal: bool = True,
 ) -> torch.Tensor:
+    """Return (1, H, L, D). Without a mask, `causal` aligns the first positions."""
     from torch.nn.functional import scaled_dot_product_attention
 
     grouped = query_1HLD.shape[1] != key_1HLD.shape[1]
@@ -162,13 +173,13 @@ def _sdpa(
         key_1HLD,
         value_1HLD,
         attn_mask=seen_LL,
-        is_causal=seen_LL is None,
+        is_causal=causal and seen_LL is None,
         scale=scale,
         enable_gqa=grouped,
     )
 
 
-def _capped(
+def capped(
     query_1HLD: torch.Tensor,
     key_1HLD: torch.Tensor,
     value_1HLD: torch.Tensor,
@@ -185,15 +196,18 @@ def _capped(
     scores_1HLL = (query_1HLD @ key_1HLD.transpose(2, 3)) * scale
     scores_1HLL = torch.tanh(scores_1HLL / softcap) * softcap
     if seen_LL is None:
-        seen_LL = _within(query_1HLD.shape[2], None, query_1HLD)
+        length = query_1HLD.shape[2]
+        seen_LL = within(length, length, None, query_1HLD)
     scores_1HLL = scores_1HLL.masked_fill(~seen_LL, float("-inf"))
     weights_1HLL = scores_1HLL.softmax(dim=-1, dtype=torch.float32)
     return weights_1HLL.to(query_1HLD.dtype) @ value_1HLD
 
 
-def _within(length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """Return bool (L, L): each position sees itself and at most `window - 1` before it."""
+def within(count: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """Return bool (count, length) for the last `count` of `length` positions: each sees itself and
+    at most `window - 1` before it."""
     import torch
 
-    seen_LL = torch.ones((length, length), dtype=torch.bool, device=like.device).tril()
-    return seen_LL if window is None else seen_LL.triu(1 - window)
+    before = length - count
+    seen_NL = torch.ones((count, length), dtype=torch.bool, device=like.device).tril(before)
+    return seen_NL if window is None else seen_NL.triu(before + 1 - window)

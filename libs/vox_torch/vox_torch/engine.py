@@ -12,13 +12,13 @@ from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
     from vox_core.contract import (
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
     )
 
 
@@ -28,12 +28,12 @@ class Engine:
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile
 
-    def train(self, job: TrainJob, context: RunContext) -> TrainResult:
-        """Train the adapter of `job.start` through `job.steps`."""
+    def train(self, job: TrainJob, context: RunContext) -> Trainer:
+        """Load a base model, for learners to be added."""
         bound_primitives()
-        from vox_torch.train import Trainer
+        from vox_torch.train import TorchTrainer
 
-        return Trainer(job, context, self._profile).run()
+        return TorchTrainer(job, context, self._profile)
 
     def merge(self, job: MergeJob) -> MergeResult:
         """Yield merged tensors, lazily, in the order of the job's targets."""
@@ -41,8 +41,8 @@ class Engine:
 
         return merge(job)
 
-    def load(self, job: LoadJob) -> LoadedModel:
-        """Load a model for generation and logits."""
+    def load(self, job: LoadJob) -> Model:
+        """Load a model for scores, logits and generation."""
         bound_primitives()
         from vox_torch.load import load
 

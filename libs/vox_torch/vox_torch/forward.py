@@ -1,4 +1,4 @@
-"""Compute the loss of a batch, with documents concatenated or in padded rows.
+"""Compute loss and log-probabilities of a batch, with documents concatenated or in padded rows.
 
 Concatenation is faster: no padding, and logits by chunks. trial.py decides which layout a model
 gets.
@@ -17,48 +17,63 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vox_core.contract import Batch
-from vox_torch.layout import EndToEnd, end_to_end, rows
-from vox_torch.loss import HeadLoss, negative_log_likelihood, nll, weighted_nll
+from vox_core.contract import Batch, Weigh
+from vox_torch.layout import EndToEnd, Scores, end_to_end, on, rows, scored_of
+from vox_torch.loss import HeadLoss, nll, weighted
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 
 class Loss(Protocol):
-    """The function from a batch to its loss."""
+    """The function from a batch to its loss and its log-probabilities."""
 
-    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
-        """Return `scale * sum(weight * nll)`, a scalar in float32 or wider.
+    def __call__(
+        self, batch: Batch, scale: float = 1.0, weigh: Weigh | None = None
+    ) -> tuple[torch.Tensor, Scores]:
+        """Return `scale * sum(weight * nll)`, a scalar in float32 or wider, and log p(target) where
+        `batch.scored_T`, without a gradient.
 
         Args:
             scale: loss scale, since float16 overflows at 65504.
+            weigh: computes the weights, from the log-probabilities.
         """
         ...
 
-    def log_probs(self, batch: Batch) -> torch.Tensor:
-        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
+    def log_probs(self, batch: Batch) -> Scores:
+        """Return log p(target) where `batch.scored_T`, in float32 or wider."""
         ...
 
 
 class Padded:
     """The reference layout: padded rows, and all logits at once."""
 
-    def __init__(self, model: PeftModel, device: str) -> None:
+    def __init__(self, model: PreTrainedModel, device: str) -> None:
         self._model, self._device = model, device
         self._head = model.get_output_embeddings()
 
-    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
-        return weighted_nll(self._model, self._head, rows(batch, self._device)) * scale
+    def __call__(
+        self, batch: Batch, scale: float = 1.0, weigh: Weigh | None = None
+    ) -> tuple[torch.Tensor, Scores]:
+        laid = rows(batch, self._device)
+        nll_K = nll(self._model, self._head, laid)
+        scores = Scores(laid.scored.positions_K, -nll_K.detach())
+        if weigh is None:
+            return weighted(nll_K, laid.scored) * scale, scores
+        weights_T = weigh(scores.spread(len(batch.tokens_T)))
+        weights_K = on(self._device, weights_T[laid.scored.positions_K])
+        at_N = weights_K.nonzero()[:, 0]
+        return (nll_K[at_N] * weights_K[at_N]).sum() * scale, scores
 
-    def log_probs(self, batch: Batch) -> torch.Tensor:
-        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
-        return -nll(self._model, self._head, rows(batch, self._device))
+    def log_probs(self, batch: Batch) -> Scores:
+        """Return log p(target) where `batch.scored_T`, in float32 or wider."""
+        laid = rows(batch, self._device)
+        return Scores(laid.scored.positions_K, -nll(self._model, self._head, laid))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """Return (K, H) before the head, at the trained positions."""
+        """Return (K, H) before the head, at the scored positions."""
         laid = rows(batch, self._device)
-        with _watched(self._model.get_base_model().base_model) as seen:
+        with _watched(self._model.base_model) as seen:
             self._model(input_ids=laid.tokens_NL, use_cache=False)
         return _chosen(_only_one(seen), laid.chosen_K)
 
@@ -66,31 +81,48 @@ class Padded:
 class Together:
     """The fast layout: concatenated documents, and logits by chunks."""
 
-    def __init__(self, model: PeftModel, device: str) -> None:
-        self._model, self._device = model.get_base_model(), device
+    def __init__(self, model: PreTrainedModel, device: str) -> None:
+        self._model, self._device = model, device
         self._body = self._model.base_model
-        below = {id(p) for p in self._body.parameters()}
-        above = [p for p in self._model.parameters() if p.requires_grad and id(p) not in below]
-        vocabulary = self._model.config.get_text_config().vocab_size
-        self._head_loss = HeadLoss(self.logits, above, vocabulary)
+        self._head_loss = HeadLoss(self.logits, self._model.config.get_text_config().vocab_size)
         self._output: type[Any] = BaseModelOutputWithPast  # or the family's own, once seen
         self.windows: set[int | None] = set()
 
-    def __call__(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
+    def __call__(
+        self, batch: Batch, scale: float = 1.0, weigh: Weigh | None = None
+    ) -> tuple[torch.Tensor, Scores]:
         laid = end_to_end(batch, self._device)
-        return self._head_loss(self._hidden(laid), laid.trained.scaled(scale))
+        out = self._body_output(laid)
+        scored, chosen_K = laid.scored, laid.chosen_K
+        if weigh is not None:
+            log_probs_K = self._head_loss.log_probs(_chosen(out, chosen_K), scored)
+            weights_T = weigh(Scores(scored.positions_K, log_probs_K).spread(len(batch.tokens_T)))
+            scored = scored_of(replace(batch, weights_T=weights_T), self._device)
+            chosen_K = on(self._device, scored.positions_K)
+        parameters = self._above() if torch.is_grad_enabled() else []
+        hidden_KH = _chosen(out, chosen_K)
+        loss, log_probs_K = self._head_loss(hidden_KH, scored.scaled(scale), parameters)
+        return loss, Scores(scored.positions_K, log_probs_K)
 
-    def log_probs(self, batch: Batch) -> torch.Tensor:
-        """Return (K,) log p(target) at the trained positions, in float32 or wider."""
+    def log_probs(self, batch: Batch) -> Scores:
+        """Return log p(target) where `batch.scored_T`, in float32 or wider."""
         laid = end_to_end(batch, self._device)
-        logits_KV = self.logits(self._hidden(laid)[None])[0]
-        return -negative_log_likelihood(logits_KV, laid.trained.targets_K)
+        hidden_KH = _chosen(self._body_output(laid), laid.chosen_K)
+        return Scores(laid.scored.positions_K, self._head_loss.log_probs(hidden_KH, laid.scored))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """Return (K, H) before the head, at the trained positions."""
-        return self._hidden(end_to_end(batch, self._device))
+        """Return (K, H) before the head, at the scored positions."""
+        laid = end_to_end(batch, self._device)
+        return _chosen(self._body_output(laid), laid.chosen_K)
 
-    def _hidden(self, laid: EndToEnd) -> torch.Tensor:
+    def _above(self) -> list[nn.Parameter]:
+        """Return the trained parameters outside the body: those of the head."""
+        heads = [child for child in self._model.children() if child is not self._body]
+        found = [p for head in heads for p in head.parameters() if p.requires_grad]
+        below = {id(p) for p in self._body.parameters()} if found else set()
+        return [p for p in found if id(p) not in below]
+
+    def _body_output(self, laid: EndToEnd) -> Any:
         with _watched(self._body, keep=0) as seen:
             self._model(
                 input_ids=laid.tokens_1T,
@@ -101,7 +133,7 @@ class Together:
         self.windows = laid.extents.windows
         out = _only_one(seen)
         self._output = type(out)
-        return _chosen(out, laid.chosen_K)
+        return out
 
     def logits(self, hidden_1CH: torch.Tensor) -> torch.Tensor:
         """Return (1, C, V) from the model's own forward, which scales and caps logits as the family

@@ -8,40 +8,47 @@
 
 This module imports torch; import it lazily.
 
-Shape legend: X tokens, I input features, O output features, R rank, K trained positions, C
+Shape legend: X tokens, I input features, O output features, R rank, K scored positions, C
 positions of a chunk, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from vox_torch.arrays import at_least_float32
 
-if TYPE_CHECKING:
-    from vox_torch.layout import Trained
-
 Weight = Callable[[], torch.Tensor]
 """A frozen (O, I) matrix, when asked."""
 
+Chunk = tuple[slice, torch.Tensor, torch.Tensor]
+"""Rows of hidden states, their targets and their weights."""
+
+ChunkLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From hidden states, targets and weights of a chunk to `sum(weight * nll)` and nll."""
+
 
 class WeightedNll(torch.autograd.Function):
-    """`sum(weight * nll)` of logits (C, V), in float32 or wider (see loss.py)."""
+    """`sum(weight * nll)` of logits (C, V), and nll (C,), in float32 or wider (see loss.py)."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         wide_CV = at_least_float32(logits_CV)
         lse_C = wide_CV.logsumexp(dim=1)
         ctx.save_for_backward(logits_CV, lse_C, targets_C, weights_C)
-        return ((lse_C - wide_CV.gather(1, targets_C[:, None])[:, 0]) * weights_C).sum()
+        nll_C = lse_C - wide_CV.gather(1, targets_C[:, None])[:, 0]
+        ctx.mark_non_differentiable(nll_C)
+        return (nll_C * weights_C).sum(), nll_C
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _nll_C: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
         logits_CV, lse_C, targets_C, weights_C = ctx.saved_tensors
         gradient_CV = (at_least_float32(logits_CV) - lse_C[:, None]).exp_()
         gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
@@ -50,19 +57,22 @@ class WeightedNll(torch.autograd.Function):
 
 
 def gradient_in_forward(
-    loss: Callable[[torch.Tensor, Trained], torch.Tensor],
+    loss: ChunkLoss,
     hidden_KH: torch.Tensor,
-    chunks: Sequence[tuple[slice, Trained]],
+    chunks: Sequence[Chunk],
     parameters: Sequence[torch.Tensor],
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum the chunks' losses, taking each gradient at once so that its graph is freed.
 
     Args:
-        loss: loss of one chunk.
+        loss: loss and nll of one chunk, from its hidden states, targets and weights.
         chunks: rows of `hidden_KH`, and their targets and weights.
         parameters: trained parameters inside `loss`.
+
+    Returns:
+        The sum, and nll (K,), which has no gradient.
     """
-    total: torch.Tensor = _Chunked.apply(hidden_KH, loss, chunks, *parameters)
+    total: tuple[torch.Tensor, torch.Tensor] = _Chunked.apply(hidden_KH, loss, chunks, *parameters)
     return total
 
 
@@ -71,26 +81,31 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_KH: torch.Tensor,
-        loss: Callable[[torch.Tensor, Trained], torch.Tensor],
-        chunks: Sequence[tuple[slice, Trained]],
+        loss: ChunkLoss,
+        chunks: Sequence[Chunk],
         *parameters: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         gradient_KH, sums = torch.empty_like(hidden_KH), [torch.zeros_like(p) for p in parameters]
-        losses = []
-        for at, part in chunks:
+        losses, parts = [], []
+        for at, targets_C, weights_C in chunks:
             with torch.enable_grad():
                 hidden_CH = hidden_KH[at].detach().requires_grad_()
-                of_chunk = loss(hidden_CH, part)
+                of_chunk, nll_C = loss(hidden_CH, targets_C, weights_C)
                 gradient_CH, *gradients = torch.autograd.grad(of_chunk, [hidden_CH, *parameters])
             gradient_KH[at] = gradient_CH
             for so_far, gradient in zip(sums, gradients, strict=True):
                 so_far.add_(gradient)
             losses.append(of_chunk.detach())
+            parts.append(nll_C)
         ctx.save_for_backward(gradient_KH, *sums)
-        return torch.stack(losses).sum()
+        nll_K = torch.cat(parts)
+        ctx.mark_non_differentiable(nll_K)
+        return torch.stack(losses).sum(), nll_K
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _nll_K: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         hidden_KH, *parameters = (saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
         return hidden_KH, None, None, *parameters
 

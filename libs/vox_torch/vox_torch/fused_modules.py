@@ -136,7 +136,7 @@ def _fused(module: nn.Module) -> nn.Module | None:
 
 
 class FusedNorm(nn.Module):
-    """An RMS norm with a frozen weight.
+    """An RMS norm with a frozen weight; a copy whose weight is trained computes as the original.
 
     Args:
         norm: the module to replace, with `weight` (H,) and an epsilon.
@@ -145,11 +145,13 @@ class FusedNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, *, centred: bool) -> None:
         super().__init__()
-        self.weight = norm.weight
+        self.weight, self.original = norm.weight, norm
         self.eps: float = norm.eps if centred else norm.variance_epsilon  # type: ignore[assignment]
         self.centred = centred
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.requires_grad:
+            return self.original(x)  # type: ignore[no-any-return]
         weight_H = at_least_float32(self.weight) + 1 if self.centred else self.weight
         y: torch.Tensor = RmsNorm.apply(x, weight_H, self.eps, not self.centred)
         return y

@@ -4,37 +4,60 @@ Concatenation has no padding; attention.py separates the documents. Padded rows 
 model: in a causal model real positions never see the padding to their right, so no mask is needed,
 and rows are independent, in attention and in recurrent state.
 
-Shape legend: T tokens, N documents, L longest document, K trained positions.
+Shape legend: T tokens, N documents, L longest document, K scored positions.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import Batch
+from vox_core.contract import Batch, padded_groups
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from vox_core.contract import Floats, Ints
+
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """Targets and weights of a batch's trained positions, in token order.
+class Scored:
+    """The scored positions of a batch: the trained ones, in token order, and then the others.
 
     Args:
+        positions_K: int64 numpy, in the batch.
         targets_K: int64.
         weights_K: float32.
+        trained: number of positions whose weight is not 0.
     """
 
+    positions_K: Ints
     targets_K: torch.Tensor
     weights_K: torch.Tensor
+    trained: int
 
-    def scaled(self, scale: float) -> Trained:
+    def scaled(self, scale: float) -> Scored:
         """Return a copy with other weights."""
-        return self if scale == 1 else Trained(self.targets_K, self.weights_K * scale)
+        return self if scale == 1 else replace(self, weights_K=self.weights_K * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities (K,) at positions of a batch, in float32 or wider, on the device."""
+
+    positions_K: Ints
+    log_probs_K: torch.Tensor
+
+    def spread(self, length: int) -> Floats:
+        """Return them as float32 numpy over all positions of the batch; 0 elsewhere."""
+        import numpy as np
+
+        log_probs_T = np.zeros(length, np.float32)
+        log_probs_T[self.positions_K] = self.log_probs_K.detach().float().cpu().numpy()
+        return log_probs_T
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +66,12 @@ class Rows:
 
     Args:
         tokens_NL: int64, padded with 0.
-        chosen_K: int64, the positions with weight > 0, indexed over all rows.
+        chosen_K: int64, the scored positions, indexed over all rows.
     """
 
     tokens_NL: torch.Tensor
     chosen_K: torch.Tensor
-    trained: Trained
+    scored: Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +103,14 @@ class EndToEnd:
     Args:
         tokens_1T: int64.
         positions_1T: int64; each document counts from 0.
-        chosen_K: int64, the positions with weight > 0.
+        chosen_K: int64, the scored positions.
     """
 
     tokens_1T: torch.Tensor
     positions_1T: torch.Tensor
     chosen_K: torch.Tensor
     extents: Extents
-    trained: Trained
+    scored: Scored
 
 
 def rows(batch: Batch, device: str) -> Rows:
@@ -97,13 +120,13 @@ def rows(batch: Batch, device: str) -> Rows:
     documents = list(batch.documents())
     longest = max(d.stop - d.start for d in documents)
     tokens_NL = np.zeros((len(documents), longest), np.int64)
-    chosen_NL = np.zeros((len(documents), longest), bool)
+    place_T = np.zeros(len(batch.tokens_T), np.int64)
     for row, document in enumerate(documents):
         length = document.stop - document.start
         tokens_NL[row, :length] = batch.tokens_T[document]
-        chosen_NL[row, :length] = batch.weights_T[document] > 0
-    chosen_K = np.flatnonzero(chosen_NL)
-    return Rows(on(device, tokens_NL), on(device, chosen_K), _trained(batch, device))
+        place_T[document] = np.arange(length) + row * longest
+    scored = scored_of(batch, device)
+    return Rows(on(device, tokens_NL), on(device, place_T[scored.positions_K]), scored)
 
 
 def end_to_end(batch: Batch, device: str) -> EndToEnd:
@@ -114,13 +137,63 @@ def end_to_end(batch: Batch, device: str) -> EndToEnd:
     bounds = np.asarray([*batch.starts_D, len(batch.tokens_T)], np.int32)
     positions_T = np.concatenate([np.arange(d.stop - d.start) for d in documents])
     longest = max(d.stop - d.start for d in documents)
+    scored = scored_of(batch, device)
     return EndToEnd(
         tokens_1T=on(device, batch.tokens_T[None]),
         positions_1T=on(device, positions_T[None]),
-        chosen_K=on(device, np.flatnonzero(batch.weights_T > 0)),
+        chosen_K=on(device, scored.positions_K),
         extents=Extents(tuple(bounds.tolist()), on(device, bounds), longest),
-        trained=_trained(batch, device),
+        scored=scored,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some documents of a batch, and the positions (int64) that they have there."""
+
+    batch: Batch
+    positions: Ints
+
+
+def whole(batch: Batch) -> Part:
+    """Return a batch as its only part."""
+    import numpy as np
+
+    return Part(batch, np.arange(len(batch.tokens_T)))
+
+
+def in_rows(batch: Batch, tokens: int) -> list[Part]:
+    """Split a batch into single documents, or groups of at most `tokens` padded positions."""
+    lengths = [document.stop - document.start for document in batch.documents()]
+    return [_part(whole(batch), group) for group in padded_groups(lengths, tokens)]
+
+
+def halves(part: Part) -> list[Part]:
+    """Split a part in two with about the same number of tokens; a single document cannot be
+    split."""
+    starts = part.batch.starts_D.tolist()
+    if len(starts) == 1:
+        return [part]
+    middle = len(part.batch.tokens_T) / 2
+    cut = min(range(1, len(starts)), key=lambda index: abs(starts[index] - middle))
+    return [_part(part, range(cut)), _part(part, range(cut, len(starts)))]
+
+
+def _part(part: Part, chosen: Sequence[int]) -> Part:
+    import numpy as np
+
+    batch, documents = part.batch, list(part.batch.documents())
+    extents = [documents[index] for index in chosen]
+    at = np.concatenate([np.arange(each.start, each.stop) for each in extents])
+    bounds = np.cumsum([0, *(each.stop - each.start for each in extents)], dtype=np.int64)
+    some = Batch(
+        batch.tokens_T[at],
+        batch.targets_T[at],
+        batch.weights_T[at],
+        bounds[:-1],
+        batch.scored_T[at],
+    )
+    return Part(some, part.positions[at])
 
 
 def on(device: str, array: NDArray[Any]) -> torch.Tensor:
@@ -134,6 +207,12 @@ def on(device: str, array: NDArray[Any]) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _trained(batch: Batch, device: str) -> Trained:
-    trained_T = batch.weights_T > 0
-    return Trained(on(device, batch.targets_T[trained_T]), on(device, batch.weights_T[trained_T]))
+def scored_of(batch: Batch, device: str) -> Scored:
+    """Return the scored positions of a batch."""
+    import numpy as np
+
+    trained_T = batch.weights_T != 0
+    trained, others = np.flatnonzero(trained_T), np.flatnonzero(batch.scored_T & ~trained_T)
+    positions_K = np.concatenate([trained, others])
+    targets_K, weights_K = batch.targets_T[positions_K], batch.weights_T[positions_K]
+    return Scored(positions_K, on(device, targets_K), on(device, weights_K), len(trained))

@@ -1,4 +1,4 @@
-"""Generation token by token and logits, as vox's `LoadedModel` on torch.
+"""A loaded model on torch: scores, logits and generation, with adapters by name.
 
 A streamed model serves verification at any size. It is built without weights; small parameters
 (norms, biases) are loaded, while each linear module and embedding gets a forward of its own that
@@ -16,75 +16,150 @@ Shape legend: X any leading shape, I input features, O output features, P rows o
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import AdapterState, LoadJob, Sampling, next_token
+from vox_core.contract import AdapterState, Batch, LoadJob, Model
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
+from vox_torch.attention import DOCUMENTS
 from vox_torch.base import fill_buffers, load_base, materialise, stored_names, without_weights
-from vox_torch.inject import attach
-from vox_torch.lora import fuse, fuse_decoding
+from vox_torch.inject import Adapters, only_adapter_dropout, require_linear
+from vox_torch.lora import fuse
+from vox_torch.lora_rows import RowAdapters, Shares
 from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers import PreTrainedModel
 
     from vox_core.contract import Floats, Ints
+    from vox_torch.forward import Loss
+    from vox_torch.running import RunningBatch
 
 
 def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
     """Load the model of a job; a streamed one computes in float32 on the CPU."""
     if job.streamed:
-        return TorchModel(streamed_model(job.model, job.adapter), "cpu")
-    model = load_base(job.model, job.dtype, profile.device, job.quant)
+        return TorchModel(Streamed(job.model), "cpu")
+    base = load_base(job.model, job.dtype, profile.device, job.quant)
     if profile.prepare:
-        profile.prepare(model)
-    if job.adapter is not None:
-        model = attach(model, job.adapter).model.eval()
-        fuse(model)  # rounded as in training
-        fuse_decoding(model)
-    return TorchModel(model, profile.device)
+        profile.prepare(base)
+    return TorchModel(Adapters(base), profile.device)
 
 
-class TorchModel:
-    """`vox_core.contract.LoadedModel` over a torch module."""
+class TorchModel(Model):
+    """`vox_core.contract.Model` over a transformers model."""
 
-    def __init__(self, model: torch.nn.Module, device: str) -> None:
-        self._model: torch.nn.Module | None = model
-        self._device = device
+    def __init__(self, adapters: Adapters | Streamed, device: str) -> None:
+        self._adapters, self._device = adapters, device
+        self._own_attention = adapters.base.config._attn_implementation
+        self._dropout: bool | None = None  # until the modes of all modules are set
+        self._loss: Loss | None = None
+        self._batch: RunningBatch | None = None
+        self._by_row: RowAdapters | None = None
 
-    def logits(self, tokens_T: Ints) -> Floats:
+    def add_adapter(self, name: str, adapter: AdapterState) -> None:
+        self._adapters.add(name, adapter)
+        self._modules_changed()
+
+    def remove_adapter(self, name: str) -> None:
+        self._adapters.remove(name)
+        self._modules_changed()
+
+    def log_probs(
+        self, batch: Batch, adapter: str | None = None, seed: int | None = None
+    ) -> Floats:
         import torch
 
+        if self._loss is None:
+            self._set_up(adapter)
+            self._loss = self._layout()
+        self._set_up(adapter, documents=True)
         with torch.inference_mode():
-            out = self._forward(self._ids(tokens_T), None)
+            return self._loss.log_probs(batch).spread(len(batch.tokens_T))
+
+    def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
+        import torch
+
+        self._set_up(adapter)
+        with torch.inference_mode():
+            out = self._adapters.base(input_ids=self._ids(tokens_T), use_cache=False)
         logits_TV: Floats = out.logits[0].float().cpu().numpy()
         return logits_TV
 
-    def generate(self, tokens_T: Ints, sampling: Sampling) -> Iterator[int]:
-        import torch
+    def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
+        self._select(None)
+        self._running().insert(row, tokens_T, self._adapters.key(adapter))
 
-        tokens = [int(token) for token in tokens_T]
-        ids, cache = self._ids(tokens), None
-        for _ in range(sampling.max_tokens):
-            with torch.inference_mode():
-                out = self._forward(ids, cache, keep=1)
-            tokens.append(next_token(out.logits[0, -1].float().cpu().numpy(), sampling, tokens))
-            yield tokens[-1]
-            ids, cache = self._ids(tokens[-1:]), out.past_key_values
+    def advance(self, tokens: Mapping[int, int]) -> Mapping[int, Floats]:
+        self._select(None)
+        return self._running().advance(tokens)
+
+    def remove(self, row: int) -> None:
+        self._running().remove(row)
 
     def close(self) -> None:
-        self._model = None
+        for name in ("_adapters", "_loss", "_batch", "_by_row"):
+            vars(self).pop(name, None)  # a second call finds nothing
         gc.collect()  # break the cycles of fused layers and their forwards
 
-    def _forward(self, ids_1T: torch.Tensor, cache: object, keep: int = 0) -> object:
-        return self._model(
-            input_ids=ids_1T, past_key_values=cache, use_cache=keep > 0, logits_to_keep=keep
-        )
+    def _modules_changed(self) -> None:
+        """Fuse the adapters, rounded as in training."""
+        self._dropout = None
+        self._read_again()
+        fuse(self._adapters.base)
+
+    def _read_again(self) -> None:
+        """Let the running batch read the adapters again."""
+        if self._by_row is not None:
+            self._by_row.forget()
+
+    def _layout(self) -> Loss:
+        from vox_torch.trial import loss_of
+
+        streamed = isinstance(self._adapters, Streamed)
+        return loss_of(self._adapters.base, self._device, rows=streamed)[0]
+
+    def _set_up(
+        self, adapter: str | None, *, documents: bool = False, dropout: bool = False
+    ) -> None:
+        """Select adapter, attention and dropout for a computation.
+
+        Args:
+            documents: documents are scored, in the layout of `self._loss`.
+        """
+        from vox_torch.forward import Together
+
+        self._select(adapter, dropout)
+        base = self._adapters.base
+        together = documents and isinstance(self._loss, Together)
+        attention = DOCUMENTS if together else self._own_attention
+        if base.config._attn_implementation != attention:
+            base.set_attn_implementation(attention)
+
+    def _select(self, adapter: str | None, dropout: bool = False) -> None:
+        self._adapters.select(adapter)
+        if dropout != self._dropout:
+            self._adapters.base.eval()
+            if dropout:
+                only_adapter_dropout(self._adapters.base)
+            self._dropout = dropout
+
+    def _running(self) -> RunningBatch:
+        from vox_torch.running import RunningBatch
+
+        if self._batch is None:
+            base, own = self._adapters.base, self._own_attention
+            if isinstance(self._adapters, Streamed):
+                reason = "its weights are read from the files"
+                self._batch = RunningBatch(base, self._adapters, self._device, own, reason)
+            else:
+                self._by_row = RowAdapters(base)
+                self._batch = RunningBatch(base, self._by_row, self._device, own)
+        return self._batch
 
     def _ids(self, tokens: object) -> torch.Tensor:
         import torch
@@ -92,27 +167,92 @@ class TorchModel:
         return torch.as_tensor(tokens, dtype=torch.int64, device=self._device)[None]
 
 
-def streamed_model(folder: Path, adapter: AdapterState | None = None) -> PreTrainedModel:
-    """Build the model of `folder` so that its weights stay in the files.
+class Streamed:
+    """A base model whose weights stay in the files, with adapters by name.
 
     Raises:
         ModelError: M002, the files and the modules do not match one to one.
     """
-    import torch
 
-    model = without_weights(folder, torch.float32)
-    weights = WeightFolder(folder)
-    names = stored_names(model, weights)
-    for path, module in model.named_modules():
-        if _is_streamed(module):
-            _stream(module, path, names, weights, adapter)
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta and name in names and not _belongs_to_streamed(model, name):
-            value = adapter.saved.get(name) if adapter else None
-            stored = weights.read(names[name]) if value is None else value
-            materialise(model, name, float32(stored))
-    fill_buffers(model, weights, lambda tensor: float32(weights.read(tensor)))
-    return model.eval()
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        self.base = without_weights(folder, torch.float32)
+        self._weights = WeightFolder(folder)
+        self._tensors = stored_names(self.base, self._weights)
+        self._adapters: dict[str, AdapterState] = {}
+        self._selected: AdapterState | None = None
+        for path, module in self.base.named_modules():
+            if _is_streamed(module):
+                module.forward = self._forward(module, path)
+        self._small = {
+            name: float32(self._weights.read(self._tensors[name]))
+            for name, parameter in self.base.named_parameters()
+            if parameter.is_meta and name in self._tensors and not self._is_streamed(name)
+        }
+        for name, value in self._small.items():
+            materialise(self.base, name, value)
+        read = self._weights.read
+        fill_buffers(self.base, self._weights, lambda tensor: float32(read(tensor)))
+        self.base.eval()
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    def add(self, name: str, state: AdapterState) -> None:
+        """Add an adapter.
+
+        Raises:
+            AdapterError: A002, it names modules that the base has not got.
+        """
+        require_linear(self.base, state)
+        self._adapters[name] = state
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter; the base is selected."""
+        self.select(None)
+        del self._adapters[name]
+
+    def key(self, name: str | None) -> str | None:
+        """Return `name`, as `Adapters.key` returns PEFT's."""
+        return name
+
+    def group(self, name: str | None) -> str | None:
+        """Return an adapter's group in a running batch: each is computed on its own."""
+        return name
+
+    @contextmanager
+    def computing(self, *shares: Shares) -> Iterator[None]:
+        """Compute with one adapter within the context."""
+        self.select(shares[0][0][0])
+        yield
+
+    def select(self, name: str | None) -> None:
+        """Compute with an adapter from here on, or with the base alone."""
+        self._selected = None if name is None else self._adapters[name]
+        saved = self._selected.saved if self._selected else {}
+        for path, stored in self._small.items():
+            value = float32(saved[path]) if path in saved else stored
+            self.base.get_parameter(path).data = value
+
+    def _forward(self, module: nn.Module, path: str) -> Callable[..., torch.Tensor]:
+        from torch import nn
+        from transformers.pytorch_utils import Conv1D
+
+        name = f"{path}.weight"
+
+        def read() -> Any:
+            saved = self._selected.saved if self._selected else {}
+            return saved[name] if name in saved else self._weights.read(self._tensors[name])
+
+        if isinstance(module, nn.Embedding):
+            return _Embedding(module, read)
+        selected = lambda: self._selected  # noqa: E731
+        return _Linear(module, read, isinstance(module, Conv1D), selected, path)
+
+    def _is_streamed(self, parameter: str) -> bool:
+        owner, _, leaf = parameter.rpartition(".")
+        return leaf == "weight" and _is_streamed(self.base.get_submodule(owner))
 
 
 def _is_streamed(module: nn.Module) -> bool:
@@ -123,33 +263,6 @@ def _is_streamed(module: nn.Module) -> bool:
         # The only supported subclasses with their own forward are those that scale.
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
     return isinstance(module, nn.Linear | Conv1D)
-
-
-def _belongs_to_streamed(model: nn.Module, name: str) -> bool:
-    owner, _, leaf = name.rpartition(".")
-    return leaf == "weight" and _is_streamed(model.get_submodule(owner))
-
-
-def _stream(
-    module: nn.Module,
-    path: str,
-    names: dict[str, str],
-    weights: WeightFolder,
-    adapter: AdapterState | None,
-) -> None:
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
-
-    if adapter is not None and f"{path}.weight" in adapter.saved:
-        W_OI = adapter.saved[f"{path}.weight"]
-        read: Callable[[], Any] = lambda: W_OI  # noqa: E731
-    else:
-        tensor = names[f"{path}.weight"]
-        read = lambda: weights.read(tensor)  # noqa: E731
-    if isinstance(module, nn.Embedding):
-        module.forward = _Embedding(module, read)
-    else:
-        module.forward = _Linear(module, read, isinstance(module, Conv1D), adapter, path)
 
 
 class _Embedding:
@@ -165,19 +278,18 @@ class _Embedding:
 
 
 class _Linear:
-    """`x W^T + b` by blocks of rows of W, with the adapter's update."""
+    """`x W^T + b` by blocks of rows of W, with the selected adapter's update."""
 
     def __init__(
         self,
         module: nn.Module,
         read: Callable[[], Any],
         transposed: bool,
-        adapter: AdapterState | None,
+        selected: Callable[[], AdapterState | None],
         path: str,
     ) -> None:
         self._module, self._read, self._transposed = module, read, transposed
-        self._adapter = adapter if adapter is not None and path in adapter.modules else None
-        self._path = path
+        self._selected, self._path = selected, path
 
     def __call__(self, x_XI: torch.Tensor) -> torch.Tensor:
         import torch
@@ -189,9 +301,10 @@ class _Linear:
 
     def _rows(self, x_XI: torch.Tensor, W_PI: torch.Tensor, block: slice) -> torch.Tensor:
         y_XP = x_XI @ W_PI.T
-        if self._adapter is None:
+        adapter = self._selected()
+        if adapter is None or self._path not in adapter.modules:
             return y_XP
-        module, scale = self._adapter.modules[self._path], self._adapter.scale(self._path)
+        module, scale = adapter.modules[self._path], adapter.scale(self._path)
         A_RI, B_PR = float32(module.A_RI), float32(module.B_OR[block])
         y_XP = y_XP + scale * ((x_XI @ A_RI.T) @ B_PR.T)
         if module.magnitude_O is None:

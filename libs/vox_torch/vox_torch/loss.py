@@ -1,29 +1,31 @@
-"""Compute the loss of documents at the trained positions only.
+"""Compute loss and log-probabilities of documents at the scored positions only.
 
-Logits are computed only where weight > 0, which saves the (T, V) matrix that dominates memory with
-today's vocabularies. `weighted_nll` is the reference: padded rows, any model.
+Logits are computed only where they are wanted, which saves the (T, V) matrix that dominates memory
+with today's vocabularies. `weighted_nll` is the reference: padded rows, any model.
 `HeadLoss` computes one chunk of positions at a time and takes its gradient at once, so that only
-one chunk of logits exists.
+one chunk of logits exists. Positions that are scored and not trained cost no gradient.
 
 Both call the model's own forward for the head, so that a family's scaling or soft-capping of logits
 and PEFT's wrapper of the head stay in force.
 
-Shape legend: N documents, L longest document, K trained positions, C positions of a chunk, H hidden
+Shape legend: N documents, L longest document, K scored positions, C positions of a chunk, H hidden
 size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vox_torch.arrays import at_least_float32
-from vox_torch.layout import Rows, Trained
+from vox_torch.layout import Rows, Scored
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from vox_torch.functions import Chunk
 
 CHUNK_ELEMENTS = 16 * 2**20
 """Logits computed at once: 32 MiB in bfloat16, 64 MiB more while they are float32."""
@@ -31,14 +33,19 @@ CHUNK_ELEMENTS = 16 * 2**20
 
 def weighted_nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
     """Return `sum(weight * nll)` of the batch, undivided: a scalar in float32 or wider."""
-    return (nll(model, head, batch) * batch.trained.weights_K).sum()
+    return weighted(nll(model, head, batch), batch.scored)
+
+
+def weighted(nll_K: torch.Tensor, scored: Scored) -> torch.Tensor:
+    """Return `sum(weight * nll)` over the trained positions."""
+    return (nll_K[: scored.trained] * scored.weights_K[: scored.trained]).sum()
 
 
 def nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
-    """Return `-log p(target)`, (K,), at the trained positions, in float32 or wider."""
+    """Return `-log p(target)`, (K,), at the scored positions, in float32 or wider."""
     with only_at(head, batch.chosen_K):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
-    return negative_log_likelihood(logits_KV, batch.trained.targets_K)
+    return negative_log_likelihood(logits_KV, batch.scored.targets_K)
 
 
 def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
@@ -68,46 +75,66 @@ def only_at(head: nn.Module, chosen_K: torch.Tensor) -> Iterator[None]:
 
 
 class HeadLoss:
-    """The loss from hidden states, one chunk at a time.
+    """Loss and log-probabilities from hidden states, one chunk at a time.
 
     Args:
         logits: maps hidden states (1, C, H) to logits (1, C, V).
-        parameters: trained parameters inside `logits`; often none.
         vocabulary: V.
     """
 
-    def __init__(
-        self,
-        logits: Callable[[torch.Tensor], torch.Tensor],
-        parameters: list[torch.nn.Parameter],
-        vocabulary: int,
-    ) -> None:
-        self._logits, self._parameters = logits, parameters
+    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> None:
+        self._logits = logits
         self._chunk = max(1, CHUNK_ELEMENTS // vocabulary)
 
-    def __call__(self, hidden_KH: torch.Tensor, trained: Trained) -> torch.Tensor:
-        """Return `sum(weight * nll)`, a scalar in float32 or wider."""
+    def __call__(
+        self, hidden_KH: torch.Tensor, scored: Scored, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `sum(weight * nll)`, and log p(target) (K,) without a gradient.
+
+        Args:
+            parameters: trained parameters inside `logits`; often none.
+        """
         import torch
 
         from vox_torch.functions import gradient_in_forward
 
-        chunks = list(self._chunks(trained))
+        trained = slice(0, scored.trained)
+        untrained_K = self.log_probs(hidden_KH, scored, scored.trained)
+        chunks = list(self._chunks(scored, trained))
         if not chunks:
-            return hidden_KH.sum()  # without rows: zero, with a gradient
+            return hidden_KH[trained].sum(), untrained_K  # zero, with a gradient
+        hidden_NH = hidden_KH if len(untrained_K) == 0 else hidden_KH[trained]
         if torch.is_grad_enabled():
-            return gradient_in_forward(self._of, hidden_KH, chunks, self._parameters)
-        losses = [self._of(hidden_KH[at], part) for at, part in chunks]
-        return torch.stack(losses).sum()
+            loss, nll_N = gradient_in_forward(self._of, hidden_NH, chunks, parameters)
+        else:
+            parts = [self._of(hidden_NH[at], *given) for at, *given in chunks]
+            loss = torch.stack([of_chunk for of_chunk, _ in parts]).sum()
+            nll_N = torch.cat([nll_C for _, nll_C in parts])
+        return loss, torch.cat([-nll_N, untrained_K])
 
-    def _chunks(self, trained: Trained) -> Iterator[tuple[slice, Trained]]:
-        for start in range(0, len(trained.targets_K), self._chunk):
-            at = slice(start, start + self._chunk)
-            yield at, Trained(trained.targets_K[at], trained.weights_K[at])
+    def log_probs(self, hidden_KH: torch.Tensor, scored: Scored, first: int = 0) -> torch.Tensor:
+        """Return log p(target) of the positions from `first` on, in float32 or wider, without a
+        gradient."""
+        import torch
 
-    def _of(self, hidden_CH: torch.Tensor, part: Trained) -> torch.Tensor:
-        """Return the loss of one chunk."""
+        with torch.no_grad():
+            parts = [
+                -negative_log_likelihood(self._logits(hidden_KH[at][None])[0], targets_C)
+                for at, targets_C, _ in self._chunks(scored, slice(first, len(hidden_KH)))
+            ]
+            return torch.cat(parts) if parts else at_least_float32(hidden_KH.new_zeros(0))
+
+    def _chunks(self, scored: Scored, within: slice) -> Iterator[Chunk]:
+        for start in range(within.start, within.stop, self._chunk):
+            at = slice(start, min(start + self._chunk, within.stop))
+            yield at, scored.targets_K[at], scored.weights_K[at]
+
+    def _of(
+        self, hidden_CH: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of one chunk, and nll (C,)."""
         from vox_torch.functions import WeightedNll
 
         logits_CV = self._logits(hidden_CH[None])[0]
-        loss: torch.Tensor = WeightedNll.apply(logits_CV, part.targets_K, part.weights_K)
-        return loss
+        both: tuple[torch.Tensor, torch.Tensor] = WeightedNll.apply(logits_CV, targets_C, weights_C)
+        return both

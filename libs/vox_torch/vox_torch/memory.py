@@ -7,12 +7,11 @@ not the result.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vox_core.contract import Batch, ExecutionPlan, Notice
+from vox_core.contract import ExecutionPlan, Notice
 from vox_core.errors import TrainingError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
@@ -60,11 +59,6 @@ def _libc() -> ctypes.CDLL | None:
     return libc if hasattr(libc, "gnu_get_libc_version") else None
 
 
-def halved(batches: Sequence[Batch]) -> list[Batch]:
-    """Split each micro-batch of several documents in two; a single document cannot be split."""
-    return list(itertools.chain.from_iterable(map(_halves, batches)))
-
-
 class Shortage:
     """Handles out-of-memory in a run; `met` once it has happened."""
 
@@ -73,9 +67,15 @@ class Shortage:
         self._plan, self._device = plan, device
 
     def meet(self, error: Exception) -> Notice:
-        """Return a notice for the first out-of-memory; raise any other error again."""
+        """Return a notice for the first out-of-memory; raise any other error again.
+
+        Raises:
+            TrainingError: T002, it is not the first.
+        """
         if not is_out_of_memory(error):
             raise error
+        if self.met:
+            raise self._exhausted(error) from error
         self.met = True
         return Notice(
             f"{self._device}: out of memory; from here on micro-batches are half as large, which "
@@ -149,28 +149,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     said = str(error)
     return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
-
-
-def _halves(batch: Batch) -> Iterator[Batch]:
-    """Split a batch in two with about the same number of tokens."""
-    starts = batch.starts_D.tolist()
-    if len(starts) == 1:
-        yield batch
-        return
-    middle = len(batch.tokens_T) / 2
-    cut = min(starts[1:], key=lambda start: abs(start - middle))
-    yield _part(batch, 0, cut)
-    yield _part(batch, cut, len(batch.tokens_T))
-
-
-def _part(batch: Batch, start: int, stop: int) -> Batch:
-    inside = batch.starts_D[(batch.starts_D >= start) & (batch.starts_D < stop)]
-    return Batch(
-        batch.tokens_T[start:stop],
-        batch.targets_T[start:stop],
-        batch.weights_T[start:stop],
-        inside - start,
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,20 +23,18 @@ Shape legend: N elements of a tensor, K blocks of it, S elements of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.contract import AdapterState, OptimizerSpec, TrainState
+from vox_core.contract import Optimizer, TrainState, Update
 from vox_torch.arrays import at_least_float32
 from vox_torch.libraries import import_bitsandbytes
 
 if TYPE_CHECKING:
     import torch
 
-    from vox_core.contract import OptimizerSpec
-
     Moments: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-    import torch
 
 BLOCK = 256
 """Elements that share a scale: bitsandbytes' block for 8-bit optimizers."""
@@ -49,16 +47,15 @@ _LEAST_SCALE = 2.0**-100
 class AdamW:
     """PyTorch's AdamW; float64 masters have float64 moments, rounded to float32 after each step."""
 
-    def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
+    def __init__(self, masters: Sequence[torch.Tensor]) -> None:
         import torch
 
         self._masters = masters
-        self._adamw = torch.optim.AdamW(list(masters), fused=True, **_numbers(spec))
+        self._adamw = torch.optim.AdamW(list(masters), fused=True)
 
-    def step(self, lr: float) -> None:
+    def step(self, update: Update) -> None:
         """Update every master from its gradient."""
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+        _configure(self._adamw, update)
         self._adamw.step()
         self._round_state()
 
@@ -92,16 +89,15 @@ class AdamW:
 class AdamW8Bit:
     """bitsandbytes' AdamW with 8-bit moments, on float32 masters."""
 
-    def __init__(self, masters: Sequence[torch.Tensor], spec: OptimizerSpec) -> None:
+    def __init__(self, masters: Sequence[torch.Tensor]) -> None:
         library = import_bitsandbytes()
         on_host = masters[0].device.type == "cpu"
         kind = library.optim.AdamW8bit if on_host else library.optim.PagedAdamW8bit
         self._masters = masters
-        self._adamw: Any = kind(list(masters), **_numbers(spec))
+        self._adamw: Any = kind(list(masters))
 
-    def step(self, lr: float) -> None:
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+    def step(self, update: Update) -> None:
+        _configure(self._adamw, update)
         self._adamw.step()
         for master in self._masters:
             kept = self._adamw.state[master]
@@ -183,29 +179,37 @@ def _storable(scales: torch.Tensor) -> torch.Tensor:
     return torch.where(rounded < _LEAST_SCALE, 0.0, rounded)
 
 
-def _numbers(spec: OptimizerSpec) -> dict[str, Any]:
-    return {
-        "lr": spec.lr,
-        "betas": (spec.beta1, spec.beta2),
-        "eps": spec.eps,
-        "weight_decay": spec.weight_decay,
-    }
+def _configure(optimizer: torch.optim.Optimizer, update: Update) -> None:
+    for group in optimizer.param_groups:
+        group.update(
+            lr=update.lr,
+            betas=(update.beta1, update.beta2),
+            eps=update.eps,
+            weight_decay=update.weight_decay,
+        )
 
 
 class MasterAdamW:
-    """The trained parameters, their master weights and their moments."""
+    """The trained parameters of a learner, their master weights, gradients and moments.
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], spec: OptimizerSpec) -> None:
+    Args:
+        parameters: by canonical name.
+        start: their values, and moments if there were updates.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], kind: Optimizer, start: TrainState
+    ) -> None:
         import torch
 
-        self._names = list(parameters)
+        self._names, self._structure = list(parameters), start.adapter
         self._parameters = list(parameters.values())
-        self._clip = spec.clip
         self._masters = [at_least_float32(p.detach()).clone() for p in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        kind = AdamW8Bit if spec.name == "adamw-8bit" else AdamW
-        self._adamw: AdamW | AdamW8Bit = kind(self._masters, spec)
+        self._adamw = AdamW8Bit(self._masters) if kind == "adamw-8bit" else AdamW(self._masters)
+        self._updates = start.updates
+        self._restore(start)
 
     def collect(self, factor: float) -> None:
         """Move the parameters' gradients, times `factor`, to the masters'."""
@@ -218,41 +222,62 @@ class MasterAdamW:
         ]
         totals, gradients = zip(*pairs, strict=True)
         torch._foreach_add_(totals, gradients, alpha=factor)
+        self.drop()
+
+    def is_finite(self) -> bool:
+        """Whether every gradient of the parameters is."""
+        import torch
+
+        found = [p.grad.isfinite().all() for p in self._parameters if p.grad is not None]
+        return bool(torch.stack(found).all())
+
+    def drop(self) -> None:
+        """Drop the parameters' gradients; the masters' stay."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    def norm(self) -> torch.Tensor:
-        """Return the global gradient norm, a scalar on the device."""
-        import torch
-
-        return torch.nn.utils.get_total_norm([m.grad for m in self._masters])
-
     def forget(self) -> None:
-        """Drop the gradients of a skipped step."""
+        """Drop all gradients."""
         import torch
 
         torch._foreach_zero_([m.grad for m in self._masters])
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.drop()
 
-    def update(self, lr: float, norm: float) -> None:
-        """Clip the gradients, update the masters and copy them to the adapter.
+    def update(self, update: Update) -> float:
+        """Divide and clip the gradients, update the masters and copy them to the adapter.
 
-        Args:
-            norm: the global gradient norm.
+        Returns:
+            The global norm of the divided gradients. If it is not finite, only the gradients are
+            dropped.
         """
         import torch
 
-        if self._clip and norm > self._clip:
-            gradients = [m.grad for m in self._masters]
-            torch._foreach_mul_(gradients, self._clip / (norm + 1e-6))
-        self._adamw.step(lr)
+        gradients = [m.grad for m in self._masters]
+        torch._foreach_mul_(gradients, 1 / update.total_weight)
+        norm: float = torch.nn.utils.get_total_norm(gradients).item()
+        if math.isfinite(norm):
+            if update.clip and norm > update.clip:
+                torch._foreach_mul_(gradients, update.clip / (norm + 1e-6))
+            self._count_from(update.number)
+            self._adamw.step(update)
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, self._masters)
         self.forget()
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._masters)
+        return norm
 
-    def restore(self, state: TrainState) -> None:
-        """Load masters and moments from a state; at step 0 there are no moments."""
+    def _count_from(self, number: int) -> None:
+        """Make the next update the one with this number, for the bias correction."""
+        import torch
+
+        if number != self._updates + 1:
+            for master in self._masters:
+                moments = self._adamw.moments(master)
+                zeros = torch.zeros_like(master), torch.zeros_like(master)
+                self._adamw.restore(master, number - 1, moments or zeros)
+        self._updates = number
+
+    def _restore(self, state: TrainState) -> None:
+        """Load masters and moments; at step 0 there are no moments."""
         import torch
 
         values = state.adapter.tensors()
@@ -262,16 +287,16 @@ class MasterAdamW:
                 first, second = (torch.tensor(m) for m in state.moments[name])
                 self._adamw.restore(master, state.updates, (first, second))
 
-    def state(self, step: int, structure: AdapterState) -> TrainState:
+    def state(self) -> TrainState:
         """Return masters and moments as numpy, under canonical names."""
         named = dict(zip(self._names, self._masters, strict=True))
-        adapter = structure.with_tensors({n: _numpy(m) for n, m in named.items()})
+        adapter = self._structure.with_tensors({n: _numpy(m) for n, m in named.items()})
         moments = {
             name: (_numpy(kept[0]), _numpy(kept[1]))
             for name, master in named.items()
             if (kept := self._adamw.moments(master))
         }
-        return TrainState(step, adapter, moments)
+        return TrainState(self._updates, adapter, moments)
 
 
 def _numpy(tensor: torch.Tensor) -> object:

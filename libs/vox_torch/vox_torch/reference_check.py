@@ -28,7 +28,7 @@ from vox_torch.forward import Loss, Padded
 from vox_torch.memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 _FACTOR = 2.0
 """Fast path and transformers round in different orders, each as often as the other. Over the
@@ -55,7 +55,7 @@ class Reference:
     """Log-probabilities of one document by transformers and PEFT.
 
     Args:
-        model: the model as PEFT made it, with no module replaced.
+        model: the model as transformers and PEFT made it, with no module replaced.
         document: the document to score.
         parameters: the adapter's, by name. Noise is added during the comparison, since a fresh
             adapter has no effect.
@@ -67,22 +67,22 @@ class Reference:
 
     def __init__(
         self,
-        model: PeftModel,
+        model: PreTrainedModel,
         document: Batch,
         parameters: Mapping[str, nn.Parameter],
         device: str,
     ) -> None:
         plain = Padded(model.eval(), device)
-        self._document, self._dtype = document, model.get_base_model().dtype
+        self._document, self._dtype = document, model.dtype
         self._parameters = parameters
         with torch.no_grad(), _stirred(parameters):
-            self._plain_K = plain.log_probs(document)
+            self._plain_K = plain.log_probs(document).log_probs_K
             if not bool(self._plain_K.isfinite().all()):
                 raise _overflows(self._dtype)
             self._exact_K = self._plain_K
             if self._dtype in (torch.bfloat16, torch.float16):
                 with computed_in_float32(model):
-                    self._exact_K = plain.log_probs(document)
+                    self._exact_K = plain.log_probs(document).log_probs_K
 
     def fault(self, fast: Loss) -> str | None:
         """Return how `fast` differs from this reference; None if it agrees.
@@ -92,8 +92,8 @@ class Reference:
         """
         try:
             with torch.no_grad(), _stirred(self._parameters):
-                found_K = fast.log_probs(self._document)
-                loss = float(fast(self._document))
+                found_K = fast.log_probs(self._document).log_probs_K
+                loss = float(fast(self._document)[0])
         except NOT_UNDERSTOOD as error:
             if is_out_of_memory(error):
                 raise

@@ -1,57 +1,48 @@
-"""The training loop of the torch engine, for every device.
+"""Learners on one base model, for every device of torch.
 
-loss of a step = sum(weight * nll) / total_weight, over the step: gradients are those of the sum,
-divided once in float32, so the result does not depend on the micro-batches.
-Randomness (dropout) is seeded per (run seed, step, micro-batch).
-
-The host waits for the device only at the end of a step, to read loss and gradient norm.
+A learner's gradients are summed in float32 or wider, undivided, so the result does not depend on
+the micro-batches; `update` divides them once. Dropout is a function of the micro-batch's seed.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import math
-import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from vox_core.contract import (
-    DType,
+    Batch,
     FastPaths,
     Notice,
     RunContext,
-    Step,
-    StepDone,
+    Trainer,
     TrainJob,
-    TrainResult,
     TrainState,
-    cut_to_rows,
-    probe_document,
+    Update,
+    Weigh,
 )
-from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_torch.base import load_base
-from vox_torch.inject import Adapted, attach
+from vox_torch.inject import Adapters
+from vox_torch.layout import Part, Scores, halves, in_rows, whole
+from vox_torch.load import TorchModel
 from vox_torch.lora import fuse
-from vox_torch.memory import Shortage, give_back, halved
+from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import DeviceProfile, set_threads, wants_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    import torch
-    from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
-    from vox_core.contract import Batch
+    from vox_core.contract import Floats
     from vox_torch.forward import Loss
     from vox_torch.reference_check import Reference
-
-T = TypeVar("T")
 
 _NOT_FAST = (
     "vox's own functions do not compute this model as transformers does: {fault}. This run uses "
@@ -63,66 +54,126 @@ _NOT_CHECKED = (
     "compare with ({error})"
 )
 
-# Loss scales for the backward pass in float16, which overflows at 65504; the first that keeps every
-# gradient finite is used. Tried anew at each step, so that a resumed run finds the same one.
+# Loss scales for the backward pass in float16, which overflows at 65504; the first that keeps
+# every gradient finite is used. Tried anew for each micro-batch, so that a resumed run finds the
+# same one.
 _FLOAT16_SCALES = tuple(2.0**-n for n in range(0, 25, 4))
 
 
-class Trainer:
-    """One run on one device: the adapted model, its optimizer and the steps."""
+class TorchTrainer(TorchModel, Trainer):
+    """`vox_core.contract.Trainer` over a transformers model."""
 
     def __init__(self, job: TrainJob, context: RunContext, profile: DeviceProfile) -> None:
-        steps = iter(job.steps)
-        first = next(steps, None)
-        self._job = replace(job, steps=itertools.chain([first] if first else [], steps))
-        self._document = probe_document(first.batches) if first else None
-        self._context, self._profile, self._device = context, profile, profile.device
-        self._seed = seed_on(self._device)
-        self._memory = Shortage(job.plan, self._device)
-        with self._memory.final():
-            self._prepare(job.plan.dtype)
-
-    def _prepare(self, dtype: DType) -> None:
-        """Load the model and move everything to the device."""
-        from vox_torch.forward import Padded
-
-        job, contract = self._job, self._job.plan.contract
+        self._plan, self._job, self._context, self._profile = job.plan, job, context, profile
+        self._seed = seed_on(profile.device)
+        self._memory = Shortage(job.plan, profile.device)
+        self._scales = _FLOAT16_SCALES if job.plan.dtype == "fp16" else (1.0,)
+        self._learners: dict[str, MasterAdamW] = {}
+        self._fused = True
         set_threads(job.plan.tuning)
-        self._adapted = self._load(dtype)
-        self._loss = self._checked_fast_path() or Padded(self._load_again(dtype), self._device)
-        self._recut = job.plan.packing == "end-to-end" and isinstance(self._loss, Padded)
-        if job.plan.gradient_checkpointing:
-            recompute_activations(self._adapted.model.get_base_model())
-        self._optimizer = MasterAdamW(self._adapted.parameters, contract.optimizer)
-        self._optimizer.restore(job.start)
-        self._scales = _FLOAT16_SCALES if dtype == "fp16" else (1.0,)
+        with self._memory.final():
+            super().__init__(self._load(), profile.device)
+
+    def add_learner(self, name: str, state: TrainState) -> None:
+        with self._memory.final():
+            parameters = self._attach(name, state)
+            if self._loss is None:
+                self._loss = self._checked_fast_path(parameters)
+            if self._loss is None:
+                from vox_torch.forward import Padded
+
+                parameters = self._attach_again(name, state)
+                self._loss = Padded(self._adapters.base, self._device)
+            if self._plan.gradient_checkpointing and not self._learners:
+                recompute_activations(self._adapters.base)
+            kind = self._plan.contract.optimizer.name
+            self._learners[name] = MasterAdamW(parameters, kind, state)
+        self._modules_changed()
         give_back()
 
-    def _load(self, dtype: DType) -> Adapted:
-        contract = self._job.plan.contract
-        base = load_base(self._job.model, dtype, self._device, contract.quant)
+    def remove_learner(self, name: str) -> None:
+        del self._learners[name]
+        self.remove_adapter(name)
+
+    def accumulate(
+        self, batch: Batch, seed: int, learner: str, weigh: Weigh | None = None
+    ) -> Floats:
+        optimizer = self._learners[learner]
+        if weigh is None:
+            self._set_up(learner, documents=True, dropout=True)
+            return self._in_parts(batch, seed, partial(self._gradient, optimizer))
+        once = _Once(weigh)
+        if len(self._parts(batch)) == 1:
+            self._set_up(learner, documents=True, dropout=True)
+            compute = partial(self._gradient, optimizer, weigh=once)
+            log_probs_T = self._attempt(lambda: compute(batch, seed))
+            if log_probs_T is not None:
+                return log_probs_T.spread(len(batch.tokens_T))
+        # Of several parts, all log-probabilities come first.
+        if once.weights_T is None:
+            once(self.log_probs(batch, learner, seed))
+        return self.accumulate(replace(batch, weights_T=once.weights_T), seed, learner)
+
+    def log_probs(
+        self, batch: Batch, adapter: str | None = None, seed: int | None = None
+    ) -> Floats:
+        self._set_up(adapter, documents=True, dropout=seed is not None)
+        if seed is None:
+            return self._in_parts(batch, 0, lambda part, _seed: self._scores(part))
+        return self._in_parts(batch, seed, self._scores)
+
+    def update(self, update: Update, learner: str) -> float:
+        self._read_again()
+        with self._memory.final():
+            return self._learners[learner].update(update)
+
+    def discard(self, learner: str) -> None:
+        self._learners[learner].forget()
+
+    def state(self, learner: str) -> TrainState:
+        return self._learners[learner].state()
+
+    def peak_memory(self) -> int | None:
+        return self._memory.peak()
+
+    def close(self) -> None:
+        self._learners.clear()
+        super().close()
+
+    def _load(self) -> Adapters:
+        plan = self._plan
+        base = load_base(self._job.model, plan.dtype, self._profile.device, plan.contract.quant)
         if self._profile.prepare:
             self._profile.prepare(base)
-        return attach(base, self._job.start.adapter, contract.adapter.dropout)
+        return Adapters(base)
 
-    def _load_again(self, dtype: DType) -> PeftModel:
+    def _attach(self, name: str, state: TrainState) -> Mapping[str, nn.Parameter]:
+        return self._adapters.add(name, state.adapter, self._plan.contract.adapter.dropout)
+
+    def _attach_again(self, name: str, state: TrainState) -> Mapping[str, nn.Parameter]:
         """Free the model, and load it again as transformers and PEFT compute it."""
-        del self._adapted
+        del self._adapters
         gc.collect()  # fused layers and their forwards know each other
         self._memory.release()
-        self._adapted = self._load(dtype)
-        return self._adapted.model
+        self._fused = False
+        self._adapters = self._load()
+        return self._attach(name, state)
 
-    def _checked_fast_path(self) -> Loss | None:
+    def _modules_changed(self) -> None:
+        self._dropout = None
+        self._read_again()
+        if self._fused:
+            fuse(self._adapters.base)
+
+    def _checked_fast_path(self, parameters: Mapping[str, nn.Parameter]) -> Loss | None:
         """Put vox's own functions into the model; None if their results differ from it."""
         from vox_torch.fused_modules import fuse_modules
         from vox_torch.trial import loss_of
 
-        model, reference = self._adapted.model, self._reference()
-        reasons = fuse(model)
-        fused = fuse_modules(model)
-        rows = wants_rows(self._job.plan.tuning)
-        loss, padded = loss_of(model, self._device, rows=rows)
+        base, reference = self._adapters.base, self._reference(parameters)
+        reasons = fuse(base)
+        fused = fuse_modules(base)
+        loss, padded = loss_of(base, self._device, rows=wants_rows(self._plan.tuning))
         if reference and (fault := reference.fault(loss)):
             self._context.emit(Notice(_NOT_FAST.format(fault=fault), "warning"))
             return None
@@ -131,118 +182,102 @@ class Trainer:
         self._context.emit(fast_paths(reasons.values(), fused))
         return loss
 
-    def _reference(self) -> Reference | None:
+    def _reference(self, parameters: Mapping[str, nn.Parameter]) -> Reference | None:
         """Return the reference for the fast path; None if nothing is left to train or it cannot be
         computed."""
         from vox_torch.reference_check import NOT_UNDERSTOOD, Reference
 
-        if self._document is None:
+        if self._job.document is None:
             return None
-        model, parameters = self._adapted.model, self._adapted.parameters
         try:
-            return Reference(model, self._document, parameters, self._device)
+            return Reference(self._adapters.base, self._job.document, parameters, self._device)
         except NOT_UNDERSTOOD as error:
             said = str(error).partition("\n")[0]
         self._memory.release()
         self._context.emit(Notice(_NOT_CHECKED.format(error=said), "warning"))
         return None
 
-    def run(self) -> TrainResult:
-        """Take every step of the job, or stop on request."""
-        return follow(self._job, self._context, self)
+    def _parts(self, batch: Batch) -> list[Part]:
+        """Split a batch as far as layout and memory need it."""
+        from vox_torch.forward import Padded
 
-    def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Return the weighted mean loss over `batches`."""
-        import torch
+        parts = [whole(batch)]
+        if self._plan.packing == "end-to-end" and isinstance(self._loss, Padded):
+            parts = in_rows(batch, self._plan.micro_batch_tokens)
+        return [half for part in parts for half in halves(part)] if self._memory.met else parts
 
-        def losses(parts: Sequence[Batch]) -> float:
-            return sum(float(self._loss(part)) for part in parts)
+    def _in_parts(self, batch: Batch, seed: int, compute: Callable[[Batch, int], Scores]) -> Floats:
+        """Return the log-probabilities of a batch, computed in parts, which are halved after the
+        first out-of-memory."""
+        import numpy as np
 
-        total, weight = 0.0, 0.0
-        self._adapted.model.eval()
-        with torch.inference_mode():
-            for batch in batches:
-                total += self._within_memory(losses, self._cut([batch]))
-                weight += float(batch.weights_T.sum())
-        return total / weight
+        log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
+        seeds, pending = itertools.count(seed), self._parts(batch)
+        while pending:
+            part, *rest = pending
+            scores = self._attempt(partial(compute, part.batch, next(seeds)))
+            if scores is None:
+                pending = [half for each in pending for half in halves(each)]
+                continue
+            log_probs_T[part.positions] = scores.spread(len(part.positions))
+            pending = rest
+        return log_probs_T
 
-    def state(self, step: int) -> TrainState:
-        """Return masters and moments after `step`."""
-        return self._optimizer.state(step, self._job.start.adapter)
-
-    def step(self, step: Step) -> StepDone:
-        """Take one optimizer step.
+    def _attempt(self, compute: Callable[[], Scores]) -> Scores | None:
+        """Return the result of `compute`; None after the first out-of-memory.
 
         Raises:
-            NotFinite: T001, the loss or the gradient is not finite; the state is unchanged.
-            TrainingError: T002, out of memory.
+            TrainingError: T002, out of memory again.
         """
-        started = time.perf_counter()
-        with before_update():
-            only_adapter_dropout(self._adapted.model)
-            loss, norm = self._finite_gradients(step)
-        with self._memory.final():
-            self._optimizer.update(step.lr, norm)
-        return StepDone(
-            step=step.number,
-            loss=loss,
-            lr=step.lr,
-            grad_norm=norm,
-            tokens=sum(len(b.tokens_T) for b in step.batches),
-            trained_tokens=sum(int((b.weights_T > 0).sum()) for b in step.batches),
-            seconds=time.perf_counter() - started,
-            memory=self._memory.peak(),
-        )
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            told = self._memory.meet(error)
+        for optimizer in self._learners.values():
+            optimizer.drop()
+        self._memory.release()
+        self._context.emit(told)
+        return None
 
-    def _finite_gradients(self, step: Step) -> tuple[float, float]:
-        """Return loss and gradient norm, both finite; the optimizer holds the gradients."""
-        batches = self._cut(step.batches, step.micro_batch_tokens)
-        for scale in self._scales:
-            gradients = partial(self._gradients, step, scale)
-            loss, norm = self._within_memory(gradients, batches)
-            if math.isfinite(loss) and math.isfinite(norm):
-                return loss, norm
-            self._optimizer.forget()
-            if not math.isfinite(loss):
-                break
-        raise NotFinite(loss, norm)
-
-    def _cut(self, batches: Sequence[Batch], tokens: int = 0) -> Sequence[Batch]:
-        """Split the micro-batches again, if documents planned for concatenation are padded."""
-        if not self._recut:
-            return batches
-        return cut_to_rows(batches, tokens or self._job.plan.micro_batch_tokens)
-
-    def _within_memory(
-        self, compute: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]
-    ) -> T:
-        """Compute `batches`, or smaller ones after the first out-of-memory."""
-        if not self._memory.met:
-            try:
-                return compute(batches)
-            except (RuntimeError, MemoryError) as error:
-                told = self._memory.meet(error)
-            self._optimizer.forget()
-            self._memory.release()
-            self._context.emit(told)
-        with self._memory.final():
-            return compute(halved(batches))
-
-    def _gradients(self, step: Step, scale: float, batches: Sequence[Batch]) -> tuple[float, float]:
+    def _scores(self, batch: Batch, seed: int | None = None) -> Scores:
         import torch
 
-        losses = [self._micro_batch(b, step, i, scale) for i, b in enumerate(batches)]
-        norm = self._optimizer.norm()
-        loss = torch.stack(losses).sum() / step.total_weight
-        both: tuple[float, float] = loss.item(), norm.item()
-        return both
+        assert self._loss is not None
+        if seed is not None:
+            self._seed(seed)
+        with torch.inference_mode():
+            return self._loss.log_probs(batch)
 
-    def _micro_batch(self, batch: Batch, step: Step, index: int, scale: float) -> torch.Tensor:
-        self._seed(micro_batch_seed(self._context.seed, step.number, index))
-        loss = self._loss(batch, scale)
-        loss.backward()
-        self._optimizer.collect(1 / (scale * step.total_weight))
-        return loss.detach() / scale
+    def _gradient(
+        self, optimizer: MasterAdamW, batch: Batch, seed: int, weigh: Weigh | None = None
+    ) -> Scores:
+        """Add the gradient of a batch to those of `optimizer`."""
+        assert self._loss is not None
+        if weigh is None and not (batch.weights_T != 0).any():
+            return self._scores(batch, seed)
+        for scale in self._scales:
+            optimizer.drop()  # what a larger scale gave
+            self._seed(seed)
+            loss, scores = self._loss(batch, scale, weigh)
+            loss.backward()
+            last = scale == self._scales[-1]
+            if last or not bool(loss.isfinite()) or optimizer.is_finite():
+                break
+        optimizer.collect(1 / scale)
+        return scores
+
+
+class _Once:
+    """Calls `weigh` once, and gives the same weights again when a batch is computed again."""
+
+    def __init__(self, weigh: Weigh) -> None:
+        self._weigh = weigh
+        self.weights_T: Floats | None = None
+
+    def __call__(self, log_probs_T: Floats) -> Floats:
+        if self.weights_T is None:
+            self.weights_T = self._weigh(log_probs_T)
+        return self.weights_T
 
 
 def seed_on(device: str) -> Callable[[int], object]:
@@ -274,23 +309,3 @@ def recompute_activations(base: PreTrainedModel) -> None:
     """Enable gradient checkpointing, by the installed transformers' name for it."""
     enable = getattr(base, "activation_checkpointing_enable", base.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
-
-
-def only_adapter_dropout(model: nn.Module) -> None:
-    """Enable training mode for the adapter's dropout only.
-
-    A base's own dropout (GPT-2 has 0.1 in four places) would change the first loss from the base
-    model's, differently on each backend. Layers recompute activations in training mode only, by the
-    layer's own flag, not those of its modules. PEFT's layers need their own flag, too; without it
-    DoRA has no dropout.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.eval()
-    for name, module in model.named_modules():
-        if name.endswith(".lora_dropout"):
-            module.train()
-        elif isinstance(module, GradientCheckpointingLayer):
-            module.training = module.gradient_checkpointing
-        elif hasattr(module, "lora_dropout"):
-            module.training = True

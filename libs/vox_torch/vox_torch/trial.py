@@ -21,13 +21,12 @@ from vox_torch.forward import Loss, Padded, Together
 from vox_torch.memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
 _MIXED_BY_STATE = ("linear", "recurrent", "mamba", "conv", "rwkv")
 """What the names of layers say that pass a state from token to token (`config.layer_types`)."""
 
-_NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+NOT_UNDERSTOOD = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """What a model raises that does not expect documents end to end."""
 
 # Tolerance of a document's hidden states when the document before it changes. Only the position of
@@ -39,7 +38,7 @@ _INDEPENDENT = 1.0  # units of the dtype's roundoff
 _ROUNDOFFS, _MOST = 16.0, 5e-2
 
 
-def loss_of(model: PeftModel, device: str, *, rows: bool = False) -> tuple[Loss, str | None]:
+def loss_of(model: PreTrainedModel, device: str, *, rows: bool = False) -> tuple[Loss, str | None]:
     """Return the fastest correct layout for `model`, and why it is not concatenation if it is not.
 
     Args:
@@ -48,9 +47,9 @@ def loss_of(model: PeftModel, device: str, *, rows: bool = False) -> tuple[Loss,
     padded = Padded(model, device)
     if rows:
         return padded, None
-    base = model.eval().get_base_model()
+    base = model.eval()
     own = base.config._attn_implementation
-    fault = _recurrent(base)
+    fault = recurrent(base)
     if fault is None:
         register()
         base.set_attn_implementation(DOCUMENTS)
@@ -62,7 +61,8 @@ def loss_of(model: PeftModel, device: str, *, rows: bool = False) -> tuple[Loss,
     return padded, fault
 
 
-def _recurrent(base: PreTrainedModel) -> str | None:
+def recurrent(base: PreTrainedModel) -> str | None:
+    """Return a kind of layer that passes a state from token to token, as a reason."""
     layers = getattr(base.config.get_text_config(), "layer_types", None) or ()
     for name in layers:
         if any(word in name for word in _MIXED_BY_STATE):
@@ -80,7 +80,7 @@ def _fault(padded: Padded, together: Together, base: PreTrainedModel, own: str) 
     try:
         with torch.no_grad():
             return _disagreement(padded, together, base, own, vocabulary)
-    except _NOT_UNDERSTOOD as error:
+    except NOT_UNDERSTOOD as error:
         if is_out_of_memory(error):
             raise
         return f"{type(error).__name__}: {error}"
@@ -92,22 +92,27 @@ def _disagreement(
     found_KH = together.hidden(_two_documents(vocabulary))
     together.logits(found_KH[None, :1])  # raises if the head needs more of the body
     after_another_KH = together.hidden(_two_documents(vocabulary, first=104729))
-    if fault := _window_untold(base, together.windows):
+    if fault := window_untold(base, together.windows):
         return fault
     roundoff = torch.finfo(base.dtype).eps
-    moved = _distance(after_another_KH[_FIRST:], found_KH[_FIRST:])
+    moved = relative_distance(after_another_KH[_FIRST:], found_KH[_FIRST:])
     if moved > _INDEPENDENT * roundoff:
         return f"a document changes the next one by {moved:.1e}"
     base.set_attn_implementation(own)
-    distance = _distance(found_KH, padded.hidden(_two_documents(vocabulary)))
+    distance = relative_distance(found_KH, padded.hidden(_two_documents(vocabulary)))
     base.set_attn_implementation(DOCUMENTS)
-    layers = base.config.get_text_config().num_hidden_layers
-    if distance > min(_ROUNDOFFS * roundoff * math.sqrt(layers), _MOST):
+    if distance > tolerance(base):
         return f"hidden states {distance:.1e} from those of padded rows"
     return None
 
 
-def _window_untold(base: PreTrainedModel, told: set[int | None]) -> str | None:
+def tolerance(base: PreTrainedModel) -> float:
+    """Return the largest relative distance that the order of sums explains."""
+    layers = base.config.get_text_config().num_hidden_layers
+    return min(_ROUNDOFFS * torch.finfo(base.dtype).eps * math.sqrt(layers), _MOST)
+
+
+def window_untold(base: PreTrainedModel, told: set[int | None]) -> str | None:
     """Return a window that a family applies in its mask but does not pass to attention.
 
     The test's two documents are shorter than any window and would not show it.
@@ -124,7 +129,8 @@ def _window_untold(base: PreTrainedModel, told: set[int | None]) -> str | None:
     return None
 
 
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return |found - expected| / |expected|, in float64."""
     wide = expected.double()
     return float((found.double() - wide).norm() / wide.norm())
 

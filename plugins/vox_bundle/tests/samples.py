@@ -29,7 +29,7 @@ MANIFEST = """
 id = "tiny"
 name = "Tiny"
 version = "1.0"
-api = "1.0"
+api = "2.0"
 licence = "MIT"
 provides.hooks = ["vox_event"]
 [requires]
@@ -46,7 +46,7 @@ import-package = "vox_test_tiny"
 libraries = { vox-test-lib = "local:lib" }
 requires-tag = "nvidia"
 specifier = ">=1,<2"
-api = "1.0"
+api = "2.0"
 licence = "MIT"
 [[bundle]]
 id = "small"

@@ -73,7 +73,7 @@ def test_all_missing_sources_are_told(tmp_path: Path) -> None:
 
 
 def test_a_wheel_that_is_not_the_pinned_one(catalog: Catalog, wheels: Path, tmp_path: Path) -> None:
-    pinned = changed(tmp_path, 'api = "1.0"', f'sha256 = {{ "{TINY}" = "{"0" * 64}" }}')
+    pinned = changed(tmp_path, 'api = "2.0"', f'sha256 = {{ "{TINY}" = "{"0" * 64}" }}')
     found = faults(
         lambda: build("small", pinned, tmp_path / "b.zip", wheel_folders=[wheels]), "B010"
     )
@@ -95,7 +95,7 @@ def test_what_pip_says_of_a_broken_source(tmp_path: Path) -> None:
 
 
 def test_a_yanked_plugin_is_not_bundled(tmp_path: Path) -> None:
-    catalog = changed(tmp_path, 'api = "1.0"', 'status = "yanked"\nadvisory = "it leaks"')
+    catalog = changed(tmp_path, 'api = "2.0"', 'status = "yanked"\nadvisory = "it leaks"')
     found = faults(lambda: build("small", catalog, tmp_path / "b.zip"), "B009")
     assert found == ("tiny: yanked: it leaks",)
 

@@ -136,7 +136,7 @@ def test_torch_stays(world: World) -> None:
 GOOD = plugin("good", "2.0", ["vox-t-lib>=2"])
 NEWER = {key: dict(value) if key == "files" else value for key, value in GOOD.items()}
 NEWER["files"]["vox_t_good/vox_plugin.toml"] = NEWER["files"]["vox_t_good/vox_plugin.toml"].replace(
-    'api = "1.0"', 'api = "9.0"'
+    'api = "2.0"', 'api = "9.0"'
 )
 WITH = GOOD["files"]
 FAILING: dict[str, tuple[dict[str, Any], str, str]] = {

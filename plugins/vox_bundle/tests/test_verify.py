@@ -125,7 +125,7 @@ def test_what_is_no_archive(catalog: Catalog, tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         (">=1,<2", ">=2", f"{TINY}: the catalog wants >=2"),
-        ('api = "1.0"', 'api = "1.1"', f"{TINY}: the manifest's api is '1.0', the catalog has"),
+        ('api = "2.0"', 'api = "2.1"', f"{TINY}: the manifest's api is '2.0', the catalog has"),
         ('["vox_event"]', '["vox_doctor"]', f"{TINY}: the manifest's provides is"),
         ('tag = "nvidia"', 'tag = "amd"', f"{TINY}: the manifest's hardware-tag is 'nvidia', the"),
         ("lib = ", 'more = "local:m", vox-test-lib = ', "vox-test-more: no wheel of it"),
@@ -142,7 +142,7 @@ def test_a_catalog_that_says_otherwise(
 def test_a_lock_corrected_for_another_wheel(bundle: Bundle, tmp_path: Path) -> None:
     """The catalog pins what the lock alone could not."""
     (tiny,) = (wheel for wheel in bundle.wheels if wheel.file == TINY)
-    pinned = changed(tmp_path, 'api = "1.0"', f'sha256 = {{ "{TINY}" = "{tiny.sha256}" }}')
+    pinned = changed(tmp_path, 'api = "2.0"', f'sha256 = {{ "{TINY}" = "{tiny.sha256}" }}')
     assert verify(bundle.file, pinned).wheels == bundle.wheels
     path = rewritten(bundle, tmp_path, lock_another_wheel)
     found = faults(lambda: verify(path, pinned), "B008")
@@ -150,7 +150,7 @@ def test_a_lock_corrected_for_another_wheel(bundle: Bundle, tmp_path: Path) -> N
 
 
 def test_a_pin_of_other_files(bundle: Bundle, tmp_path: Path) -> None:
-    pinned = changed(tmp_path, 'api = "1.0"', f'sha256 = {{ "a.whl" = "{"0" * 64}" }}')
+    pinned = changed(tmp_path, 'api = "2.0"', f'sha256 = {{ "a.whl" = "{"0" * 64}" }}')
     found = faults(lambda: verify(bundle.file, pinned), "B008")
     assert found == (f"{TINY}: not one of the files that the catalog pins",)
 

@@ -14,13 +14,13 @@ from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
     from vox_core.contract import (
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
     )
 
 
@@ -31,7 +31,7 @@ class CpuBackend:
         self._engine = Engine(DeviceProfile("cpu"))
 
     @hookimpl
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
         return self._engine.train(job, context)
 
     @hookimpl
@@ -39,7 +39,7 @@ class CpuBackend:
         return self._engine.merge(job)
 
     @hookimpl
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         return self._engine.load(job)
 
 

@@ -18,13 +18,13 @@ from vox_torch.profile import DeviceProfile
 if TYPE_CHECKING:
     from vox_core.contract import (
         Check,
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
     )
 
 
@@ -35,7 +35,7 @@ class CudaBackend:
         self._engine = Engine(DeviceProfile("cuda"))
 
     @hookimpl
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
         require_cuda()
         contract = job.plan.contract
         require_bitsandbytes(contract.quant, contract.optimizer.name)
@@ -47,7 +47,7 @@ class CudaBackend:
         return self._engine.merge(job)
 
     @hookimpl
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         require_cuda()
         require_bitsandbytes(job.quant)
         return self._engine.load(job)

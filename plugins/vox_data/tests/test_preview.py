@@ -116,6 +116,15 @@ def test_rows_are_found_by_number(files: list[CheckedFile]) -> None:
     ]
 
 
+def test_a_row_of_an_objective_is_shown_as_its_documents(files: list[CheckedFile]) -> None:
+    def examples(row, _other):
+        return {side: {"text": f"{side} {row['text']}"} for side in ("good", "bad")}
+
+    expected = ["good b.jsonl 0", "bad b.jsonl 0"]
+    assert [record.text for record in numbered(files, [4], examples)] == expected
+    assert [record.text for record in named(files, ["b.jsonl:1"], examples)] == expected
+
+
 def test_rows_are_found_by_file_and_line(files: list[CheckedFile]) -> None:
     assert [r.text for r in named(files, ["b.jsonl:3", f"{files[0].path}:1"])] == [
         "b.jsonl 1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from vox_core.api.files import write_text
 from vox_core.api.rows import (
     Audit,
     CheckedFile,
+    Examples,
     Finding,
     Opener,
     Progress,
@@ -27,10 +28,12 @@ from vox_core.api.rows import (
     build_dataset,
     changed,
     chosen_rows,
+    examples_of,
     raw_lines,
     read_row,
     readable,
     require_sound,
+    row_of,
 )
 from vox_core.api.settings import TrainSettings
 from vox_core.errors import DataError, InputError, OutputError, VoxError
@@ -71,9 +74,10 @@ class PreviewReport:
     def facts(self) -> dict[str, str]:
         """What there is to say of them, by label."""
         tokens, trained = sum(len(r.ids) for r in self.shown), sum(r.trained for r in self.shown)
+        rows = len({(each.source, each.line) for each in self.shown})  # an objective shows several
         told = {
             "model": self.model,
-            "rows": f"{len(self.shown):,} of {self.rows:,}, at most {self.seq_len:,} tokens each",
+            "rows": f"{rows:,} of {self.rows:,}, at most {self.seq_len:,} tokens each",
             "shown": f"{tokens:,} tokens, {trained:,} trained",
         }
         if self.notes:
@@ -123,7 +127,10 @@ def preview(
     train, valid = rows.train, rows.valid
     both = [*train, *valid]
     total = sum(file.used for file in both)
-    chosen = list(named(both, places) if places else numbered(both, spread(total, number, seed)))
+    examples = examples_of(settings.objective_spec)
+    spaced = spread(total, number, seed)
+    found = named(both, places, examples) if places else numbered(both, spaced, examples)
+    chosen = list(found)
     opener = Opener.of(settings, progress)
     model, seq_len, tokenizer = opener.model, opener.seq_len, opener.tokenizer
     shown = tuple(map(TokenViewer(tokenizer, seq_len).view, chosen))
@@ -171,8 +178,13 @@ def spread(rows: int, wanted: int, seed: int) -> list[int]:
     return [chosen.randrange(a, b) for a, b in pairwise(bounds)]
 
 
-def numbered(files: Sequence[CheckedFile], wanted: Sequence[int]) -> Iterator[Record]:
+def numbered(
+    files: Sequence[CheckedFile], wanted: Sequence[int], examples: Examples | None = None
+) -> Iterator[Record]:
     """The rows with these numbers, from 0 over the used rows of all files; `wanted` is sorted.
+
+    Args:
+        examples: makes the documents of a row; None for supervised training.
 
     Raises:
         DataError: D001, a file has changed, or cannot be read.
@@ -184,11 +196,16 @@ def numbered(files: Sequence[CheckedFile], wanted: Sequence[int]) -> Iterator[Re
             return
         if left[-1] == at:
             left.pop()
-            yield _parsed(file.path, number, line)
+            yield from _parsed(file.path, number, line, examples)
 
 
-def named(files: Sequence[CheckedFile], places: Sequence[str]) -> Iterator[Record]:
+def named(
+    files: Sequence[CheckedFile], places: Sequence[str], examples: Examples | None = None
+) -> Iterator[Record]:
     """The rows at `FILE:LINE`, or `LINE` where there is one file.
+
+    Args:
+        examples: as for `numbered`.
 
     Raises:
         DataError: D001, a file has changed, or cannot be read; D051, there is no such row among the
@@ -202,7 +219,7 @@ def named(files: Sequence[CheckedFile], places: Sequence[str]) -> Iterator[Recor
         for number, line in _lines(sides[0]):
             if number in lines and any(_uses(side, number) for side in sides):
                 lines.remove(number)
-                yield _parsed(path, number, line)
+                yield from _parsed(path, number, line, examples)
             if not lines:
                 break
         if lines:
@@ -223,9 +240,13 @@ def _uses(file: CheckedFile, number: int) -> bool:
     return file.chosen is None or number in file.chosen
 
 
-def _parsed(path: Path, number: int, line: bytes | None) -> Record:
+def _parsed(
+    path: Path, number: int, line: bytes | None, examples: Examples | None
+) -> Iterable[Record]:
     try:
-        return read_row(line, path, number)
+        # A mismatched document has the answer of its own row here.
+        row = row_of(line, path, number, examples, line)
+        return row.sides.values() if row.sides else [read_row(line, path, number)]
     except RowError as fault:  # every row that is used has been looked at
         raise changed(path) from fault
 

@@ -19,7 +19,7 @@ from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.config import ConvertSettings, GenerateSettings, validate
-from vox_core.contract import AdapterSpec, AdapterState, LoadedModel, LoadJob, RunContext
+from vox_core.contract import AdapterSpec, AdapterState, LoadJob, Model, RunContext
 from vox_core.errors import (
     AdapterError,
     BackendError,
@@ -237,7 +237,7 @@ class Named:
     def __init__(self, name: str, backend: Any) -> None:
         self.id, self._backend = name, backend
 
-    def load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def load(self, job: LoadJob, context: RunContext) -> Model:
         # The example streams as the CPU does, in float32; whole it computes in float64.
         return self._backend.vox_load(replace(job, streamed=False), context)
 
@@ -302,7 +302,7 @@ def test_a_base_in_mlxs_format_is_compared_on_its_dequantised_weights(
     requantise(plain, base, "affine4")
     seen: list[Path] = []
 
-    def load(self: Named, job: LoadJob, context: RunContext) -> LoadedModel:
+    def load(self: Named, job: LoadJob, context: RunContext) -> Model:
         seen.append(job.model)
         stored, copy = open_weights(base), WeightFolder(job.model)
         for name in stored.tensors:

@@ -114,12 +114,12 @@ def compare_logits(
     Raises:
         ProofError: V003, the second lacks a tenth of the adapter's effect or more.
     """
-    context = Context(0, scratch, observe)
+    context = Context(scratch, observe)
     tokens_T = probe_tokens(load_tokenizer(base.path))
 
     def logits(adapter: AdapterState | None, backend: Backend) -> Floats:
-        job = LoadJob(model=base.path, dtype="fp32", adapter=adapter, streamed=True)
-        return probe_logits(backend, job, context, tokens_T)
+        job = LoadJob(model=base.path, dtype="fp32", streamed=True)
+        return probe_logits(backend, job, context, tokens_T, adapter)
 
     base_TV, source_TV, other_TV = logits(None, source[1]), logits(*source), logits(*other)
     has_effect = np.linalg.norm(source_TV - base_TV) != 0  # NaN fails

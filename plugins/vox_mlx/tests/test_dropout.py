@@ -8,21 +8,22 @@ Shape legend: T positions, R rank, I input features, O output features.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
 
-from vox_core.contract import AdapterState, Batch, Event, LowRank, StepDone, TrainJob, Validation
+import vox_mlx.model
+from vox_core.contract import AdapterState, LowRank, TrainJob
+from vox_core.run.learner import Learner
 from vox_mlx import backend
-from vox_mlx.inject import Injected, inject
+from vox_mlx.inject import Adapters
 from vox_mlx.lora import Adapted
 from vox_testing import jobs
 from vox_testing.llama import write_llama
-from vox_testing.subject import Recorder
 
 RATE = 0.25
 # A product of float32 against float64, 16 terms and a rank of 4 summed in another order: 2.4e-7
@@ -39,7 +40,9 @@ class Pair(nn.Module):
         self.layers: list[nn.Module] = []
 
 
-def pair(make: LowRank, weights: tuple[np.ndarray, np.ndarray] | None = None) -> Injected:
+def pair(
+    make: LowRank, weights: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[Pair, Adapters]:
     """Both layers with the adapter `make`; without weights the base is zero."""
     rows, columns = len(make.B_OR), make.A_RI.shape[1]
     linears = []
@@ -50,21 +53,20 @@ def pair(make: LowRank, weights: tuple[np.ndarray, np.ndarray] | None = None) ->
         linears.append(linear)
     method = "lora" if make.magnitude_O is None else "dora"
     state = AdapterState(method, {"first": make, "second": make})
-    injected = inject(Pair(*linears), "llama", state, RATE)
-    values = {name: mx.array(value) for name, value in state.tensors().items()}
-    injected.fill(values, mx.float32)
-    return injected
+    model = Pair(*linears)
+    adapters = Adapters(model, "llama", mx.float32, RATE)
+    adapters.add("adapter", state)
+    adapters.choose(["adapter"])
+    return model, adapters
 
 
 def masks(width: int, key: int | None, length: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """What becomes of ones in each of two layers, in one micro-batch: two arrays (T, I)."""
     identity = np.eye(width, dtype=np.float32)
-    injected = pair(LowRank(identity, identity, float(width)))
-    injected.dropout.begin(None if key is None else mx.random.key(key), 2)
+    model, adapters = pair(LowRank(identity, identity, float(width)))
+    adapters.dropout.begin(None if key is None else mx.random.key(key), 2)
     ones_1TI = mx.ones((1, length, width))
-    return tuple(
-        np.array(module(ones_1TI))[0] for module in (injected.model.first, injected.model.second)
-    )
+    return tuple(np.array(module(ones_1TI))[0] for module in (model.first, model.second))
 
 
 def test_what_is_kept_is_scaled_up_and_as_much_as_the_rate_says():
@@ -111,11 +113,11 @@ def test_the_formula_and_its_gradients_are_pefts(method):
     upstream_TO = draw((7, 12))
     magnitude = m_O.astype(np.float32) if method == "dora" else None
     make = LowRank(A_RI.astype(np.float32), B_OR.astype(np.float32), 8.0, magnitude)
-    injected = pair(make, (W_OI, bias_O))
+    model, adapters = pair(make, (W_OI, bias_O))
     scale = 2.0  # alpha 8, rank 4
 
     kept = masks(16, key=5, length=7)
-    for module, mask_TI in zip((injected.model.first, injected.model.second), kept, strict=True):
+    for module, mask_TI in zip((model.first, model.second), kept, strict=True):
         drop_TI = np.where(mask_TI > 0, x_TI / (1 - RATE), 0)
         gain_O = np.ones(12)
         if method == "dora":
@@ -132,7 +134,7 @@ def test_the_formula_and_its_gradients_are_pefts(method):
         if method == "dora":
             expected["magnitude"] = (upstream_TO * (plain_TO + update_TO)).sum(0) / norm_O
 
-        injected.dropout.begin(mx.random.key(5), 2)
+        adapters.dropout.begin(mx.random.key(5), 2)
         mine, gradients = outputs_and_gradients(module, x_TI, upstream_TO, list(expected))
         assert apart(mine, y_TO) < FLOAT32
         for name, gradient in expected.items():
@@ -147,13 +149,14 @@ def outputs_and_gradients(
 
     def weighted(values: dict[str, mx.array]) -> mx.array:
         for name, value in values.items():
-            setattr(module, name, value)
+            setattr(lora, name, value)
         return (module(x_1TI) * mx.array(upstream_TO, mx.float32)).sum()
 
-    values = {name: getattr(module, name) for name in names}
+    lora = module.adapters["adapter"]
+    values = {name: getattr(lora, name) for name in names}
     gradients = mx.grad(weighted)(values)
     for name, value in values.items():
-        setattr(module, name, value)
+        setattr(lora, name, value)
     return np.array(module(x_1TI))[0], {n: np.array(g) for n, g in gradients.items()}
 
 
@@ -169,44 +172,45 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("dropout") / "model")
 
 
-def losses(events: list[Event]) -> list[float]:
-    return [event.loss for event in events if isinstance(event, StepDone)]
-
-
-def still(
-    model: Path, groups: list[int], dropout: float, validation: tuple[Batch, ...] = ()
-) -> list[Event]:
-    """Steps that move nothing, from an adapter with an effect: every loss is of the same weights.
+def still(model: Path, groups: list[int], dropout: float) -> list[float]:
+    """Losses of steps that move nothing, from an adapter with an effect.
 
     Args:
         groups: for each step, how often the same documents come as a micro-batch.
     """
-    made = jobs.plan(model, dropout=dropout, total_steps=len(groups))
+    learner = learner_of(model, dropout)
     some = jobs.documents(2)
     steps = [jobs.step(n, [some] * count, lr=0.0) for n, count in enumerate(groups, 1)]
-    steps = [replace(one, evaluate=bool(validation)) for one in steps]
-    context = Recorder(made.contract.seed, model)
+    return [learner.take(step).loss for step in steps]
+
+
+def learner_of(model: Path, dropout: float) -> Learner:
+    made = jobs.plan(model, dropout=dropout)
+    trainer = backend.vox_train(TrainJob(made, model), Mock())
     start = jobs.stirred(jobs.start(model, made), size=0.2)
-    backend.vox_train(TrainJob(made, model, steps, start, validation), context)
-    return list(context.events)
+    return Learner(trainer, start, made.contract.optimizer, made.contract.seed)
 
 
 def test_each_step_and_each_micro_batch_has_masks_of_its_own(model):
-    one, other = losses(still(model, [1, 1], 0.5))
+    one, other = still(model, [1, 1], 0.5)
     assert one != pytest.approx(other, rel=1e-4)
-    (two,) = losses(still(model, [2], 0.5))
+    (two,) = still(model, [2], 0.5)
     # The first micro-batch of both runs is the same; a second with its masks would change nothing.
     assert two != pytest.approx(one, rel=1e-4)
-    assert losses(still(model, [1, 1], 0.5)) == [one, other]
-    whole, again = losses(still(model, [1, 1], 0.0))
+    assert still(model, [1, 1], 0.5) == [one, other]
+    whole, again = still(model, [1, 1], 0.0)
     assert whole == again
 
 
+def test_the_parts_of_a_batch_have_masks_of_their_own(model, monkeypatch):
+    """The same document twice, in a part of its own each time."""
+    monkeypatch.setattr(vox_mlx.model, "_ON_CPU", 1)
+    some = jobs.batch(jobs.documents(1) * 2)
+    trainer = learner_of(model, 0.5)._trainer
+    first_T, second_T = np.split(trainer.log_probs(some, "adapter", seed=3), 2)
+    assert not np.allclose(first_T, second_T, rtol=1e-4)
+
+
 def test_nothing_is_dropped_in_evaluation(model):
-    batches = (jobs.batch(jobs.documents(2, seed=9)),)
-    seen = []
-    for dropout in (0.0, 0.5):
-        events = still(model, [1, 1], dropout, batches)
-        seen.append([event.loss for event in events if isinstance(event, Validation)])
-    assert len(seen[0]) == 3
-    assert seen[1] == seen[0] == [seen[0][0]] * 3
+    batches = [jobs.batch(jobs.documents(2, seed=9))]
+    assert learner_of(model, 0.5).evaluate(batches) == learner_of(model, 0.0).evaluate(batches)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, LoadJob, Sampling
+from vox_core.contract import AdapterState, LoadJob
 from vox_core.errors import ModelError
 from vox_mlx import backend
 from vox_mlx.base import require_window
@@ -34,10 +34,13 @@ def adapter(model: Path) -> AdapterState:
 
 def test_a_streamed_model_gives_the_same_logits_every_time(model):
     state = adapter(model)
-    plain = backend.vox_load(LoadJob(model, "fp32", state), None).logits(TOKENS)
-    streamed = backend.vox_load(LoadJob(model, "fp32", state, streamed=True), None)
-    for _ in range(3):
-        assert np.array_equal(streamed.logits(TOKENS), plain)
+    plain, streamed = (
+        backend.vox_load(LoadJob(model, "fp32", streamed=flag), None) for flag in (False, True)
+    )
+    for loaded in (plain, streamed):
+        loaded.add_adapter("one", state)
+    for name in ("one", None, "one"):
+        assert np.array_equal(streamed.logits(TOKENS, name), plain.logits(TOKENS, name))
 
 
 def test_a_streamed_model_holds_one_layer_at_a_time(tmp_path, monkeypatch):
@@ -65,29 +68,36 @@ def test_documents_and_answers_keep_within_a_window_that_mlx_lm_leaves_out(tmp_p
     windowed = {**tiny.FAMILIES["phi3"][1], "sliding_window": 24}
     monkeypatch.setitem(tiny.FAMILIES, "phi3", ("phi3", windowed))
     loaded = backend.vox_load(LoadJob(make_model("phi3", tmp_path / "phi3"), "fp32"), None)
-    assert len(list(loaded.generate(TOKENS, Sampling(max_tokens=50)))) == 24 - len(TOKENS)
-    with pytest.raises(ModelError):
-        loaded.logits(np.arange(25))
+    loaded.insert(0, TOKENS)
+    logits_V = loaded.advance({})[0]
+    for _ in range(24 - len(TOKENS)):
+        logits_V = loaded.advance({0: int(logits_V.argmax())})[0]
+    for beyond in (
+        lambda: loaded.advance({0: 1}),
+        lambda: loaded.insert(1, np.arange(25)),
+        lambda: loaded.logits(np.arange(25)),
+    ):
+        with pytest.raises(ModelError):
+            beyond()
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])
 @pytest.mark.parametrize("quant", ["none", "mxfp4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_decoding_step_computes_what_training_did(tmp_path, family, quant, method, monkeypatch):
-    """With biases (qwen2), packed weights and DoRA; nothing that is settled is computed anew."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    from vox_mlx.lora import Adapted
+    """With biases (qwen2), packed weights and DoRA, whose gain is computed once."""
+    from vox_mlx.lora import Lora
 
     model = make_model(family, tmp_path / family)
     state = jobs.stirred(jobs.start(model, jobs.plan(model, method=method))).adapter
-    loaded = backend.vox_load(LoadJob(model, "fp32", state, quant), None)
-    together = loaded.logits(TOKENS)
-    monkeypatch.setattr(Adapted, "_gain", lambda _: pytest.fail("a gain was computed anew"))
-    cache = make_prompt_cache(loaded._model)
-    steps = [loaded._model(mx.array([[int(t)]]), cache=cache)[0, -1] for t in TOKENS]
-    found = np.array(mx.stack(steps))
-    assert np.linalg.norm(found - together) < 2e-5 * np.linalg.norm(together)
+    loaded = backend.vox_load(LoadJob(model, "fp32", quant), None)
+    loaded.add_adapter("one", state)
+    together = loaded.logits(TOKENS, "one")
+    loaded.insert(0, TOKENS[:1], "one")
+    found = [loaded.advance({})[0]]
+    monkeypatch.setattr(Lora, "_gain", lambda *_: pytest.fail("a gain was computed anew"))
+    found += [loaded.advance({0: int(token)})[0] for token in TOKENS[1:]]
+    assert np.linalg.norm(np.stack(found) - together) < 2e-5 * np.linalg.norm(together)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from vox_core.contract import LoadJob, Notice, StepDone, TrainJob
+import vox_mlx.model
+from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, probe_document
+from vox_core.run.learner import Learner
 from vox_formats.quant import MLX_FORMATS
 from vox_mlx import attention, backend, train
 from vox_testing import jobs
 from vox_testing.llama import write_llama
-from vox_testing.subject import Recorder
 
 
 @pytest.fixture
@@ -22,12 +25,18 @@ def model(tmp_path: Path) -> Path:
     return write_llama(tmp_path / "model")
 
 
+def prepared(made: ExecutionPlan, model: Path, **more: Any) -> tuple[Learner, Mock]:
+    """A learner at its start, and what its trainer reports."""
+    context = Mock()
+    trainer = backend.vox_train(TrainJob(made, model, **more), context)
+    learner = Learner(trainer, jobs.start(model, made), made.contract.optimizer, made.contract.seed)
+    return learner, context
+
+
 def losses(model: Path, *, recompute: bool = False, count: int = 4, **plan: object) -> list[float]:
     made = replace(jobs.plan(model, **plan), gradient_checkpointing=recompute)
-    context = Recorder(made.contract.seed, model)
-    job = TrainJob(made, model, jobs.curve(count, groups=2), jobs.start(model, made))
-    backend.vox_train(job, context)
-    return [event.loss for event in context.events if isinstance(event, StepDone)]
+    learner, _ = prepared(made, model)
+    return [learner.take(step).loss for step in jobs.curve(count, groups=2)]
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])
@@ -49,21 +58,23 @@ def test_recomputed_activations_are_not_kept(model, monkeypatch):
 def test_on_a_cpu_micro_batches_are_cut_and_no_number_changes(model, monkeypatch):
     calls: dict[str, int] = {}
 
-    def noting(name):
-        own = getattr(train, name)
+    def noting(module, name):
+        own = getattr(module, name)
 
         def note(*arguments):
             calls[name] = calls.get(name, 0) + 1
             return own(*arguments)
 
-        monkeypatch.setattr(train, name, note)
+        monkeypatch.setattr(module, name, note)
 
-    for name in ("rows", "keep_memory", "attend_in_blocks"):
-        noting(name)
-    monkeypatch.setattr(train, "_on_gpu", lambda: False)
+    noting(vox_mlx.model, "rows")
+    noting(train, "keep_memory")
+    noting(train, "attend_in_blocks")
+    monkeypatch.setattr(train, "on_gpu", lambda: False)
+    monkeypatch.setattr(vox_mlx.model, "on_gpu", lambda: False)
     whole, before = losses(model), dict(calls)
     calls.clear()
-    monkeypatch.setattr(train, "_ON_CPU", 1)
+    monkeypatch.setattr(vox_mlx.model, "_ON_CPU", 1)
     assert losses(model) == pytest.approx(whole, rel=1e-5)
     assert calls["rows"] == 2 * before["rows"]  # of batches of two documents
     assert calls["keep_memory"] == calls["attend_in_blocks"] == 1
@@ -73,6 +84,24 @@ def test_a_compiled_step_is_the_same(model, monkeypatch):
     plain = losses(model, count=2, dropout=0.1)
     monkeypatch.setattr(train, "_compiled", mx.compile)
     assert losses(model, count=2, dropout=0.1) == pytest.approx(plain, rel=1e-6)
+
+
+def test_on_a_gpu_shapes_are_rounded_and_no_number_changes(model, monkeypatch):
+    plain = losses(model, count=2)
+    shapes = []
+    monkeypatch.setattr(vox_mlx.model, "on_gpu", lambda: True)
+    monkeypatch.setattr(
+        train.MlxTrainer,
+        "_nll",
+        lambda self, adapter, part, key, own=train.MlxTrainer._nll: (
+            shapes.append((part.tokens_NL.shape[1], len(part.index_K)))
+            or own(self, adapter, part, key)
+        ),
+    )
+    # Padded rows sum up in another order.
+    assert losses(model, count=2) == pytest.approx(plain, rel=1e-5)
+    assert all(length % 32 == 0 and scored % 64 == 0 for length, scored in shapes)
+    assert len(set(shapes)) < len(shapes) == 4
 
 
 @pytest.mark.parametrize("quant", sorted(MLX_FORMATS))
@@ -115,17 +144,14 @@ def test_unpacked_products_and_gradients_are_those_of_mlxs_kernels(quant):
 def test_attention_in_blocks_is_held_against_mlx_lms_own(model, monkeypatch):
     """Before the first step; what differs is left out, and the losses are right."""
     made = replace(jobs.plan(model, backend="mlx", total_steps=1), longest=300)
-    steps = [jobs.step(1, [jobs.documents(1, longest=300, shortest=290)])]
+    step = jobs.step(1, [jobs.documents(1, longest=300, shortest=290)])
 
-    def run() -> tuple[list[float], list[str]]:
-        context = Recorder(made.contract.seed, model)
-        backend.vox_train(TrainJob(made, model, steps, jobs.start(model, made)), context)
-        events = context.events
-        losses = [event.loss for event in events if isinstance(event, StepDone)]
-        return losses, [event.message for event in events if isinstance(event, Notice)]
+    def run() -> tuple[float, list[str]]:
+        learner, context = prepared(made, model, document=probe_document(step.batches))
+        return learner.take(step).loss, [call.args[0].message for call in context.emit.mock_calls]
 
-    losses, notices = run()
+    loss, notices = run()
     assert not notices
     monkeypatch.setattr(attention, "_in_blocks", lambda own: lambda *a, **m: own(*a, **m) * 1.1)
     again, (notice,) = run()
-    assert again == pytest.approx(losses, rel=1e-6) and "away from mlx-lm's own" in notice
+    assert again == pytest.approx(loss, rel=1e-6) and "away from mlx-lm's own" in notice

@@ -1,8 +1,8 @@
 """The MLX backend of vox, for the GPU of a Mac; on Linux for the CPU.
 
 Model definitions and quantisation are mlx-lm's; the adapter's modules, the loss, the optimizer and
-the loop are here, because mlx-lm's own train on padding, average micro-batches without weights and
-omit Adam's bias correction.
+the running batch are here, because mlx-lm's own train on padding, average micro-batches without
+weights, omit Adam's bias correction and have one adapter at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from vox_mlx.blas import REMEDY, load_blas, slow
 if TYPE_CHECKING:
     from vox_core.contract import (
         Check,
-        LoadedModel,
         LoadJob,
         MergeJob,
         MergeResult,
+        Model,
         RunContext,
+        Trainer,
         TrainJob,
-        TrainResult,
     )
 
 
@@ -31,12 +31,12 @@ class MlxBackend:
     """vox's hooks on MLX."""
 
     @hookimpl
-    def vox_train(self, job: TrainJob, context: RunContext) -> TrainResult:
+    def vox_train(self, job: TrainJob, context: RunContext) -> Trainer:
         before_mlx()
         _warn_if_slow(context)
-        from vox_mlx.train import Trainer
+        from vox_mlx.train import MlxTrainer
 
-        return Trainer(job, context).run()
+        return MlxTrainer(job, context)
 
     @hookimpl
     def vox_merge(self, job: MergeJob, context: RunContext) -> MergeResult:
@@ -46,7 +46,7 @@ class MlxBackend:
         return merge(job)
 
     @hookimpl
-    def vox_load(self, job: LoadJob, context: RunContext) -> LoadedModel:
+    def vox_load(self, job: LoadJob, context: RunContext) -> Model:
         before_mlx()
         _warn_if_slow(context)
         from vox_mlx.load import load

@@ -2,8 +2,8 @@
 
 `model_classes` replaces mlx-lm's lookup in `mlx_lm.utils.load_model`: tensors get the names that
 mlx-lm expects, and settings that it would ignore are refused. `correct` changes a built model:
-Mistral gets its sliding window, and Gemma 3's embeddings are scaled in their own dtype, where
-mlx-lm always scales by a bfloat16.
+Mistral gets its sliding window, Gemma 2 computes rows of different lengths together, and Gemma 3's
+embeddings are scaled in their own dtype, where mlx-lm always scales by a bfloat16.
 
 tests/parity compares the families in the manifest with transformers, with each setting at
 transformers' default or read by mlx-lm. A setting that mlx-lm does not read, with another value,
@@ -47,6 +47,9 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
         text = getattr(model, "language_model", model)
         embedding = text.model.embed_tokens
         embedding.__class__ = _corrected(type(embedding), text.args.hidden_size**0.5)
+    if kind == "gemma2":
+        for layer in model.layers:
+            layer.self_attn.__class__ = _masked_by_row(type(layer.self_attn))
 
 
 def _renaming(base: type[nn.Module], rename: Callable[[str], str | None]) -> type[nn.Module]:
@@ -91,6 +94,17 @@ def _corrected(base: type[nn.Module], scale: float) -> type[nn.Module]:
             return x * (mx.array(scale, x.dtype) / mx.array(scale, mx.bfloat16).astype(x.dtype))
 
     return Embedding
+
+
+def _masked_by_row(base: type[nn.Module]) -> type[nn.Module]:
+    """Return an attention whose masks of rows have an axis for the queries that share a key."""
+
+    class Attention(base):  # type: ignore[misc, valid-type]
+        def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> Any:
+            by_row = mask is not None and mask.ndim == 4 and self.repeats > 1
+            return super().__call__(x, mask[:, :, None] if by_row else mask, cache)
+
+    return Attention
 
 
 # Settings that do not affect the computation, or that are handled elsewhere: token ids, dropout (a

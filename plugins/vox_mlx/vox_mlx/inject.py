@@ -1,6 +1,6 @@
-"""Put the core's `AdapterState` into the modules of an mlx-lm model.
+"""Put the core's `AdapterState`s into the modules of an mlx-lm model, several of them by name.
 
-Trained values live outside the model, in a dictionary by canonical name, and are put into their
+A learner's values live outside the model, in a dictionary by canonical name, and are put into their
 slots for each evaluation: that makes the loss a function of them, which is what MLX differentiates
 and compiles.
 
@@ -11,9 +11,8 @@ only, so the trained values in the layer's slots are taken out, passed as argume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx import nn
@@ -21,64 +20,150 @@ from mlx import nn
 from vox_core.contract import AdapterState
 from vox_core.errors import AdapterError
 from vox_formats.mlx_model import counterpart_fault, mlx_path
-from vox_mlx.lora import Adapted, Dropout, features
+from vox_mlx.arrays import float32
+from vox_mlx.base import HEADS
+from vox_mlx.lora import Active, Adapted, Dropout, Lora, features
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+Values = dict[str, mx.array]
 Slots = dict[str, tuple[nn.Module, str]]
+"""Canonical tensor name -> the module and the attribute that hold it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Injected:
-    """A base with slots for an adapter's tensors.
+class Adapters:
+    """The adapters of a base model, by name, of which each evaluation chooses some.
+
+    Tensors of `modules_to_save` replace the base's own: rows that are evaluated together have the
+    same ones (`lane`).
 
     Args:
-        slots: canonical tensor name -> the module and the attribute that hold it.
+        dtype: of the adapters' tensors in the model; magnitudes stay float32.
+        dropout: rate of the adapters' inputs, in evaluations with a key.
     """
 
-    model: nn.Module
-    slots: Slots
-    dropout: Dropout
+    def __init__(
+        self, model: nn.Module, model_type: str, dtype: mx.Dtype, dropout: float = 0.0
+    ) -> None:
+        self._model, self._model_type, self._dtype = model, model_type, dtype
+        self.dropout = Dropout(dropout)
+        self._active = Active()
+        self._slots: dict[str, Slots] = {}
+        self._saved: dict[str, Values] = {}
+        self._own: dict[tuple[int, str], tuple[nn.Module, str, mx.array]] = {}
+        self._unsettled: set[str] = set()
+        # The head computes chosen positions by its class (`loss.choose_at_head`), which would be
+        # hidden in a wrapper added later.
+        modules = dict(model.named_modules())
+        for path in [
+            p for p, m in modules.items() if p.rpartition(".")[2] in HEADS and features(m)
+        ]:
+            self._adapted(modules, path)
 
-    def fill(self, values: Mapping[str, mx.array], dtype: mx.Dtype) -> None:
-        """Put trained values into their slots, in `dtype`; magnitudes stay float32."""
-        for name, value in values.items():
-            module, attribute = self.slots[name]
-            exact = attribute == "magnitude"
-            setattr(module, attribute, value if exact else value.astype(dtype))
+    def add(self, name: str, state: AdapterState) -> None:
+        """Add an adapter with its values.
+
+        Raises:
+            AdapterError: A002, it names modules that mlx-lm's model does not have.
+        """
+        paths = {path: mlx_path(path, self._model_type) for path in state.modules}
+        modules = dict(self._model.named_modules())
+        self._require_fit(state, paths, modules)
+        slots = Slots()
+        for index, (path, module) in enumerate(state.modules.items()):
+            lora = Lora(state.scale(path), self.dropout, index)
+            self._adapted(modules, paths[path]).adapters[name] = lora
+            slots[f"{path}.lora_A.weight"] = lora, "lora_A"
+            slots[f"{path}.lora_B.weight"] = lora, "lora_B"
+            if module.magnitude_O is not None:
+                slots[f"{path}.lora_magnitude_vector"] = lora, "magnitude"
+        for tensor in state.saved:
+            path, _, attribute = mlx_path(tensor, self._model_type).rpartition(".")
+            holder = _linear(modules[path])
+            slots[tensor] = holder, attribute
+            self._own.setdefault((id(holder), attribute), (holder, attribute, holder[attribute]))
+        self._slots[name], self._saved[name] = slots, {}
+        self.fill(name, {tensor: float32(value) for tensor, value in state.tensors().items()})
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter; its layers stay, without it."""
+        self.choose([None])
+        for module in self._model.modules():
+            if isinstance(module, Adapted):
+                module.adapters.pop(name, None)
+        del self._slots[name], self._saved[name]
+        self._unsettled.discard(name)
+
+    def fill(self, name: str, values: Mapping[str, mx.array]) -> None:
+        """Put an adapter's values into the model."""
+        for tensor, value in values.items():
+            module, attribute = self._slots[name][tensor]
+            if isinstance(module, Lora):
+                exact = attribute == "magnitude"
+                setattr(module, attribute, value if exact else value.astype(self._dtype))
+                module.unsettle()
+            else:
+                self._saved[name][tensor] = value.astype(self._dtype)
+        self._unsettled.add(name)
+
+    def choose(self, names: Sequence[str | None], *, decoding: bool = False) -> None:
+        """Set the adapter of each row of the next evaluation; a single name is that of all.
+
+        Args:
+            decoding: each row is a single position; only then may adapters differ by row.
+        """
+        for module, attribute, own in self._own.values():
+            setattr(module, attribute, own)
+        for name in {name for name in names if name is not None}:
+            for tensor, value in self._saved[name].items():
+                setattr(*self._slots[name][tensor], value)
+        self._active.choose(names, decoding=decoding)
+
+    def settle(self, names: Iterable[str | None]) -> None:
+        """Precompute what decoding needs of these adapters."""
+        if not (wanted := self._unsettled.intersection(names)):
+            return
+        for module in self._model.modules():
+            if isinstance(module, Adapted):
+                for name in wanted & module.adapters.keys():
+                    module.adapters[name].settle(module.linear)
+        self._unsettled -= wanted
+
+    def lane(self, name: str | None) -> str | None:
+        """Return what rows must have in common to be evaluated together."""
+        return name if name is not None and self._saved[name] else None
+
+    def chosen_slots(self, layer: nn.Module) -> Slots:
+        """Return the slots within `layer` of the one adapter that is chosen."""
+        inside = {id(module) for module in layer.modules()}
+        (name,) = self._active.groups
+        return {n: slot for n, slot in self._slots[name].items() if id(slot[0]) in inside}
+
+    def _adapted(self, modules: dict[str, nn.Module], path: str) -> Adapted:
+        """Return the wrapper of a linear layer, made if there is none."""
+        if not isinstance(modules[path], Adapted):
+            parent, _, attribute = path.rpartition(".")
+            modules[path] = Adapted(modules[path], self._active)
+            setattr(modules[parent], attribute, modules[path])
+        return modules[path]
+
+    def _require_fit(
+        self, state: AdapterState, paths: Mapping[str, str], modules: Mapping[str, nn.Module]
+    ) -> None:
+        faults = [
+            *_faults(state, self._model_type, paths, modules),
+            *_saved_faults(state, self._model_type),
+        ]
+        if faults:
+            raise AdapterError(
+                "A002",
+                "the adapter does not fit the model that mlx-lm builds",
+                expected="linear layers of the same shape; experts are not",
+                faults=faults,
+                remedy="train other modules: --targets q_proj --targets v_proj …",
+            )
 
 
-def inject(
-    model: nn.Module, model_type: str, state: AdapterState, dropout: float = 0.0
-) -> Injected:
-    """Add adapter modules for `state` to `model`.
-
-    Raises:
-        AdapterError: A002, the adapter names modules that mlx-lm's model does not have.
-    """
-    modules = dict(model.named_modules())
-    paths = {path: mlx_path(path, model_type) for path in state.modules}
-    if faults := [*_faults(state, model_type, paths, modules), *_saved_faults(state, model_type)]:
-        raise AdapterError(
-            "A002",
-            "the adapter does not fit the model that mlx-lm builds",
-            expected="linear layers of the same shape; experts are not",
-            faults=faults,
-            remedy="train other modules: --targets q_proj --targets v_proj …",
-        )
-    shared, slots = Dropout(dropout), Slots()
-    for index, (path, module) in enumerate(state.modules.items()):
-        adapted = Adapted(modules[paths[path]], state.scale(path), shared, index)
-        _replace(modules, paths[path], adapted)
-        slots[f"{path}.lora_A.weight"] = adapted, "lora_A"
-        slots[f"{path}.lora_B.weight"] = adapted, "lora_B"
-        if module.magnitude_O is not None:
-            slots[f"{path}.lora_magnitude_vector"] = adapted, "magnitude"
-    for name in state.saved:
-        path, _, attribute = mlx_path(name, model_type).rpartition(".")
-        slots[name] = modules[path], attribute
-    return Injected(model, slots, shared)
+def _linear(module: nn.Module) -> nn.Module:
+    return module.linear if isinstance(module, Adapted) else module
 
 
 def _faults(
@@ -90,6 +175,7 @@ def _faults(
     for path, module in state.modules.items():
         wanted = (module.B_OR.shape[0], module.A_RI.shape[1])
         there = modules.get(paths[path])
+        there = there and _linear(there)
         if reason := counterpart_fault(path, model_type):
             yield f"{path}: {reason}"
         elif there is None:
@@ -108,23 +194,20 @@ def _saved_faults(state: AdapterState, model_type: str) -> Iterator[str]:
             yield f"{name}: MLX stores this matrix the other way round"
 
 
-def _replace(modules: Mapping[str, nn.Module], path: str, new: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(modules[parent], name, new)
+def recompute_layers(model: nn.Module, adapters: Adapters) -> None:
+    """Make each layer of the model recompute its activations in training."""
+    for layer in model.layers:
+        layer.__class__ = _recomputing(type(layer), adapters)
 
 
-def recompute_layers(injected: Injected) -> None:
-    """Make each layer of the model recompute its activations."""
-    for layer in injected.model.layers:
-        inside = {id(module) for module in layer.modules()}
-        slots = {n: slot for n, slot in injected.slots.items() if id(slot[0]) in inside}
-        layer.__class__ = _recomputing(type(layer), slots)
-
-
-def _recomputing(base: type[nn.Module], slots: Slots) -> type[nn.Module]:
+def _recomputing(base: type[nn.Module], adapters: Adapters) -> type[nn.Module]:
     class Layer(base):  # type: ignore[misc, valid-type]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            def compute(values: dict[str, mx.array], *args: Any) -> Any:
+            if not self.training:
+                return super().__call__(*args, **kwargs)
+            slots = adapters.chosen_slots(self)
+
+            def compute(values: Values, *args: Any) -> Any:
                 for name, value in values.items():
                     setattr(*slots[name], value)
                 return super(Layer, self).__call__(*args, **kwargs)

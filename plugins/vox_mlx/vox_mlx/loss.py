@@ -1,4 +1,4 @@
-"""Compute the loss of documents at the trained positions only.
+"""Compute the loss of documents at the scored positions only.
 
 Documents become rows, padded on the right: a causal model's real positions never see what lies to
 their right, and rows never see one another, in attention or in recurrent state. Where a step is
@@ -7,7 +7,7 @@ compiled, lengths are rounded up, so that a run has few shapes. Padding has weig
 The output head, of any family, sees the chosen rows and no others, which saves the (T, V) matrix
 that dominates memory with today's vocabularies; scaling and soft-capping behind it stay in force.
 
-Shape legend: N documents, L padded length, K trained positions (padded), H hidden size, V
+Shape legend: N documents, L padded length, K scored positions (padded), H hidden size, V
 vocabulary, B terms of a block, P blocks.
 """
 
@@ -22,15 +22,15 @@ from vox_core.errors import ModelError
 from vox_mlx.base import HEADS
 
 if TYPE_CHECKING:
-    from vox_core.contract import Batch
+    from collections.abc import Sequence
 
-LENGTHS, TRAINED = 32, 64
-"""What lengths of documents and numbers of trained positions are rounded up to."""
+    from vox_core.contract import Batch, Ints
+
 BLOCK = 256
 
 
 class Rows(NamedTuple):
-    """A batch as MLX arrays: `tokens_NL` and `targets_K` int32, `index_K` into N * L, `weights_K`
+    """Documents as MLX arrays: `tokens_NL` and `targets_K` int32, `index_K` into N * L, `weights_K`
     float32 with 0 for what pads."""
 
     tokens_NL: mx.array
@@ -39,35 +39,37 @@ class Rows(NamedTuple):
     weights_K: mx.array
 
 
-def rows(batch: Batch, lengths: int = 1) -> Rows:
-    """Lay out a batch as padded rows.
+def rows(
+    batch: Batch, documents: Sequence[slice], lengths: int = 1, scored: int = 1
+) -> tuple[Rows, Ints]:
+    """Lay out documents of a batch as padded rows.
 
     Args:
-        lengths: row lengths are rounded up to one of these.
+        lengths: row lengths are rounded up to a multiple of this.
+        scored: and the number of scored positions to a multiple of this.
+
+    Returns:
+        The rows, and the scored positions within the batch, unpadded.
     """
     import numpy as np
 
-    documents = list(batch.documents())
     length = _up(max(d.stop - d.start for d in documents), lengths)
     tokens_NL = np.zeros((len(documents), length), np.int32)
-    trained = []
+    index, positions = [], []
     for row, document in enumerate(documents):
         tokens_NL[row, : document.stop - document.start] = batch.tokens_T[document]
-        trained.append(row * length + np.flatnonzero(batch.weights_T[document] > 0))
-    index_K = np.concatenate(trained)
-    trained_T = batch.weights_T > 0
-    more = (0, _up(len(index_K), TRAINED) - len(index_K))
-    return Rows(
+        found = np.flatnonzero(batch.scored_T[document])
+        index.append(row * length + found)
+        positions.append(document.start + found)
+    positions_K = np.concatenate(positions)
+    more = (0, _up(len(positions_K), scored) - len(positions_K))
+    made = Rows(
         mx.array(tokens_NL),
-        mx.array(np.pad(index_K, more).astype(np.int32)),
-        mx.array(np.pad(batch.targets_T[trained_T], more).astype(np.int32)),
-        mx.array(np.pad(batch.weights_T[trained_T], more)),
+        mx.array(np.pad(np.concatenate(index), more).astype(np.int32)),
+        mx.array(np.pad(batch.targets_T[positions_K], more).astype(np.int32)),
+        mx.array(np.pad(batch.weights_T[positions_K], more)),
     )
-
-
-def weighted_nll(logits_KV: mx.array, targets_K: mx.array, weights_K: mx.array) -> mx.array:
-    """Return `sum(weight * nll)`, undivided, as a float32 scalar."""
-    return (nll(logits_KV, targets_K) * weights_K).sum()
+    return made, positions_K
 
 
 def nll(logits_KV: mx.array, targets_K: mx.array) -> mx.array:

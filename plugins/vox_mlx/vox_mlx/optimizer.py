@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from vox_core.contract import AdapterState, OptimizerSpec, TrainState
+from vox_core.contract import TrainState, Update
 from vox_mlx.arrays import float32
 
 if TYPE_CHECKING:
@@ -24,44 +24,42 @@ Values = dict[str, mx.array]
 
 
 class AdamW:
-    """The trained values by canonical name, and their optimizer state."""
+    """A learner's values by canonical name, and their optimizer state."""
 
-    def __init__(self, state: TrainState, spec: OptimizerSpec) -> None:
+    def __init__(self, state: TrainState) -> None:
         tensors = state.adapter.tensors()
         self.values: Values = {name: float32(value) for name, value in tensors.items()}
         moments = {name: state.moments.get(name) for name in tensors}
         self._first = {n: _or_zero(m and m[0], self.values[n]) for n, m in moments.items()}
         self._second = {n: _or_zero(m and m[1], self.values[n]) for n, m in moments.items()}
-        self._spec, self._step = spec, state.updates
+        self._structure, self._updates = state.adapter, state.updates
 
-    def update(self, gradients: Mapping[str, mx.array], lr: float, norm: float) -> None:
+    def update(self, gradients: Mapping[str, mx.array], norm: float, by: Update) -> None:
         """Clip and step.
 
         Args:
-            norm: the global norm of `gradients`.
+            gradients: divided by the step's total weight.
+            norm: their global norm.
         """
-        spec = self._spec
         # As torch clips: the rate is clamped at 1, and 1e-6 keeps it finite.
-        factor = min(1.0, spec.clip / (norm + 1e-6)) if spec.clip else 1.0
-        step = self._step + 1
-        rate = lr / (1 - spec.beta1**step)
-        root = math.sqrt(1 - spec.beta2**step)
+        factor = min(1.0, by.clip / (norm + 1e-6)) if by.clip else 1.0
+        rate = by.lr / (1 - by.beta1**by.number)
+        root = math.sqrt(1 - by.beta2**by.number)
         for name, raw in gradients.items():
             gradient = raw * factor if factor < 1 else raw
-            first = spec.beta1 * self._first[name] + (1 - spec.beta1) * gradient
-            second = spec.beta2 * self._second[name] + (1 - spec.beta2) * mx.square(gradient)
-            value = self.values[name] * (1 - lr * spec.weight_decay)
-            self.values[name] = value - rate * first / (mx.sqrt(second) / root + spec.eps)
+            first = by.beta1 * self._first[name] + (1 - by.beta1) * gradient
+            second = by.beta2 * self._second[name] + (1 - by.beta2) * mx.square(gradient)
+            value = self.values[name] * (1 - by.lr * by.weight_decay)
+            self.values[name] = value - rate * first / (mx.sqrt(second) / root + by.eps)
             self._first[name], self._second[name] = first, second
-        self._step = step
+        self._updates = by.number
         mx.eval(self.values, self._first, self._second)
 
-    def state(self, step: int, structure: AdapterState) -> TrainState:
-        """Return values and moments as numpy, under canonical names; no moments before the first
-        step."""
-        adapter = structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
+    def state(self) -> TrainState:
+        """Return values and moments as numpy; no moments before the first update."""
+        adapter = self._structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
         moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
-        return TrainState(step, adapter, moments if self._step else {})
+        return TrainState(self._updates, adapter, moments if self._updates else {})
 
 
 def global_norm(gradients: Mapping[str, mx.array]) -> float:

@@ -1,25 +1,18 @@
-"""The training loop on MLX.
+"""Adapters that learn, as vox's `Trainer` on MLX.
 
-loss of a step = sum(weight * nll) / total_weight, over the step; each micro-batch contributes its
-share, so the result does not depend on the micro-batches. Randomness (dropout) is keyed per (run
-seed, step, micro-batch).
+Gradients are those of `sum(weight * nll)`, summed in float32 over the parts of a step.
 
-MLX builds a graph and evaluates it on demand: here once per micro-batch, for the loss and the sum
-of the gradients together, and once per step, for values and moments. A longer graph would hold
-every micro-batch's activations at once; a shorter one would wait for the device more often.
-
-On a CPU more than some hundred tokens bring no speed, while padding and cache misses cost some: on
-CPUs, micro-batches are split into smaller ones, mostly of a single document. Dropout is keyed by
-these.
+MLX builds a graph and evaluates it on demand: here once for each part of a batch, for its
+log-probabilities and the sum of the gradients together, and once for each update, for values and
+moments. A longer graph would hold every part's activations at once; a shorter one would wait for
+the device more often.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -29,21 +22,19 @@ from vox_core.contract import (
     Batch,
     Notice,
     RunContext,
-    Step,
-    StepDone,
+    Trainer,
     TrainJob,
-    TrainResult,
     TrainState,
-    cut_to_rows,
-    probe_document,
+    Update,
+    Weigh,
 )
-from vox_core.contract.loop import NotFinite, before_update, follow, micro_batch_seed
 from vox_mlx.attention import BLOCK, attend_in_blocks
 from vox_mlx.base import load_base, mlx_dtype, read_config, require_window
 from vox_mlx.blas import keep_memory
-from vox_mlx.inject import inject, recompute_layers
-from vox_mlx.loss import LENGTHS, Rows, choose_at_head, nll, rows, weighted_nll
-from vox_mlx.optimizer import AdamW, Values, global_norm
+from vox_mlx.inject import Values, recompute_layers
+from vox_mlx.loss import Rows
+from vox_mlx.model import MlxModel, on_gpu
+from vox_mlx.optimizer import AdamW, global_norm
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -58,129 +49,121 @@ _NOT_FAST = (
     "the model"
 )
 
-_ON_CPU = 256
-"""Positions of padded rows at once. The cost of a call is that of some 30 tokens of SmolLM2."""
+
+@dataclass(slots=True, eq=False)
+class _Learner:
+    """An adapter that learns.
+
+    Attributes:
+        differentiate: (values, rows, key) -> ((loss, (K,) nll), gradients).
+        gradients: accumulated since the last update; empty if there are none.
+        stale: the model's copy of the values is an older one.
+    """
+
+    optimizer: AdamW
+    differentiate: Callable[..., Any]
+    gradients: Values = field(default_factory=dict)
+    stale: bool = False
 
 
-class Trainer:
-    """One run: the model with its adapter, the optimizer, and the steps."""
+class MlxTrainer(MlxModel, Trainer):
+    """A base and its learners."""
 
     def __init__(self, job: TrainJob, context: RunContext) -> None:
         contract, plan = job.plan.contract, job.plan
-        steps = iter(job.steps)
-        first = next(steps, None)
-        job = replace(job, steps=itertools.chain([first] if first else [], steps))
-        require_window(read_config(job.model), plan.longest or contract.seq_len)
-        if not _on_gpu():
+        config = read_config(job.model)
+        require_window(config, plan.longest or contract.seq_len)
+        if not on_gpu():
             keep_memory()
-        # Weights are read only after the adapter is known to fit.
+        # Weights are read only after the first learner is known to fit.
         model = load_base(job.model, plan.dtype, contract.quant, lazy=True)
-        model.train()  # families with an inference-only kernel check this flag
-        self._injected = inject(
-            model, contract.model.model_type, job.start.adapter, contract.adapter.dropout
-        )
-        mx.eval(model.parameters())
-        self._chosen = choose_at_head(model)
+        super().__init__(model, config, mlx_dtype(plan.dtype), contract.adapter.dropout)
         if plan.gradient_checkpointing:
-            recompute_layers(self._injected)
-        self._dtype = mlx_dtype(plan.dtype)
-        self._optimizer = AdamW(job.start, contract.optimizer)
-        self._value_and_grad = _compiled(mx.value_and_grad(self._share))
+            recompute_layers(model, self._adapters)
         self._job, self._context = job, context
-        if not _on_gpu():
-            self._attend_in_blocks(first if plan.longest > BLOCK else None)
+        self._learners: dict[str, _Learner] = {}
+        self._checked = on_gpu()
 
-    def _attend_in_blocks(self, first: Step | None) -> None:
-        """Use attention in blocks, unless it changes the log-probabilities of a document of
-        `first`."""
-        model = self._injected.model
-        if first is None:  # no document is longer than a block, or there is nothing left to train
+    def add_learner(self, name: str, state: TrainState) -> None:
+        self.add_adapter(name, state.adapter)
+        mx.eval(self._model.parameters())
+        self._learners[name] = _Learner(AdamW(state), self._differentiate(name))
+        if not self._checked:
+            self._checked = True
+            self._attend_in_blocks(name)
+
+    def remove_learner(self, name: str) -> None:
+        del self._learners[name]
+        self.remove_adapter(name)
+
+    def accumulate(
+        self, batch: Batch, seed: int, learner: str, weigh: Weigh | None = None
+    ) -> Floats:
+        assert weigh is None, "one-pass is not declared"
+        own = self._learners[learner]
+        if not self._model.training:
+            self._model.train()  # families with an inference-only kernel check this flag
+        log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
+        for part, positions_K, key in self._parts(batch, seed):
+            (_, nll_K), more = own.differentiate(own.optimizer.values, part, key)
+            so_far, own.stale = own.gradients, True
+            own.gradients = {n: so_far[n] + g if so_far else g for n, g in more.items()}
+            mx.eval(nll_K, own.gradients)
+            log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
+        return log_probs_T
+
+    def update(self, update: Update, learner: str) -> float:
+        own = self._learners[learner]
+        so_far = own.gradients or {n: mx.zeros_like(v) for n, v in own.optimizer.values.items()}
+        gradients = {name: gradient / update.total_weight for name, gradient in so_far.items()}
+        own.gradients = {}
+        norm = global_norm(gradients)
+        if math.isfinite(norm):
+            own.optimizer.update(gradients, norm, update)
+            own.stale = True
+        return norm
+
+    def discard(self, learner: str) -> None:
+        self._learners[learner].gradients = {}
+
+    def state(self, learner: str) -> TrainState:
+        return self._learners[learner].optimizer.state()
+
+    def peak_memory(self) -> int | None:
+        return mx.get_peak_memory() if on_gpu() else None
+
+    def _differentiate(self, name: str) -> Callable[..., Any]:
+        def loss(values: Values, part: Rows, key: mx.array | None) -> tuple[mx.array, mx.array]:
+            self._adapters.fill(name, values)
+            nll_K = self._nll(name, part, key)
+            return (nll_K * part.weights_K).sum(), nll_K
+
+        return _compiled(mx.value_and_grad(loss))
+
+    def _ready(self, names: Sequence[str | None]) -> None:
+        super()._ready(names)
+        for name in self._learners.keys() & {*names}:
+            if self._learners[name].stale:
+                self._adapters.fill(name, self._learners[name].optimizer.values)
+                self._learners[name].stale = False
+
+    def _attend_in_blocks(self, learner: str) -> None:
+        """Use attention in blocks, unless it changes the log-probabilities of a document."""
+        plan, document, model = self._job.plan, self._job.document, self._model
+        if document is None or plan.longest <= BLOCK:
             attend_in_blocks(model)
             return
-        probe = _two_blocks(probe_document(first.batches))
-        before_K = self._log_probs(probe)
+        probe = _two_blocks(document)
+        before_T = self.log_probs(probe, learner)
         classes = [(module, type(module)) for module in model.modules()]
         attend_in_blocks(model)
-        apart = float(np.sqrt(np.square(self._log_probs(probe) - before_K).mean()))
-        if apart <= _NATS[self._job.plan.dtype] or not np.isfinite(before_K).all():
+        moved_K = (self.log_probs(probe, learner) - before_T)[probe.scored_T]
+        apart = float(np.sqrt(np.square(moved_K).mean()))
+        if apart <= _NATS[plan.dtype] or not np.isfinite(before_T).all():
             return
         for module, own in classes:
             module.__class__ = own
         self._context.emit(Notice(_NOT_FAST.format(apart=apart), "warning"))
-
-    def _log_probs(self, batch: Batch) -> Floats:
-        """Return (K,) log p(target) at the trained positions."""
-        found = rows(batch)
-        self._injected.fill(self._optimizer.values, self._dtype)
-        self._injected.dropout.begin(None, len(self._job.start.adapter.modules))
-        self._chosen.index_K = found.index_K
-        logits_KV = self._injected.model(found.tokens_NL)
-        log_probs_K = -nll(logits_KV, found.targets_K)
-        return np.array(log_probs_K[: int((batch.weights_T > 0).sum())])
-
-    def run(self) -> TrainResult:
-        """Take every step of the job, or stop on request."""
-        return follow(self._job, self._context, self)
-
-    def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Return the weighted mean loss over `batches`."""
-        total, weight = 0.0, 0.0
-        for batch in _cut(batches):
-            total += self._share(self._optimizer.values, self._rows(batch), None).item()
-            weight += float(batch.weights_T.sum())
-        return total / weight
-
-    def state(self, step: int) -> TrainState:
-        """Values and moments after `step`."""
-        return self._optimizer.state(step, self._job.start.adapter)
-
-    def step(self, step: Step) -> StepDone:
-        """Take one optimizer step.
-
-        Raises:
-            NotFinite: T001; nothing was changed.
-        """
-        started = time.perf_counter()
-        with before_update():
-            loss, gradients, norm = self._finite_gradients(step)
-        self._optimizer.update(gradients, step.lr, norm)
-        return StepDone(
-            step=step.number,
-            loss=loss,
-            lr=step.lr,
-            grad_norm=norm,
-            tokens=sum(len(b.tokens_T) for b in step.batches),
-            trained_tokens=sum(int((b.weights_T > 0).sum()) for b in step.batches),
-            seconds=time.perf_counter() - started,
-            memory=mx.get_peak_memory() if _on_gpu() else None,
-        )
-
-    def _finite_gradients(self, step: Step) -> tuple[float, Values, float]:
-        """Return loss, gradients and their norm, all finite."""
-        loss, gradients = 0.0, Values()
-        for index, batch in enumerate(_cut(step.batches)):
-            key = mx.random.key(micro_batch_seed(self._context.seed, step.number, index))
-            share, more = self._value_and_grad(self._optimizer.values, self._rows(batch), key)
-            gradients = {n: gradients[n] + g if gradients else g for n, g in more.items()}
-            mx.eval(share, gradients)
-            loss += share.item() / step.total_weight
-        gradients = {name: g / step.total_weight for name, g in gradients.items()}
-        norm = global_norm(gradients)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NotFinite(loss, norm)
-        return loss, gradients, norm
-
-    def _rows(self, batch: Batch) -> Rows:
-        # Few shapes if each is compiled; else minimal padding.
-        return rows(batch, LENGTHS if _on_gpu() else 1)
-
-    def _share(self, values: Values, batch: Rows, key: mx.array | None) -> mx.array:
-        """Return `sum(weight * nll)` of a micro-batch, as a function of the trained values."""
-        tokens_NL, index_K, targets_K, weights_K = batch
-        self._injected.fill(values, self._dtype)
-        self._injected.dropout.begin(key, len(self._job.start.adapter.modules))
-        self._chosen.index_K = index_K
-        return weighted_nll(self._injected.model(tokens_NL), targets_K, weights_K)
 
 
 def _two_blocks(document: Batch) -> Batch:
@@ -193,17 +176,7 @@ def _two_blocks(document: Batch) -> Batch:
     )
 
 
-def _cut(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Split the micro-batches for the device."""
-    for batch in batches:
-        yield from [batch] if _on_gpu() else cut_to_rows([batch], _ON_CPU)
-
-
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # On the CPU, MLX compiles through the system's C++ compiler: 48 s for a tiny model, after which
     # a step took as long as before. GPU kernels compile in milliseconds.
-    return mx.compile(function) if _on_gpu() else function
-
-
-def _on_gpu() -> bool:
-    return bool(mx.default_device().type == mx.DeviceType.gpu)
+    return mx.compile(function) if on_gpu() else function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +23,13 @@ from vox_core.contract import (
     Notice,
     Step,
     StepDone,
-    TrainJob,
+    Update,
 )
-from vox_core.contract.loop import NotFinite
 from vox_core.errors import BackendError, ConfigError, TrainingError
-from vox_core.host.load import Backend
 from vox_core.host.manifest import parse_manifest
 from vox_core.run.advice import with_advice
-from vox_core.run.context import Context, StoppedAtOnce, StopSignal
+from vox_core.run.context import StoppedAtOnce, StopSignal
+from vox_core.run.learner import Learner
 from vox_core.run.run_plan import RunPlan, plan_run
 from vox_core.run.train import train
 from vox_plan import stopwatch, tuning, tuning_cache
@@ -39,7 +39,8 @@ from vox_plan.stopwatch import ALONE, Stopwatch, Timing
 from vox_plan.tuning_cache import Tuned
 from vox_torch import profile as knobs
 from vox_torch.forward import Together
-from vox_torch.train import Trainer
+from vox_torch.layout import Scores
+from vox_torch.train import TorchTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -331,17 +332,21 @@ def test_steps_at_a_rate_of_zero_have_one_loss_however_they_are_cut(prepared):
 
 @pytest.fixture
 def in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`in_step(error, when)`: torch's step raises it where `when(plan, step's number)` says so."""
+    """`in_step(outcome, when)`: where `when(plan, number)` is true, torch's update raises `outcome`
+    or returns it as the gradient norm."""
 
-    def script(error: BaseException, when: Callable[[ExecutionPlan, int], bool]) -> None:
-        real = Trainer.step
+    def script(outcome: BaseException | float, when: Callable[[ExecutionPlan, int], bool]) -> None:
+        real = TorchTrainer.update
 
-        def step(self: Trainer, step: Step) -> StepDone:
-            if when(self._job.plan, step.number):
-                raise error
-            return real(self, step)
+        def update(self: TorchTrainer, update: Update, learner: str) -> float:
+            if not when(self._plan, update.number):
+                return real(self, update, learner)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self.discard(learner)
+            return outcome
 
-        monkeypatch.setattr(Trainer, "step", step)
+        monkeypatch.setattr(TorchTrainer, "update", update)
 
     return script
 
@@ -374,7 +379,7 @@ def test_an_interrupt_is_an_exit_with_130(tiny, settings, in_step):
 
 
 def test_a_step_that_is_not_finite_is_no_measurement(prepared, settings, in_step):
-    in_step(NotFinite(float("nan")), lambda plan, step: step == 2 and bool(plan.tuning))
+    in_step(math.nan, lambda plan, step: step == 2 and bool(plan.tuning))
     answer, _ = found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
     why = "the loss or the gradient of a measured step is not finite"
     assert answer.refused == {"threads half": why, "layout padded": why}
@@ -382,21 +387,21 @@ def test_a_step_that_is_not_finite_is_no_measurement(prepared, settings, in_step
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_reference_that_is_not_finite_is_an_error(prepared, settings, in_step, number):
-    in_step(NotFinite(float("nan")), lambda plan, step: step == number)
+    in_step(math.nan, lambda plan, step: step == number)
     with pytest.raises(TrainingError) as caught:
         found(prepared(micro_batch_tokens=512), settings, micro_batch_tokens=512)
     assert caught.value.code == "VOX-T001"
 
 
-def test_steps_are_matched_by_their_numbers(prepared, monkeypatch):
-    def told(_: object, job: TrainJob, context: Context) -> None:
-        for step in (2, 1):  # a backend that tells them in another order
-            context.emit(StepDone(step, step, 0.0, step, 1, 1, seconds=step))
+def test_each_budget_has_the_times_of_its_own_steps(prepared, monkeypatch):
+    def take(_: Learner, step: Step) -> StepDone:
+        return StepDone(step.number, len(step.batches), 0.0, 1.0, 1, 1, seconds=step.number)
 
     made = prepared()
-    monkeypatch.setattr(Backend, "train", told)
-    taken = Stopwatch(made).measure(made.execution, [ALONE, 2048], 1)
-    assert {budget: each.loss for budget, each in taken.items()} == {ALONE: 1, 2048: 2}
+    monkeypatch.setattr(Learner, "take", take)
+    taken = Stopwatch(made).measure(made.execution, [ALONE, 2048], 2)
+    assert taken[ALONE].seconds == (1, 3) and taken[2048].seconds == (2, 4)
+    assert taken[ALONE].loss > taken[2048].loss  # numbers of micro-batches
 
 
 @pytest.mark.parametrize("always", [False, True])
@@ -405,33 +410,33 @@ def test_tokens_that_run_out_of_memory_are_refused_and_the_rest_goes_on(
 ):
     """Only once, so that half of it fits; or always, which is T002."""
     met: list[int] = []
-    real = Trainer._micro_batch
+    real = TorchTrainer._gradient
 
-    def micro_batch(self: Trainer, batch: Batch, *given: object) -> torch.Tensor:
-        if self._job.plan.micro_batch_tokens == 4096 and (always or not met):
+    def gradient(self: TorchTrainer, optimizer: object, batch: Batch, *given: object) -> Scores:
+        if self._plan.micro_batch_tokens == 4096 and (always or not met):
             met.append(len(batch.tokens_T))
             raise MemoryError("out of memory")
-        return real(self, batch, *given)
+        return real(self, optimizer, batch, *given)
 
-    monkeypatch.setattr(Trainer, "_micro_batch", micro_batch)
+    monkeypatch.setattr(TorchTrainer, "_gradient", gradient)
     told: list[str] = []
     seen = plan(settings(tiny("llama"), tune="refresh"), tell=told.append)
-    assert met and [*seen.speed.refused] == ["4096 tokens at once"]
-    assert "memory" in seen.speed.refused["4096 tokens at once"]
+    assert len(met) == (2 if always else 1)
+    (refused,) = seen.speed.refused.items()
+    said = "has not got the memory" if always else "micro-batches are half as large"
+    assert refused[0] == "4096 tokens at once" and said in refused[1]
     assert sum("tokens/s" in line for line in told) == 5  # alone, own, 1024, two knobs
 
 
 def test_other_gradients_under_the_same_loss_are_thrown_out(tiny, settings, monkeypatch):
-    real = Trainer._micro_batch
+    real = TorchTrainer.update
 
-    def wrong(self: Trainer, *given: object) -> torch.Tensor:
-        loss = real(self, *given)
-        if self._job.plan.tuning.get("layout") == "padded":
-            for master in self._optimizer._masters:
-                master.grad.mul_(7)
-        return loss
+    def wrong(self: TorchTrainer, update: Update, learner: str) -> float:
+        if self._plan.tuning.get("layout") == "padded":
+            update = replace(update, total_weight=update.total_weight / 7)
+        return real(self, update, learner)
 
-    monkeypatch.setattr(Trainer, "_micro_batch", wrong)
+    monkeypatch.setattr(TorchTrainer, "update", wrong)
     seen = plan(settings(tiny("llama"), tune="refresh"))
     assert seen.speed.refused["layout padded"].startswith("gradient norm")
 

@@ -153,12 +153,12 @@ def _data(dataset: plans.Dataset, left_out: Mapping[str, int]) -> dict[str, Any]
 
 def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
     made, contract = run.execution, run.contract
-    documents = len(run.data.train)
-    each_step = min(contract.batch_size, documents)
+    rows = run.data.train.groups
+    each_step = min(contract.batch_size, rows)
     return StepPlan(
         total=contract.total_steps if there else None,
         batch_size=contract.batch_size,
-        tokens=round(run.data.train.tokens * each_step / documents),
+        tokens=round(run.data.train.tokens * each_step / rows),
         micro_batch_tokens=made.micro_batch_tokens,
         gradient_checkpointing=made.gradient_checkpointing,
         seq_len=contract.seq_len,
@@ -171,7 +171,7 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
 def _work(run: RunPlan) -> Work:
     """Added up over every step, as the run's telemetry will add it up."""
     contract, documents = run.contract, run.data.train
-    rows, size, steps = len(documents), contract.batch_size, contract.total_steps
+    rows, size, steps = documents.groups, contract.batch_size, contract.total_steps
     lengths_D, trained_D = documents.lengths_D, documents.trained_D()
     taken = tokens = trained = 0
     for step in range(1, steps + 1):
@@ -179,7 +179,8 @@ def _work(run: RunPlan) -> Work:
         taken += len(chosen)
         tokens += int(lengths_D[chosen].sum())
         trained += int(trained_D[chosen].sum())
-    return Work(plans.epochs_after(rows, size, steps), taken, tokens, trained)
+    epochs = plans.epochs_after(rows, size, steps) / run.settings.updates
+    return Work(epochs, taken, tokens, trained)
 
 
 def _validations(run: RunPlan, every: int) -> int:

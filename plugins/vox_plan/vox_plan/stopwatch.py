@@ -14,14 +14,15 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vox_core.api import plans
 from vox_core.api.plans import Context, Document, RunPlan, Tell
 from vox_core.api.runs import read_run, runs_in
+from vox_core.api.training import Learner
 from vox_core.contract import (
     Batch,
     DType,
@@ -35,6 +36,7 @@ from vox_core.contract import (
     TrainJob,
     TrainState,
     Validation,
+    probe_document,
 )
 from vox_core.errors import AdapterError, TrainingError
 from vox_plan.report import SpeedPlan, StepPlan
@@ -96,7 +98,6 @@ class StepLog:
     """
 
     steps: list[StepDone] = field(default_factory=list)
-    skipped: StepSkipped | None = None
     warning: str | None = None
     paths: FastPaths | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -111,8 +112,6 @@ class StepLog:
             self.steps.append(event)
         elif isinstance(event, Validation):
             self.validations.append(now - self.last)
-        elif isinstance(event, StepSkipped):
-            self.skipped = event
         elif isinstance(event, Notice) and event.level == "warning":
             self.warning = self.warning or event.message
         elif isinstance(event, FastPaths):
@@ -163,20 +162,19 @@ class Stopwatch:
     def _train(self, plan: ExecutionPlan, order: Sequence[int]) -> StepLog:
         log = StepLog()
         enough = lambda: self.over and len(log.steps) > 1  # noqa: E731
-        run_steps(self._run, plan, self._steps(order), len(order), log, enough)
+        run_steps(self._run, plan, list(self._steps(order)), log, enough)
         return log
 
     def _steps(self, order: Sequence[int]) -> Iterator[Step]:
         for number, budget in enumerate(order, start=1):
             batches, weight = plans.cut(self._documents, budget, self._run.execution.packing)
-            yield Step(number, batches, weight, lr=0.0, micro_batch_tokens=budget)
+            yield Step(number, batches, weight, lr=0.0)
 
 
 def run_steps(
     run: RunPlan,
     plan: ExecutionPlan,
-    steps: Iterable[Step],
-    total: int,
+    steps: Sequence[Step],
     log: StepLog,
     enough: Callable[[], bool],
     validation: Sequence[Batch] = (),
@@ -185,32 +183,30 @@ def run_steps(
 
     Args:
         steps: at a learning rate of zero.
-        total: at most.
         log: receives every event.
         enough: called after each step.
 
     Raises:
         VoxError: whatever the backend cannot do under this plan; a step was not finite.
     """
-    # A plan of as many steps as there are: one that ends early reports that it was stopped.
-    contract = replace(plan.contract, total_steps=total)
-    job = TrainJob(
-        plan=replace(plan, contract=contract),
-        model=run.inputs.model.path,
-        steps=steps,
-        start=TrainState(0, plans.seeded(plan, run.inputs.weights)),
-        validation=validation,
-    )
-    with tempfile.TemporaryDirectory(prefix="vox-") as scratch:
-        context = Context(
-            seed=plan.contract.seed,
-            scratch=Path(scratch),
-            observe=log,
-            stop_requested=lambda: bool(log.skipped) or enough(),
-        )
-        run.inputs.backend.train(job, context)
-    if log.skipped:
-        raise _skipped(log.skipped)
+    job = TrainJob(plan, run.inputs.model.path, probe_document(steps[0].batches))
+    start, contract = TrainState(0, plans.seeded(plan, run.inputs.weights)), plan.contract
+    with (
+        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+        closing(run.inputs.backend.train(job, Context(Path(scratch), log))) as trainer,
+    ):
+        learner = Learner(trainer, start, contract.optimizer, contract.seed)
+        if validation:
+            log(Validation(0, learner.evaluate(validation)))
+        for step in steps:
+            done = learner.take(step)
+            if isinstance(done, StepSkipped):
+                raise _skipped(done)
+            log(done)
+            if step.evaluate:
+                log(Validation(step.number, learner.evaluate(validation)))
+            if enough():
+                break
 
 
 def undropped(plan: ExecutionPlan) -> ExecutionPlan:
@@ -290,7 +286,7 @@ def measure(run: RunPlan, tell: Tell) -> Measured:
 
     log = StepLog()
     enough = lambda: time.perf_counter() > until and len(log.steps) > LEAST  # noqa: E731
-    run_steps(run, run.execution, _steps(run, total), total, log, enough, valid)
+    run_steps(run, run.execution, list(_steps(run, total)), log, enough, valid)
     return _measured(log, valid)
 
 

@@ -1,135 +1,211 @@
-"""Test generation against the logits of the same model, token by token.
+"""Test generation: a batch that rows enter and leave, against the logits of the same model.
+
+Rows are fed the same tokens alone and together, so that their logits can be compared in any dtype,
+however near to each other two of them are.
 
 Shape legend: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from vox_core.adapter.initial import generator
-from vox_core.contract import LoadedModel, Sampling, next_token
-from vox_testing.jobs import stirred
-from vox_testing.subject import Subject
-from vox_testing.suite.load import TOKENS
-from vox_testing.suite.requirements import loads, needs
+from vox_core.contract import AdapterState, Model, Update
+from vox_testing.jobs import batch, documents, stirred
+from vox_testing.llama import write_llama
+from vox_testing.subject import NAME, Subject
+from vox_testing.suite.load import TOKENS, effective, relative
+from vox_testing.suite.requirements import loads, needs, trains
 
 if TYPE_CHECKING:
-    from vox_core.contract import Ints
+    from vox_core.contract import Floats, Ints
 
-# Of the 512 positions that the tiny models have.
-LONG = 450
-# Longer than the context or the cache that a backend may have made for itself.
+# Longer than a cache that a backend may have made for itself.
 MANY = 80
-WARM = Sampling(max_tokens=24, temperature=1.0, seed=3)
+# More than backends compute at once of a prompt, and than the positions of the other tests.
+LONG = 1200
+TEXTS = {
+    "one byte": "a",
+    "several scripts": "Grüße aus Köln; 東京 \N{SLIGHTLY SMILING FACE}",
+    "long": " ".join(str(number**2) for number in range(70)),
+}
 
 
-@loads
-def test_greedy_generation_takes_the_likeliest_token(vox_subject: Subject) -> None:
-    """Greedy decoding takes the top token, for 80 tokens with an adapter, and repeatably."""
-    method = vox_subject.declared.manifest.capabilities.methods[0]
-    adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
-    for model, count in ((vox_subject.load(), 12), (vox_subject.load(adapter), MANY)):
-        said = list(model.generate(TOKENS, Sampling(max_tokens=count)))
-        assert len(said) == count
-        assert all(isinstance(token, int) for token in said)
-        _require_likeliest(vox_subject, model, TOKENS, said)
-        assert list(model.generate(TOKENS, Sampling(max_tokens=12))) == said[:12]
+@dataclass(frozen=True)
+class Row:
+    """A prompt, its adapter, and the tokens that follow it.
 
-
-@loads
-def test_generation_ends_at_the_limit(vox_subject: Subject) -> None:
-    model = vox_subject.load()
-    for limit in (0, 1, 5):
-        assert len(list(model.generate(TOKENS, Sampling(max_tokens=limit)))) == limit
-
-
-@loads
-def test_tokens_come_as_they_are_made(vox_subject: Subject) -> None:
-    """The first few of 300 tokens take a small part of the total time; 1 % when nothing else runs.
-
-    The last of them is still the likeliest.
+    Args:
+        enters: calls of `advance` after which it does.
+        places: logits after which it leaves; None: those behind its last token.
     """
-    model = vox_subject.load()
-    long = Sampling(max_tokens=300)
-    started = time.perf_counter()
-    some = list(itertools.islice(model.generate(TOKENS, long), 3))
-    between = time.perf_counter()
-    everything = list(model.generate(TOKENS, long))
-    ended = time.perf_counter()
-    assert some == everything[:3]
-    assert between - started < (ended - between) / 2
-    _require_likeliest(vox_subject, model, TOKENS, everything)
+
+    prompt_T: Ints
+    adapter: str | None = None
+    following: tuple[int, ...] = ()
+    enters: int = 0
+    places: int | None = None
 
 
 @loads
-def test_a_sampling_seed_gives_the_same_tokens_again(vox_subject: Subject) -> None:
-    model = vox_subject.load()
-    first, again, other = (
-        list(model.generate(TOKENS, replace(WARM, seed=seed))) for seed in (3, 3, 4)
-    )
-    assert first == again
-    assert first != other
+def test_a_row_has_the_logits_of_its_text(vox_subject: Subject) -> None:
+    """Behind its prompt and each greedy token, for 12 on the base and 80 with an adapter."""
+    with vox_subject.loaded(effective(vox_subject)) as model:
+        for adapter, count in ((None, 12), ("a", MANY)):
+            said, found = _greedy(model, Row(TOKENS, adapter), count)
+            assert all((each.dtype, each.ndim) == (np.dtype("float32"), 1) for each in found)
+            _require_logits(vox_subject, model, Row(TOKENS, adapter, said), found)
 
 
 @loads
-@needs(dtype="fp32")
-def test_tokens_are_those_the_core_chooses(vox_subject: Subject) -> None:
-    """Tokens equal `next_token` of the logits of the prompt and the answer so far.
-
-    In a short dtype a step's logits and those of the whole text are too far apart to tell.
-    """
-    model = vox_subject.load()
-    for sampling in (
-        replace(WARM, temperature=0.0, repetition_penalty=1.3),
-        replace(WARM, temperature=100.0),
-        replace(WARM, top_p=0.5),
-        replace(WARM, top_k=3, seed=5),
-        replace(WARM, min_p=0.3, row=2),
-        replace(WARM, temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=1.2),
-    ):
-        said = list(model.generate(TOKENS, sampling))
-        row = [*TOKENS.tolist(), *said]
-        for at, logits_V in enumerate(_after(model, said), len(TOKENS)):
-            assert next_token(logits_V, sampling, row[:at]) == row[at]
-
-
-@loads
-@pytest.mark.parametrize(
-    "text", ["a", "Grüße aus Köln; 東京 \N{SLIGHTLY SMILING FACE}", "long " * 60]
-)
+@pytest.mark.parametrize("text", TEXTS)
 def test_any_text_can_be_continued(vox_subject: Subject, text: str) -> None:
-    """Prompts of one byte, several scripts and 300 tokens work."""
-    tokens_T = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-    model = vox_subject.load()
-    said = list(model.generate(tokens_T, Sampling(max_tokens=4)))
-    _require_likeliest(vox_subject, model, tokens_T, said)
+    """Prompts of one byte, several scripts and 300 tokens."""
+    prompt_T = np.frombuffer(TEXTS[text].encode(), np.uint8).astype(np.int64)
+    with vox_subject.loaded() as model:
+        said, found = _greedy(model, Row(prompt_T), 4)
+        _require_logits(vox_subject, model, Row(prompt_T, None, said), found)
 
 
 @loads
-def test_a_long_prompt_is_read_whole(vox_subject: Subject) -> None:
-    """All of a prompt of 450 distinct tokens is read, from its first."""
-    model = vox_subject.load()
-    for seed in range(3):
-        prompt_T = generator("prompt", seed).integers(0, 256, LONG)
-        said = list(model.generate(prompt_T, Sampling(max_tokens=16)))
-        _require_likeliest(vox_subject, model, prompt_T, said)
+@pytest.mark.parametrize("order", ["at once", "the other way round", "one after another"])
+def test_rows_together_are_rows_alone(vox_subject: Subject, order: str) -> None:
+    """Prompts of unequal lengths, on the base and two adapters, of which rows share one."""
+    with vox_subject.loaded(*_two_adapters(vox_subject)) as model:
+        rows = _rows(model)
+        expected = [_alone(model, row) for row in rows]
+        numbers = list(range(len(rows)))
+        if order == "the other way round":
+            numbers.reverse()
+        if order == "one after another":
+            rows = [replace(row, enters=2 * number) for number, row in enumerate(rows)]
+        found = _together(model, {number: rows[number] for number in numbers})
+        for number in numbers:
+            _require_alike(vox_subject, found[number], expected[number])
 
 
-def _require_likeliest(
-    subject: Subject, model: LoadedModel, prompt_T: Ints, said: list[int]
-) -> None:
-    for logits_V, token in zip(_after(model, said, prompt_T), said, strict=True):
-        assert logits_V[token] >= logits_V.max() - subject.tolerance.tie
+@loads
+def test_a_row_that_leaves_does_not_disturb_the_others(vox_subject: Subject) -> None:
+    """In the middle of its text, or before its first step; another one enters in its place."""
+    with vox_subject.loaded(*_two_adapters(vox_subject)) as model:
+        rows = dict(enumerate(_rows(model)[:4]))
+        expected = {number: _alone(model, row) for number, row in rows.items()}
+        model.insert(7, TOKENS)
+        model.remove(7)
+        rows[1] = replace(rows[1], places=3)
+        rows[3] = replace(rows[3], enters=4)
+        for number, found in _together(model, rows).items():
+            _require_alike(vox_subject, found, expected[number][: rows[number].places])
 
 
-def _after(model: LoadedModel, said: list[int], prompt_T: Ints = TOKENS) -> list[np.ndarray]:
-    """Return the logits from which each token of `said` was chosen."""
-    logits_TV = model.logits(np.concatenate([prompt_T, said]).astype(np.int64))
-    return list(logits_TV[len(prompt_T) - 1 : -1])
+@loads
+@needs(family="llama")
+def test_a_long_prompt_enters_a_running_batch(vox_subject: Subject, tmp_path: Path) -> None:
+    """All 1200 tokens are read, in parts or at once, while another row goes on."""
+    folder = write_llama(tmp_path, config={"max_position_embeddings": 2 * LONG})
+    prompt_T = generator("prompt").integers(0, 256, LONG)
+    with vox_subject.loaded(model=folder) as model:
+        short = Row(TOKENS, None, tuple(range(100, 110)))
+        long = Row(prompt_T, None, tuple(range(200, 204)), enters=3)
+        found = _together(model, {0: short, 1: long})
+        for number, row in enumerate((short, long)):
+            _require_logits(vox_subject, model, row, found[number])
+
+
+@trains
+def test_a_learner_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
+    """Before and after an update, and beside the base."""
+    start = stirred(vox_subject.start(vox_subject.plan()))
+    said = tuple(range(100, 104))
+    with vox_subject.learning(start=start) as trainer:
+        for number in (1, 2):
+            rows = {0: Row(TOKENS, NAME, said), 1: Row(TOKENS[:9], None, said)}
+            found = _together(trainer, rows)
+            for each, row in rows.items():
+                _require_logits(vox_subject, trainer, row, found[each])
+            trainer.accumulate(batch(documents(2)), 0, NAME)
+            trainer.update(Update(number, 1e-2, 1.0), NAME)
+
+
+def _two_adapters(subject: Subject) -> tuple[AdapterState, AdapterState]:
+    methods = subject.declared.manifest.capabilities.methods
+    return effective(subject, methods[0], seed=1), effective(subject, methods[-1], seed=2)
+
+
+def _rows(model: Model) -> list[Row]:
+    """Return rows of unequal lengths, each with its greedy text."""
+    adapters = (None, "a", "b", "a", None)
+    lengths = (17, 1, 40, 5, 30)
+    rows = []
+    for number, (adapter, length) in enumerate(zip(adapters, lengths, strict=True)):
+        row = Row(generator("row", number).integers(0, 256, length), adapter)
+        rows.append(Row(row.prompt_T, adapter, _greedy(model, row, 8)[0]))
+    return rows
+
+
+def _greedy(model: Model, row: Row, count: int) -> tuple[tuple[int, ...], list[Floats]]:
+    """Return tokens of a row alone, and the logits before and behind each."""
+    model.insert(0, row.prompt_T, row.adapter)
+    found, said = [_first(model)], []
+    for _ in range(count):
+        said.append(int(found[-1].argmax()))
+        found.append(model.advance({0: said[-1]})[0])
+    model.remove(0)
+    return tuple(said), found
+
+
+def _first(model: Model) -> Floats:
+    """Return the logits behind the prompt of row 0, which may take several calls."""
+    for _ in range(LONG):
+        if found := model.advance({}):
+            return found[0]
+    raise AssertionError("advance never returns the logits of a prompt")
+
+
+def _alone(model: Model, row: Row) -> list[Floats]:
+    return _together(model, {0: row})[0]
+
+
+def _together(model: Model, rows: Mapping[int, Row]) -> dict[int, list[Floats]]:
+    """Feed rows their texts, each from when it enters; return the logits behind their prompts and
+    behind each token."""
+    waiting, ends = dict(rows), {n: row.places or len(row.following) + 1 for n, row in rows.items()}
+    found: dict[int, list[Floats]] = {number: [] for number in rows}
+    tokens: dict[int, int] = {}
+    for call in range(LONG):
+        for number in [number for number, row in waiting.items() if row.enters <= call]:
+            row = waiting.pop(number)
+            model.insert(number, row.prompt_T, row.adapter)
+        returned = model.advance(tokens)
+        assert tokens.keys() <= returned.keys(), "a row that was given a token has no logits"
+        tokens = {}
+        for number, logits_V in returned.items():
+            found[number].append(logits_V)
+            if len(found[number]) == ends[number]:
+                model.remove(number)
+            else:
+                tokens[number] = rows[number].following[len(found[number]) - 1]
+        if all(len(found[number]) == end for number, end in ends.items()):
+            return found
+    raise AssertionError("advance never returns the logits of a prompt")
+
+
+def _require_logits(subject: Subject, model: Model, row: Row, found: Sequence[Floats]) -> None:
+    """Require `logits` of the whole text at each place behind the prompt."""
+    text_T = np.concatenate([row.prompt_T, row.following]).astype(np.int64)
+    expected = model.logits(text_T, row.adapter)[len(row.prompt_T) - 1 :]
+    assert len(found) == len(expected)
+    assert relative(np.stack(found), expected) < subject.tolerance.logits
+
+
+def _require_alike(subject: Subject, found: Sequence[Floats], expected: Sequence[Floats]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert relative(one, other) < subject.tolerance.logits

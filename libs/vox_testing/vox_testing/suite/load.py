@@ -1,4 +1,4 @@
-"""Test loading: logits with and without an adapter, and independence of loads."""
+"""Test loading: logits with and without adapters, and that a streamed load streams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from vox_core.contract import DType, Method
+from vox_core.contract import AdapterState, DType, Method
+from vox_core.weights import WEIGHTS, SafetensorsFile, write_safetensors
 from vox_testing.jobs import stirred
+from vox_testing.llama import write_llama
 from vox_testing.reference import Reference
 from vox_testing.subject import Subject
 from vox_testing.suite.requirements import each_method, each_short_dtype, loads, needs
@@ -32,43 +34,53 @@ each_family = pytest.mark.parametrize(
 @loads
 def test_logits_are_float32_of_each_position(vox_subject: Subject) -> None:
     vocabulary = Reference.of(vox_subject.model).logits(TOKENS).shape[1]
-    model = vox_subject.load()
-    for length in (1, 2, len(TOKENS)):
-        found = model.logits(TOKENS[:length])
-        assert isinstance(found, np.ndarray)
-        assert (found.dtype, found.shape) == (np.dtype("float32"), (length, vocabulary))
-        assert np.isfinite(found).all()
+    with vox_subject.loaded() as model:
+        for length in (1, 2, len(TOKENS)):
+            found = model.logits(TOKENS[:length])
+            assert isinstance(found, np.ndarray)
+            assert (found.dtype, found.shape) == (np.dtype("float32"), (length, vocabulary))
+            assert np.isfinite(found).all()
 
 
 @loads
 def test_logits_are_the_references(vox_subject: Subject) -> None:
     """Logits of short texts and of one of 300 tokens equal the reference."""
-    model, reference = vox_subject.load(), Reference.of(vox_subject.model)
-    for tokens_T in (TOKENS[:1], TOKENS, np.resize(TOKENS, 300)):
-        assert (
-            relative(model.logits(tokens_T), reference.logits(tokens_T))
-            < vox_subject.tolerance.logits
-        )
+    reference = Reference.of(vox_subject.model)
+    with vox_subject.loaded() as model:
+        for tokens_T in (TOKENS[:1], TOKENS, np.resize(TOKENS, 300)):
+            apart = relative(model.logits(tokens_T), reference.logits(tokens_T))
+            assert apart < vox_subject.tolerance.logits
 
 
 @loads
 @each_method
 def test_logits_with_an_adapter_are_the_references(vox_subject: Subject, method: Method) -> None:
-    adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
+    adapter = effective(vox_subject, method)
     expected = Reference.of(vox_subject.model).logits(TOKENS, adapter)
-    assert (
-        relative(vox_subject.load(adapter).logits(TOKENS), expected) < vox_subject.tolerance.logits
-    )
+    with vox_subject.loaded(adapter) as model:
+        assert relative(model.logits(TOKENS, "a"), expected) < vox_subject.tolerance.logits
 
 
 @loads
-@each_method
-def test_an_adapter_that_starts_at_zero_changes_nothing(
-    vox_subject: Subject, method: Method
-) -> None:
-    adapter = vox_subject.start(vox_subject.plan(method=method)).adapter
-    found, base = vox_subject.load(adapter).logits(TOKENS), vox_subject.load().logits(TOKENS)
-    assert relative(found, base) < vox_subject.tolerance.logits
+def test_each_adapter_answers_under_its_name(vox_subject: Subject) -> None:
+    """Adapters of different ranks and modules share a base, which stays what it is."""
+    reference = Reference.of(vox_subject.model)
+    (leaf,) = {path.rpartition(".")[2] for path in [*vox_subject.plan().modules][:1]}
+    adapters = (
+        effective(vox_subject, seed=1),
+        effective(vox_subject, seed=2, rank=8, targets=(leaf,)),
+    )
+    allowed = vox_subject.tolerance.logits
+    with vox_subject.loaded(*adapters) as model:
+        for name, adapter in (("b", adapters[1]), ("a", adapters[0]), (None, None)):
+            expected = reference.logits(TOKENS, adapter)
+            assert relative(model.logits(TOKENS, name), expected) < allowed, name
+        model.remove_adapter("a")
+        assert relative(model.logits(TOKENS), reference.logits(TOKENS)) < allowed
+        expected = reference.logits(TOKENS, adapters[1])
+        assert relative(model.logits(TOKENS, "b"), expected) < allowed
+        model.add_adapter("a", adapters[1])
+        assert relative(model.logits(TOKENS, "a"), expected) < allowed
 
 
 @loads
@@ -76,49 +88,84 @@ def test_an_adapter_that_starts_at_zero_changes_nothing(
 def test_logits_of_each_family_are_the_references(
     vox_subject: Subject, family: str, tmp_path: Path
 ) -> None:
-    """Weights in several shards; transformers in float64 is the reference."""
+    """Weights in several shards, settings and norms away from the defaults; transformers in float64
+    is the reference."""
     pytest.importorskip("torch", reason="tiny models of other families are made with torch")
-    folder = make_model(family, tmp_path, shard="40KB")
-    found = vox_subject.load(model=folder).logits(TOKENS)
-    assert relative(found, Reference.of(folder).logits(TOKENS)) < vox_subject.tolerance.families
+    folder = make_model(family, tmp_path, shard="40KB", away=True)
+    with vox_subject.loaded(model=folder) as model:
+        apart = relative(model.logits(TOKENS), Reference.of(folder).logits(TOKENS))
+        assert apart < vox_subject.tolerance.families
 
 
 @needs(operation="load")
 @each_short_dtype
 def test_logits_in_a_short_dtype_are_near(vox_subject: Subject, dtype: DType) -> None:
-    found = vox_subject.load(dtype=dtype).logits(TOKENS)
+    with vox_subject.loaded(dtype=dtype) as model:
+        found = model.logits(TOKENS)
     assert found.dtype == np.float32
-    assert (
-        relative(found, Reference.of(vox_subject.model).logits(TOKENS))
-        < tolerance(dtype, on_cpu=vox_subject.on_cpu).logits
-    )
+    apart = relative(found, Reference.of(vox_subject.model).logits(TOKENS))
+    assert apart < tolerance(dtype, on_cpu=vox_subject.on_cpu).logits
 
 
 @loads
-@needs(streamed=True)
+@needs(streamed_load=True)
 @each_method
 def test_streamed_logits_are_the_references(vox_subject: Subject, method: Method) -> None:
-    adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
-    found = vox_subject.load(adapter, streamed=True).logits(TOKENS)
-    assert (
-        relative(found, Reference.of(vox_subject.model).logits(TOKENS, adapter))
-        < vox_subject.tolerance.logits
-    )
+    adapter = effective(vox_subject, method)
+    with vox_subject.loaded(adapter, streamed=True) as model:
+        found = model.logits(TOKENS, "a")
+    expected = Reference.of(vox_subject.model).logits(TOKENS, adapter)
+    assert relative(found, expected) < vox_subject.tolerance.logits
+
+
+@loads
+@needs(streamed_load=True, family="llama")
+def test_a_streamed_load_reads_weights_when_they_are_used(
+    vox_subject: Subject, tmp_path: Path
+) -> None:
+    """A matrix that is overwritten in its file after the load, and again after a forward, is seen
+    by the next forward; one that was converted and kept is not."""
+    folder = write_llama(tmp_path, dtype="BF16", config={"num_hidden_layers": 4})
+    name = "model.layers.3.mlp.down_proj.weight"
+    with vox_subject.loaded(model=folder, streamed=True) as model:
+        for factor in (-1.0, 3.0):
+            _overwrite(folder, name, factor)
+            expected = Reference.of(folder).logits(TOKENS)
+            apart = relative(model.logits(TOKENS), expected)
+            assert apart < vox_subject.tolerance.logits, f"{name} was kept in memory"
+
+
+def _overwrite(folder: Path, name: str, factor: float) -> None:
+    """Multiply a tensor in its file, in place."""
+    file = SafetensorsFile(folder / WEIGHTS)
+    tensors = {key: np.array(file.read(key)) for key in file.tensors}
+    specs = {key: ("BF16", value.shape) for key, value in tensors.items()}
+    tensors[name] *= tensors[name].dtype.type(factor)
+    write_safetensors(folder / "changed", specs, tensors.items())
+    with (folder / WEIGHTS).open("r+b") as there:
+        there.write((folder / "changed").read_bytes())
 
 
 @loads
 def test_one_load_leaves_nothing_for_the_next(vox_subject: Subject) -> None:
     """An adapter does not stay in a cached base, and `close` may be called twice."""
-    method = vox_subject.declared.manifest.capabilities.methods[0]
-    adapter = stirred(vox_subject.start(vox_subject.plan(method=method))).adapter
-    base = vox_subject.load()
-    before = base.logits(TOKENS)
-    adapted = vox_subject.load(adapter)
-    assert relative(adapted.logits(TOKENS), before) > EFFECT
-    adapted.close()
-    adapted.close()
-    assert np.array_equal(base.logits(TOKENS), before)
-    assert np.array_equal(vox_subject.load().logits(TOKENS), before)
+    with vox_subject.loaded() as base:
+        before = base.logits(TOKENS)
+        with vox_subject.loaded(effective(vox_subject)) as adapted:
+            assert relative(adapted.logits(TOKENS, "a"), before) > EFFECT
+            adapted.close()
+        assert np.array_equal(base.logits(TOKENS), before)
+    with vox_subject.loaded() as again:
+        assert np.array_equal(again.logits(TOKENS), before)
+
+
+def effective(
+    subject: Subject, method: Method | None = None, *, seed: int = 0, **options: Any
+) -> AdapterState:
+    """Return an adapter that changes the logits, of a declared method."""
+    method = method or subject.declared.manifest.capabilities.methods[0]
+    plan = subject.plan(method=method, **options)
+    return stirred(subject.start(plan), seed=seed).adapter
 
 
 def relative(found: NDArray[Any], expected: NDArray[Any]) -> float:

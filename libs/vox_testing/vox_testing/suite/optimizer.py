@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from vox_core.contract import Optimizer, OptimizerSpec, TrainState
-from vox_testing.jobs import curve, stirred
-from vox_testing.subject import Run, Subject
-from vox_testing.suite.requirements import each_optimizer, needs, trains
-from vox_testing.suite.state import assert_goes_on
+from vox_core.contract import Batch, Method, Optimizer, TrainState, Update
+from vox_testing.jobs import batch, curve, documents, stirred
+from vox_testing.subject import NAME, Run, Subject
+from vox_testing.suite.gradients import apart, gradient
+from vox_testing.suite.requirements import each_method, each_optimizer, needs, trains
+from vox_testing.suite.state import assert_goes_on, require_same
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # The gradient is recovered from rounded float32 moments, with an error of a few units of 2^-24 of m
 # over 1 - beta1. Seen with the CPU backend: 6e-5 of the update.
 MOMENT, UPDATE = 1e-4, 1e-3
+# Half of float32's spacing, of a tensor that is much larger than its update.
+ROUNDING = 2.0**-24
 # A norm over all gradients, in float32. Seen with the CPU backend: 3e-7.
 NORM = 1e-5
 # With it each tensor of a tiny model has 4096 elements or more, which is where bitsandbytes begins
@@ -45,37 +48,80 @@ CONSTANTS: dict[str, dict[str, Any]] = {
 
 
 @trains
+@each_method
 @pytest.mark.parametrize("constants", CONSTANTS)
-def test_adamw_is_the_papers(vox_subject: Subject, constants: str) -> None:
-    """Moments, bias correction, decoupled decay, and each step's own learning rate."""
-    plan = vox_subject.plan(weight_decay=0.1, **CONSTANTS[constants])
+def test_adamw_is_the_papers(vox_subject: Subject, method: Method, constants: str) -> None:
+    """Moments, bias correction, decoupled decay of every tensor, and each step's own rate."""
+    plan = vox_subject.plan(method=method, weight_decay=0.1, **CONSTANTS[constants])
     start = stirred(vox_subject.start(plan))
     steps = [replace(one, lr=lr) for one, lr in zip(curve(len(RATES)), RATES, strict=True)]
-    run = vox_subject.train(steps, plan, start, checkpoint_every=1)
-    states = [start, *run.checkpoints]
+    states = vox_subject.train(steps, plan, start).states
     assert [state.step for state in states] == list(range(len(RATES) + 1))
     for before, after, lr in zip(states, states[1:], RATES, strict=False):
-        for name, value in before.adapter.tensors().items():
-            moments, expected = _updated(before, after, name, plan.contract.optimizer, lr)
-            assert _relative(after.moments[name][1], moments) < MOMENT, name
-            moved = after.adapter.tensors()[name].astype(np.float64) - value
-            assert _relative(moved, expected) < UPDATE, name
+        require_adamw(before, after, Update.of(plan.contract.optimizer, after.step, lr, 1.0))
+
+
+@trains
+def test_the_number_of_an_update_decides_its_bias_correction(vox_subject: Subject) -> None:
+    """Not how many updates the backend has seen: 5 follows a state of 2, and 3 follows 5."""
+    start = stirred(vox_subject.train(curve(2)).state)
+    with vox_subject.learning(start=start) as trainer:
+        before = start
+        for number in (5, 3):
+            update = Update(number, 1e-3, 1.0, weight_decay=0.1)
+            trainer.accumulate(batch(documents(2, seed=number)), 0, NAME)
+            trainer.update(update, NAME)
+            after = trainer.state(NAME)
+            require_adamw(before, after, update)
+            before = after
+
+
+def require_adamw(before: TrainState, after: TrainState, update: Update) -> None:
+    """Require that an update of `before` is `after`, tensor by tensor."""
+    for name, value in before.adapter.tensors().items():
+        moments, expected = _updated(before, after, name, update)
+        assert _relative(after.moments[name][1], moments) < MOMENT, name
+        moved = after.adapter.tensors()[name].astype(np.float64) - value
+        allowed = UPDATE * np.linalg.norm(expected) + ROUNDING * np.linalg.norm(value)
+        assert np.linalg.norm(moved - expected) < allowed, name
 
 
 def _updated(
-    before: TrainState, after: TrainState, name: str, spec: OptimizerSpec, lr: float
+    before: TrainState, after: TrainState, name: str, update: Update
 ) -> tuple[Doubles, Doubles]:
-    """Return the second moment after the step, and the expected change of the tensor."""
+    """Return the second moment after the update, and the expected change of the tensor."""
     value = before.adapter.tensors()[name].astype(np.float64)
     nothing = np.zeros_like(value)
     first, second = (np.float64(m) for m in before.moments.get(name, (nothing, nothing)))
     new_first = after.moments[name][0].astype(np.float64)
-    gradient = (new_first - spec.beta1 * first) / (1 - spec.beta1)
-    new_second: Doubles = spec.beta2 * second + (1 - spec.beta2) * gradient**2
-    first_hat = new_first / (1 - spec.beta1**after.step)
-    second_hat = new_second / (1 - spec.beta2**after.step)
-    adam = first_hat / (np.sqrt(second_hat) + spec.eps)
-    return new_second, -lr * (adam + spec.weight_decay * value)
+    gradient = (new_first - update.beta1 * first) / (1 - update.beta1)
+    new_second: Doubles = update.beta2 * second + (1 - update.beta2) * gradient**2
+    first_hat = new_first / (1 - update.beta1**update.number)
+    second_hat = new_second / (1 - update.beta2**update.number)
+    adam = first_hat / (np.sqrt(second_hat) + update.eps)
+    return new_second, -update.lr * (adam + update.weight_decay * value)
+
+
+@trains
+@pytest.mark.parametrize("weight", [np.inf, np.nan, 3e38])
+def test_a_gradient_that_is_not_finite_changes_nothing(vox_subject: Subject, weight: float) -> None:
+    """Values and moments keep their bits, the norm that is returned is not finite, and what was
+    accumulated is forgotten. Weights of 3e38 give a finite loss."""
+    start, good = stirred(vox_subject.train(curve(2)).state), batch(documents(2))
+    with vox_subject.learning(start=start) as trainer:
+        expected = gradient(trainer, good)
+        before = trainer.state(NAME)
+        for some in (good, _weighing(good, weight)):
+            trainer.accumulate(some, 0, NAME)
+        norm = trainer.update(Update(3, 1e-3, 1.0, clip=1.0, weight_decay=0.1), NAME)
+        assert not np.isfinite(norm)
+        require_same(trainer.state(NAME), before)
+        assert apart(gradient(trainer, good), expected) < vox_subject.tolerance.gradient
+
+
+def _weighing(some: Batch, weight: float) -> Batch:
+    weights_T = np.where(some.weights_T > 0, weight, 0).astype(np.float32)
+    return replace(some, weights_T=weights_T)
 
 
 @trains
@@ -110,16 +156,6 @@ def test_the_gradient_is_clipped_to_the_norm(vox_subject: Subject) -> None:
         assert clipped.steps[0].grad_norm == pytest.approx(norm, rel=NORM)
         # Frameworks divide by the norm plus 1e-6.
         assert _gradient_norm(clipped) == pytest.approx(min(norm, clip), rel=NORM + 1e-6 / norm)
-
-
-@trains
-def test_a_rate_of_zero_moves_nothing(vox_subject: Subject) -> None:
-    """With a learning rate of 0 the state returned equals the one given."""
-    plan = vox_subject.plan()
-    start = stirred(vox_subject.start(plan))
-    after = vox_subject.train(curve(2, lr=0.0), plan, start).state.adapter.tensors()
-    for name, value in start.adapter.tensors().items():
-        assert np.array_equal(after[name], value), name
 
 
 def _first_step(subject: Subject, clip: float) -> Run:

@@ -60,7 +60,9 @@ def test_training_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType) 
 def test_loading_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType) -> None:
     exact = Reference.of(vox_subject.model)
     rounded = _changed(exact, lambda name, weight: _rounded(weight, dtype)).logits(TOKENS)
-    found, expected = vox_subject.load(dtype=dtype).logits(TOKENS), exact.logits(TOKENS)
+    expected = exact.logits(TOKENS)
+    with vox_subject.loaded(dtype=dtype) as model:
+        found = model.logits(TOKENS)
     assert relative(found, expected) > LEAST * relative(rounded, expected)
 
 

@@ -1,4 +1,4 @@
-"""Test that randomness is a function of (run seed, step, micro-batch) only."""
+"""Test that dropout is a function of the seed only, and what it reaches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, LowRank, Method, Step, TrainState
-from vox_testing.jobs import SEED, batch, curve, documents, step, stirred
-from vox_testing.subject import Run, Subject
+from vox_core.contract import AdapterState, LowRank, Method, TrainState
+from vox_testing.jobs import batch, documents, step, stirred
+from vox_testing.reference import Reference
+from vox_testing.subject import NAME, Subject
+from vox_testing.suite.gradients import apart, gradient
 from vox_testing.suite.load import relative
-from vox_testing.suite.requirements import each_method, trains
+from vox_testing.suite.requirements import each_method, needs, trains
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,40 +34,21 @@ VISIBLE = 1e-2
 
 
 @trains
-def test_the_same_seed_gives_the_same_run(vox_subject: Subject) -> None:
-    """The same seed gives the same bits on a CPU; elsewhere the order of sums may differ."""
-    once, again = (_dropped(vox_subject, curve(4, groups=2)) for _ in range(2))
-    _require_same(vox_subject, again, once)
-
-
-@trains
-def test_another_seed_gives_another_run(vox_subject: Subject) -> None:
-    plan = vox_subject.plan(dropout=DROPOUT)
-    start = stirred(vox_subject.start(plan))
-    other = replace(plan, contract=replace(plan.contract, seed=SEED + 1))
-    runs = [vox_subject.train(curve(1), each, start) for each in (plan, other)]
-    assert runs[0].losses != pytest.approx(runs[1].losses, rel=1e-4)
-
-
-@trains
-def test_dropout_is_drawn_anew_for_each_step_and_micro_batch(vox_subject: Subject) -> None:
-    """With a rate of 0 the same documents would otherwise give the same loss again."""
-    some = batch(documents(3, seed=3))
-    weight = float(some.weights_T.sum())
-    first, second, both = (
-        _dropped(vox_subject, [Step(number, batches, weight * len(batches), 0.0)]).losses[0]
-        for number, batches in ((1, (some,)), (2, (some,)), (1, (some, some)))
-    )
-    assert first != pytest.approx(second, rel=1e-4), "steps 1 and 2 drop the same"
-    assert both != pytest.approx(first, rel=1e-4), "micro-batches of one step drop the same"
-
-
-@trains
-def test_dropout_does_not_depend_on_what_came_before(vox_subject: Subject) -> None:
-    """Step 3 of a run is step 3 of one that was resumed there."""
-    steps = curve(3, groups=2, lr=0.0)
-    whole, tail = _dropped(vox_subject, steps), _dropped(vox_subject, steps[2:])
-    assert tail.losses == pytest.approx(whole.losses[2:], rel=vox_subject.tolerance.loss)
+def test_dropout_is_a_function_of_the_seed(vox_subject: Subject) -> None:
+    """The same seed gives the same log-probabilities and gradient, whatever came before; to the bit
+    on a CPU. Another gives others."""
+    plan, some = vox_subject.plan(dropout=DROPOUT), batch(documents(2))
+    with vox_subject.learning(plan, stirred(vox_subject.start(plan))) as trainer:
+        first, other, again = (trainer.accumulate(some, seed, NAME) for seed in (3, 4, 3))
+        trainer.discard(NAME)
+        gradients = [gradient(trainer, some, seed=seed) for seed in (3, 4, 3)]
+    assert relative(again, first) < vox_subject.tolerance.logits
+    assert relative(other, first) > 10 * vox_subject.tolerance.logits
+    assert apart(gradients[2], gradients[0]) < vox_subject.tolerance.gradient
+    assert apart(gradients[1], gradients[0]) > 10 * vox_subject.tolerance.gradient
+    if vox_subject.on_cpu:
+        assert np.array_equal(again, first)
+        assert apart(gradients[2], gradients[0]) == 0
 
 
 @trains
@@ -97,6 +80,37 @@ def test_dropout_drops_at_the_rate_asked_for(
         assert apart < vox_subject.tolerance.gradient, "what is kept is scaled by 1 / (1 - rate)"
 
 
+@trains
+@needs(method="dora")
+def test_dropout_reaches_doras_base_part(vox_subject: Subject) -> None:
+    """As in PEFT: y = W x + (g - 1) W drop(x) + g scale * B A drop(x), g = m / ||W + scale * B A||.
+
+    So with B = 0 nothing changes where g is 1, and what is dropped shows where it is not.
+    """
+    plan = vox_subject.plan(method="dora", dropout=DROPOUT)
+    start, some = vox_subject.start(plan), batch(documents(2))
+    with vox_subject.learning(plan, start) as trainer:
+        whole = trainer.log_probs(some, NAME)
+        found = trainer.accumulate(some, 3, NAME)
+        assert relative(found, whole) < vox_subject.tolerance.logits, "W x was dropped"
+    stronger = replace(start, adapter=_with_magnitudes(start.adapter, 1.5))
+    expected = Reference.of(vox_subject.model).log_probs(some, stronger.adapter)
+    with vox_subject.learning(plan, stronger) as trainer:
+        found = trainer.log_probs(some, NAME)
+        assert relative(found, expected) < vox_subject.tolerance.logits
+        found = trainer.accumulate(some, 3, NAME)
+        assert relative(found, expected) > 10 * vox_subject.tolerance.logits
+
+
+def _with_magnitudes(adapter: AdapterState, factor: float) -> AdapterState:
+    modules = {
+        path: replace(module, magnitude_O=np.float32(factor) * module.magnitude_O)
+        for path, module in adapter.modules.items()
+        if module.magnitude_O is not None
+    }
+    return replace(adapter, modules=modules)
+
+
 def _gradient_columns(
     subject: Subject, method: Method, rate: float, count: int
 ) -> list[list[Doubles]]:
@@ -111,8 +125,7 @@ def _gradient_columns(
     # Of the two positions of the document the first is trained, which sees nothing but itself.
     one = (np.array([72, 105]), np.array([1, 0], np.float32))
     steps = [step(number, [[one]], lr=0.0) for number in range(1, count + 1)]
-    states = subject.train(steps, plan, start, checkpoint_every=1).checkpoints
-    after = [_first_moments(state) for state in states]
+    after = [_first_moments(state) for state in subject.train(steps, plan, start).states[1:]]
     before = [[np.zeros_like(B_OR) for B_OR in after[0]], *after]
     return [_columns(*pair) for pair in zip(after, before, strict=False)]
 
@@ -135,19 +148,3 @@ def _first_moments(state: TrainState) -> list[Doubles]:
     """Return the first moments of every B, in a fixed order."""
     names = sorted(name for name in state.moments if name.endswith("lora_B.weight"))
     return [state.moments[name][0].astype(np.float64) for name in names]
-
-
-def _dropped(subject: Subject, steps: list[Step]) -> Run:
-    """Run with dropout, from an adapter that makes it visible."""
-    plan = subject.plan(dropout=DROPOUT)
-    start: TrainState = stirred(subject.start(plan))
-    return subject.train(steps, plan, replace(start, step=steps[0].number - 1))
-
-
-def _require_same(subject: Subject, run: Run, expected: Run) -> None:
-    assert run.losses == pytest.approx(expected.losses, rel=subject.tolerance.loss)
-    if subject.on_cpu:
-        assert run.losses == expected.losses
-        values = expected.state.adapter.tensors()
-        for name, value in run.state.adapter.tensors().items():
-            assert np.array_equal(value, values[name]), name

@@ -4,7 +4,7 @@ The logits' processors are those of transformers, in its order: repetition penal
 top-k, top-p, min-p. The random number is a function of seed, row and position, so a row gives the
 same text on every backend. Greedy decoding (`temperature` 0) uses only the repetition penalty.
 
-run/load.py decides which tokens and texts end an answer.
+generate.py runs the batch, load.py decides which tokens and texts end an answer.
 
 Shape legend: V vocabulary, K candidates.
 """
@@ -37,7 +37,7 @@ class Sampling:
         repetition_penalty: divides the positive and multiplies the negative logits of tokens that
             occur in the prompt or the answer (arXiv:1909.05858); 1 changes nothing.
         seed: seed of the random numbers.
-        row: index of the answer, for several answers to one prompt.
+        row: index of the prompt or the answer, for random numbers of its own.
     """
 
     max_tokens: int = 512
@@ -73,6 +73,14 @@ def next_token(logits_V: Floats, sampling: Sampling, before: Sequence[int]) -> i
     mass_K.cumsum(out=mass_K)
     drawn = _uniform(sampling.seed, sampling.row, len(before)) * mass_K[-1]
     return int(kept_K[mass_K.searchsorted(drawn, side="right")])
+
+
+def log_prob(logits_V: Floats, token: int) -> float:
+    """Return log p(token) without temperature, penalty and filters, summed in float64."""
+    import numpy as np
+
+    exact_V = logits_V.astype(np.float64) - logits_V.max()
+    return float(exact_V[token] - np.log(np.exp(exact_V).sum()))
 
 
 def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:

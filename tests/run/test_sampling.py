@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vox_core.contract import Sampling, next_token
+from vox_core.run.sampling import Sampling, next_token
 
 torch = pytest.importorskip("torch")
 PROMPT = [3, 3, 7, 11, 190]

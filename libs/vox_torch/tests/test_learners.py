@@ -1,0 +1,174 @@
+"""Adapters and learners by name, on one base."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from libs.vox_torch.tests.jobs import (
+    batch,
+    documents,
+    losses,
+    open_trainer,
+    plan,
+    start,
+    step,
+    train,
+)
+
+from vox_core.contract import LoadJob, TrainState
+from vox_core.errors import AdapterError
+from vox_core.run.learner import Learner
+from vox_core.weights import WeightFolder
+from vox_testing.jobs import stirred
+from vox_torch.load import load
+from vox_torch.profile import DeviceProfile
+
+TOKENS = np.arange(5, 37, dtype=np.int64)
+
+
+def begun(folder, made, seed, saved=()):
+    state = start(folder, replace(made, contract=replace(made.contract, seed=seed)))
+    read = WeightFolder(folder).read
+    values = {name: read(name).astype(np.float32) for name in saved}
+    return TrainState(0, replace(state.adapter, saved=values))
+
+
+def assert_same(one: TrainState, other: TrainState) -> None:
+    assert one.step == other.step
+    for name, value in one.adapter.tensors().items():
+        np.testing.assert_array_equal(value, other.adapter.tensors()[name], name)
+        np.testing.assert_array_equal(one.moments[name], other.moments[name], name)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "saved"),
+    [
+        ("llama", {}, [(), (), ()]),
+        ("llama", {"dropout": 0.2}, [(), (), ()]),
+        ("qwen3_5", {"method": "dora"}, [(), (), ()]),
+        ("llama", {"quant": "nf4", "optimizer": "adamw-8bit"}, [(), (), ()]),
+        # Trained whole: the head and a norm, by some of them.
+        ("llama", {"targets": ("q_proj",)}, [(), ("lm_head.weight", "model.norm.weight"), ()]),
+        ("llama", {"targets": ("q_proj",)}, [("model.norm.weight",), ("model.norm.weight",), ()]),
+    ],
+)
+def test_three_learners_in_turn_are_each_alone(tiny, family, fields, saved):
+    """Losses, adapters and moments, bit for bit."""
+    folder = tiny(family)
+    made = plan(folder, **fields)
+    starts = [begun(folder, made, seed, names) for seed, names in enumerate(saved)]
+    work = [
+        [step(n, [documents(2, seed=10 * seed + n)], lr=1e-2) for n in range(1, 4)]
+        for seed in range(3)
+    ]
+    alone = [train(folder, steps, made, state) for steps, state in zip(work, starts, strict=True)]
+    trainer, _ = open_trainer(folder, made, steps=work[0])
+    optimizer, seed = made.contract.optimizer, made.contract.seed
+    learners = [
+        Learner(trainer, state, optimizer, seed, f"learner.{index}")
+        for index, state in enumerate(starts)
+    ]
+    events = [
+        [one.take(each) for one, each in zip(learners, turn, strict=True)]
+        for turn in zip(*work, strict=True)
+    ]
+    for index, (state, told) in enumerate(alone):
+        assert losses([turn[index] for turn in events]) == losses(told)
+        assert_same(learners[index].state(), state)
+
+
+def test_the_base_is_in_memory_once_and_a_removed_learner_is_not(tiny):
+    folder, made = tiny("llama"), plan(tiny("llama"))
+    trainer, _ = open_trainer(folder, made)
+    trainer.add_learner("a", begun(folder, made, 0))
+    some, base = batch(documents(3)), trainer.log_probs(batch(documents(3)))
+    before = sum(p.nbytes for p in trainer._adapters.base.parameters())
+    trainer.add_learner("b", stirred(begun(folder, made, 1)))
+    adapter = sum(value.nbytes for value in trainer.state("b").adapter.tensors().values())
+    assert sum(p.nbytes for p in trainer._adapters.base.parameters()) == before + adapter
+    kept = weakref.ref(trainer._learners["b"]._parameters[0])
+    assert np.abs(trainer.log_probs(some, "b") - base).max() > 1e-2
+    trainer.remove_learner("b")
+    gc.collect()
+    assert kept() is None
+    assert sum(p.nbytes for p in trainer._adapters.base.parameters()) == before
+    np.testing.assert_array_equal(trainer.log_probs(some), base)
+    trainer.accumulate(some, 1, "a")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_of_a_model_are_independent(tiny, family, streamed):
+    """Of several kinds; each gives the logits that it gives alone."""
+    folder = tiny(family)
+    states = {}
+    for index, method in enumerate(("lora", "dora", "rslora")):
+        made = plan(folder, method=method, targets=("all-linear",))
+        states[method] = stirred(start(folder, made), size=0.05 * (index + 1)).adapter
+    if family == "llama":
+        norm = 2 * WeightFolder(folder).read("model.norm.weight").astype(np.float32)
+        states["lora"] = replace(states["lora"], saved={"model.norm.weight": norm})
+    job = LoadJob(folder, "fp32", streamed=streamed)
+    model, expected = load(job, DeviceProfile("cpu")), {}
+    plain = model.logits(TOKENS)
+    for name, state in states.items():
+        alone = load(job, DeviceProfile("cpu"))
+        alone.add_adapter(name, state)
+        expected[name] = alone.logits(TOKENS, name)
+        model.add_adapter(name, state)
+    for name in (*states, *reversed(states)):
+        np.testing.assert_array_equal(model.logits(TOKENS, name), expected[name])
+        np.testing.assert_array_equal(model.logits(TOKENS), plain)
+        assert np.abs(expected[name] - plain).max() > 1e-2
+    model.remove_adapter("dora")
+    np.testing.assert_array_equal(model.logits(TOKENS, "rslora"), expected["rslora"])
+    np.testing.assert_array_equal(model.logits(TOKENS), plain)
+    model.remove_adapter("lora")
+    model.remove_adapter("rslora")
+    np.testing.assert_array_equal(model.logits(TOKENS), plain)
+    model.add_adapter("lora", states["lora"])
+    np.testing.assert_array_equal(model.logits(TOKENS, "lora"), expected["lora"])
+
+
+def continued(model, adapter, count=6):
+    """Greedy tokens behind `TOKENS`."""
+    model.insert(7, TOKENS, adapter)
+    found = [int(model.advance({})[7].argmax())]
+    while len(found) < count:
+        found.append(int(model.advance({7: found[-1]})[7].argmax()))
+    model.remove(7)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_a_learner_is_sampled_from_as_it_is_now(tiny, family):
+    folder, made = tiny(family), plan(tiny(family))
+    trainer, _ = open_trainer(folder, made)
+    learner = Learner(trainer, begun(folder, made, 0), made.contract.optimizer, 0, "a")
+    base = continued(trainer, "a")
+    for number in range(1, 4):
+        learner.take(step(number, [documents(4, seed=number)], lr=5e-2))
+        model = load(LoadJob(folder, "fp32"), DeviceProfile("cpu"))
+        model.add_adapter("now", learner.state().adapter)
+        assert continued(trainer, "a") == continued(model, "now")
+        assert continued(trainer, None) == continued(model, None) == base
+    assert continued(trainer, "a") != base
+
+
+def test_an_adapter_of_another_base_is_refused_and_leaves_nothing(tiny):
+    model = load(LoadJob(tiny("llama"), "fp32"), DeviceProfile("cpu"))
+    plain = model.logits(TOKENS)
+    right = stirred(start(tiny("llama"), plan(tiny("llama")))).adapter
+    wrong = replace(right, saved={"model.layers.9.norm.weight": np.ones(4, np.float32)})
+    strange = start(tiny("gpt2"), plan(tiny("gpt2"))).adapter
+    for adapter in (wrong, strange):
+        with pytest.raises(AdapterError) as caught:
+            model.add_adapter("a", adapter)
+        assert caught.value.code == "VOX-A002"
+        np.testing.assert_array_equal(model.logits(TOKENS), plain)
+    model.add_adapter("a", right)
+    assert np.abs(model.logits(TOKENS, "a") - plain).max() > 1e-2

@@ -1,0 +1,38 @@
+"""Rewards: programs that end before their tests, functions without a process left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from vox_objectives import rewards
+
+TESTS = {"answer": "assert double(2) == 4"}
+
+
+@pytest.mark.parametrize(
+    ("program", "reward"),
+    [
+        ("def double(x):\n    return 2 * x", 1.0),
+        ("def double(x):\n    return x", 0.0),
+        ("import sys\nsys.exit(0)", 0.0),
+        ("import os\nos._exit(0)", 0.0),
+        ("def double(x):\n    raise SystemExit(0)", 0.0),
+    ],
+)
+def test_a_program_is_rewarded_if_its_tests_run_to_their_end(program, reward):
+    assert rewards.python(TESTS, program) == reward
+
+
+def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch):
+    started = []
+    popen = rewards.subprocess.Popen
+    monkeypatch.setattr(
+        rewards.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+    file = tmp_path / "judge.py"
+    file.write_text("def length(row, answer):\n    return len(answer)\n")
+    reward = rewards.reward_of(f"{file}:length")
+    assert [process.poll() is None for process in started] == [False]
+    assert reward.judge({}, "four") == 4.0
+    reward.close()
+    assert [process.poll() is None for process in started] == [False, False]

@@ -1,0 +1,264 @@
+"""Rewards of rollouts: an answer against the one of its row, or a function of one's own.
+
+    exact      the answer is the row's, without spaces around it
+    regex      the row's answer, a regular expression, is found in the answer
+    numeric    the last number of the answer is the last one of the row's
+    json       the answer is JSON, and equal to the row's
+    python     the answer, a program, and then the row's answer, its tests, run to their end
+    gym        what reasoning-gym says of its own task
+
+Each gives 1 or 0, `gym` what lies between. Programs and functions of one's own run in a process of
+their own, which is ended when it takes too long or too much memory. That is no sandbox: a program
+has the user's files and network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vox_core.contract import Reward
+from vox_core.errors import ConfigError
+
+SECONDS = 10.0
+"""For one answer."""
+MEMORY = 2 << 30
+"""Bytes of address space of a program or a function."""
+ANSWERS = ("answer", "completion", "response", "output", "solution")
+"""Fields that hold the row's answer."""
+
+Row = Mapping[str, object]
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?")
+
+
+def reward_of(name: str) -> Reward:
+    """Return a reward by name, or that of `FILE.py:FUNCTION`.
+
+    Raises:
+        ConfigError: C004, there is no such function.
+    """
+    if ":" in name:
+        file, _, function = name.rpartition(":")
+        return FunctionReward(Path(file), function)
+    return NamedReward(_REWARDS[name])
+
+
+class NamedReward(Reward):
+    """A reward of this module."""
+
+    def __init__(self, function: Callable[[Row, str], float]) -> None:
+        self._function = function
+
+    def judge(self, row: Row, answer: str) -> float:
+        return self._function(row, answer)
+
+
+def expected(row: Row) -> str:
+    """Return the row's answer: one of `ANSWERS`, or its last message.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for name in ANSWERS:
+        if isinstance(found := row.get(name), str):
+            return found
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
+        return str(messages[-1].get("content", ""))
+    raise ValueError(f"the row has no answer; expected one of the fields {', '.join(ANSWERS)}")
+
+
+def exact(row: Row, answer: str) -> float:
+    """Return 1 if the answers are equal, without spaces around them."""
+    return float(answer.strip() == expected(row).strip())
+
+
+def regex(row: Row, answer: str) -> float:
+    """Return 1 if the row's pattern is found in the answer."""
+    try:
+        return float(re.search(expected(row), answer) is not None)
+    except re.error as error:
+        raise ValueError(f"the row's answer is no regular expression: {error}") from error
+
+
+def numeric(row: Row, answer: str) -> float:
+    """Return 1 if the last numbers of both are equal."""
+    wanted = _last_number(expected(row))
+    if wanted is None:
+        raise ValueError("the row's answer has no number")
+    return float(_last_number(answer) == wanted)
+
+
+def equal_json(row: Row, answer: str) -> float:
+    """Return 1 if both are the same JSON value."""
+    try:
+        wanted = json.loads(expected(row))
+    except ValueError as error:
+        raise ValueError(f"the row's answer is no JSON: {error}") from error
+    try:
+        return float(json.loads(answer) == wanted)
+    except ValueError:
+        return 0.0
+
+
+def python(row: Row, answer: str) -> float:
+    """Return 1 if the program and then the row's tests run to their end, within the limits.
+
+    The last line ends the process with a random status, so that an answer which ends it before its
+    tests gets nothing.
+    """
+    fenced = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
+    status = 3 + secrets.randbelow(250)
+    passed = f"import os; os._exit({status})"
+    program = f"{fenced[1] if fenced else answer}\n\n{expected(row)}\n\n{passed}\n"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _LIMITED + program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 0.0
+    return float(done.returncode == status)
+
+
+def gym(row: Row, answer: str) -> float:
+    """Return reasoning-gym's score of an answer to its own task."""
+    from vox_objectives.gym import score
+
+    return score(row, answer)
+
+
+class FunctionReward(Reward):
+    """A function `(row, answer) -> number` of a file, in a process of its own.
+
+    Raises:
+        ConfigError: C004, the file or the function is missing, or the file cannot be run.
+    """
+
+    def __init__(self, file: Path, function: str) -> None:
+        self._file, self._function = file.absolute(), function
+        self._process: subprocess.Popen[str] | None = None
+        if not file.is_file():
+            raise _no_function(file, function, "there is no such file")
+        fault = self._start()
+        self.close()  # until there is something to judge
+        if fault:
+            raise _no_function(file, function, fault)
+
+    def judge(self, row: Row, answer: str) -> float:
+        if self._process is None and (fault := self._start()):
+            raise ValueError(fault)
+        said = self._ask({"row": dict(row), "answer": answer})
+        if "fault" in said:
+            raise ValueError(f"{self._function} {said['fault']}")
+        reward: float = said["reward"]
+        return reward
+
+    def close(self) -> None:
+        if process := self._process:
+            self._process = None
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> str:
+        """Start the process and return its fault; empty if it has none."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LIMITED + _CHILD, str(self._file), self._function],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        return str(self._answer().get("fault", ""))
+
+    def _ask(self, question: Mapping[str, object]) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.close()
+            return {"fault": "ended its process"}
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            ready = selector.select(SECONDS)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        self.close()
+        return {"fault": "ended its process" if ready else f"took more than {SECONDS:g} s"}
+
+
+_LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))\n"
+_CHILD = """
+import contextlib, json, os, runpy, sys
+told = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what the function prints is no answer
+
+def tell(**values):
+    print(json.dumps(values), file=told, flush=True)
+
+try:
+    function = runpy.run_path(sys.argv[1]).get(sys.argv[2])
+except BaseException as error:
+    tell(fault=f"cannot be loaded: {type(error).__name__}: {error}")
+    raise SystemExit(1)
+if not callable(function):
+    tell(fault="is no function of the file")
+    raise SystemExit(1)
+tell(ready=True)
+for line in sys.stdin:
+    question = json.loads(line)
+    try:
+        reward = function(question["row"], question["answer"])
+        if isinstance(reward, bool):
+            reward = float(reward)
+        if not isinstance(reward, (int, float)):
+            tell(fault=f"returned {reward!r:.40}, which is no number")
+        else:
+            tell(reward=reward)
+    except Exception as error:
+        tell(fault=f"raised {type(error).__name__}: {error}")
+"""
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").rstrip(".")) if found else None
+
+
+def _no_function(file: Path, function: str, found: str) -> ConfigError:
+    return ConfigError(
+        "C004",
+        f"there is no reward function {function!r}",
+        where=f"--reward {file}:{function}",
+        found=found,
+        expected="a function (row, answer) -> number",
+        remedy="correct the path or the name of the function",
+    )
+
+
+_REWARDS: dict[str, Callable[[Row, str], float]] = {
+    "exact": exact,
+    "regex": regex,
+    "numeric": numeric,
+    "json": equal_json,
+    "python": python,
+    "gym": gym,
+}

@@ -1,0 +1,212 @@
+"""Rows in a running batch: each has the tokens that it has alone, and leaves when it ends."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from tests.run.numbers_model import VOCABULARY, InParts, Numbers
+from vox_core.run.generate import Generator, Prompt, cache_bytes
+from vox_core.run.sampling import Sampling, log_prob, next_token
+
+PROMPTS = [[1, 2, 3], [4], [9, 9, 9, 9, 9, 9], [7, 1], [30], [2, 2], [63, 0, 5]]
+
+
+def prompts(temperature: float = 0.9) -> list[Prompt]:
+    """Rows of different lengths, settings and adapters."""
+    return [
+        Prompt(
+            tokens,
+            Sampling(max_tokens=3 + 2 * row, temperature=temperature, top_k=20, seed=5, row=row),
+            adapter="a" if row % 3 == 0 else None,
+        )
+        for row, tokens in enumerate(PROMPTS)
+    ]
+
+
+def texts(found) -> dict[int, list[int]]:
+    """Row -> its tokens."""
+    said: dict[int, list[int]] = {}
+    for token in found:
+        said.setdefault(token.row, []).append(token.id)
+    return said
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[int]]:
+    """Each row by the definition: a token from the logits of all tokens before it."""
+    said = {}
+    for row, prompt in enumerate(prompts()):
+        tokens = [*prompt.tokens]
+        for _ in range(prompt.sampling.max_tokens):
+            logits_TV = Numbers().logits(np.array(tokens), prompt.adapter)
+            tokens.append(next_token(logits_TV[-1], prompt.sampling, tokens))
+        said[row] = tokens[len(prompt.tokens) :]
+    return said
+
+
+@pytest.mark.parametrize("model", [Numbers, InParts])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_a_row_has_the_tokens_that_it_has_alone(alone, model, rows) -> None:
+    made = model()
+    assert texts(Generator(made, rows).generate(prompts())) == alone
+    assert max(map(len, made.batches)) == min(rows, len(PROMPTS))
+    assert made.inside == []
+    assert [len(alone[row]) for row in alone] == [3, 5, 7, 9, 11, 13, 15]
+
+
+def test_seed_and_row_decide_the_random_numbers() -> None:
+    def said(**changed: int) -> list[int]:
+        sampling = Sampling(max_tokens=12, temperature=1, **changed)
+        return texts(Generator(Numbers()).generate([Prompt([1], sampling)]))[0]
+
+    assert said() == said()
+    assert len({tuple(said(seed=seed, row=row)) for seed in (0, 1) for row in (0, 1)}) == 4
+
+
+def test_a_row_enters_as_soon_as_another_ends() -> None:
+    model = Numbers()
+    short, long = Sampling(max_tokens=1), Sampling(max_tokens=6)
+    rows = [Prompt([1], each) for each in (long, short, short, short)]
+    assert [t.row for t in Generator(model, 2).generate(rows)] == [0, 1, 0, 2, 0, 3, 0, 0, 0]
+    assert len(model.batches) == 6, "as many steps as the longest row has tokens"
+
+
+def test_prompts_are_read_when_there_is_room() -> None:
+    read = []
+
+    def endless():
+        for number in range(1000):
+            read.append(number)
+            yield Prompt([1], Sampling(max_tokens=2))
+
+    list(islice(Generator(Numbers(), 3).generate(endless()), 9))
+    assert len(read) <= 3 * 2 + 3 + 1
+
+
+def test_rows_share_the_cache() -> None:
+    """Three rows of at most 2 + 8 tokens; a single row enters though it is too long."""
+    for tokens, most in ((30, 3), (29, 2), (19, 1), (5, 1)):
+        model = Numbers()
+        rows = [Prompt([1, 2], Sampling(max_tokens=8))] * 4
+        assert len(texts(Generator(model, 8, tokens).generate(rows))) == 4
+        assert max(map(len, model.batches)) == most
+
+
+def test_the_caller_ends_a_row_and_sees_its_last_token(alone) -> None:
+    whole = alone[6]
+    seen: list[int] = []
+
+    def ended(token: int) -> bool:
+        seen.append(token)
+        return len(seen) == 4
+
+    row = prompts()[6]
+    stopped = Prompt(row.tokens, row.sampling, ended, row.adapter)
+    found = list(Generator(Numbers()).generate([stopped]))
+    assert [token.id for token in found] == seen == whole[:4]
+    assert [token.finish for token in found] == [None, None, None, "stop"]
+    assert [token.finish for token in Generator(Numbers()).generate([row])][-2:] == [None, "length"]
+
+
+def test_log_probs_are_of_the_logits_without_sampling() -> None:
+    model = Numbers()
+    found = list(Generator(model).generate(prompts(temperature=2.0), log_probs=True))
+    for row, prompt in enumerate(prompts()):
+        tokens = [token for token in found if token.row == row]
+        whole = [*prompt.tokens, *(token.id for token in tokens)]
+        logits_TV = model.logits(np.array(whole), prompt.adapter).astype(np.float64)
+        for position, token in enumerate(tokens, start=len(prompt.tokens)):
+            exact_V = np.exp(logits_TV[position - 1]) / np.exp(logits_TV[position - 1]).sum()
+            # Both in float64, of logits below 15: 16 roundings at most.
+            assert token.log_prob == pytest.approx(np.log(exact_V[whole[position]]), abs=1e-13)
+    assert all(token.log_prob is None for token in Generator(model).generate(prompts()))
+
+
+def test_log_prob_of_large_logits_is_finite() -> None:
+    logits_V = np.array([1e4, 1e4, -1e4], np.float32)
+    assert log_prob(logits_V, 0) == pytest.approx(-np.log(2))
+    assert log_prob(logits_V, 2) == pytest.approx(-2e4 - np.log(2))
+
+
+@pytest.mark.parametrize("model", [Numbers, InParts])
+def test_iterators_are_read_in_turns(alone, model) -> None:
+    """One may compute the prompts of the other along; no logits are lost."""
+    made = model()
+    generator = Generator(made, 2)
+    one, other = generator.generate(prompts()[:3]), generator.generate(prompts()[3:])
+    said: list[list] = [[], []]
+    going = {0: one, 1: other}
+    while going:
+        for number, iterator in list(going.items()):
+            if (token := next(iterator, None)) is None:
+                del going[number]
+            else:
+                said[number].append(token)
+    assert texts(said[0]) == {row: alone[row] for row in range(3)}
+    assert texts(said[1]) == {row: alone[row + 3] for row in range(4)}
+
+
+def test_rows_leave_with_their_iterator_or_with_the_generator() -> None:
+    model = Numbers()
+    generator = Generator(model)
+    first, second = generator.generate(prompts()), generator.generate(prompts())
+    next(first), next(second)
+    assert len(model.inside) == 2 * len(PROMPTS)
+    first.close()
+    assert len(model.inside) == len(PROMPTS)
+    generator.close()
+    assert model.inside == []
+    model.close()
+    second.close()  # nothing is removed from a closed model
+
+
+def test_rows_leave_when_a_step_fails() -> None:
+    model = Numbers()
+
+    def fail(token: int) -> bool:
+        raise LookupError
+
+    broken = Prompt([1], Sampling(max_tokens=4), fail)
+    with pytest.raises(LookupError):
+        list(Generator(model).generate([*prompts(), broken]))
+    assert model.inside == []
+
+
+def test_no_prompts_no_tokens() -> None:
+    model = Numbers()
+    assert list(Generator(model).generate([])) == model.batches == []
+
+
+LLAMA = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, 2 * 30 * 3 * 64 * 2),
+        ({"text_config": {**LLAMA, "head_dim": 128}}, 2 * 30 * 3 * 128 * 2),
+        (
+            {**LLAMA, "layer_types": ["linear_attention"] * 24 + ["full_attention"] * 6},
+            2 * 6 * 3 * 64 * 2,
+        ),
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768 * 2),
+        ({}, None),
+    ],
+)
+def test_cache_bytes_of_a_token(config, expected) -> None:
+    assert cache_bytes(config, "bf16") == expected
+    assert cache_bytes(config, "fp32") == (expected and 2 * expected)
+
+
+def test_the_fake_is_no_constant() -> None:
+    logits_TV = Numbers().logits(np.array([1, 2, 3]))
+    assert logits_TV.shape == (3, VOCABULARY)
+    assert len({int(row.argmax()) for row in logits_TV}) > 1

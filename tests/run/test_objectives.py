@@ -1,0 +1,320 @@
+"""Runs with an objective of a plugin: pairs, references, rollouts, rewards; what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
+from vox_core.contract import (
+    Objective,
+    ObjectiveMetrics,
+    StepDone,
+    Validation,
+    Weighed,
+)
+from vox_core.data.batching import cut_groups
+from vox_core.data.encode import Document
+from vox_core.errors import BackendError, ConfigError, DataError, TrainingError
+from vox_core.run import rollouts
+from vox_core.run.objective import by_batch, mean_metrics, totals_of, weigh
+from vox_core.run.train import train
+
+PAIRS = [
+    {"prompt": f"Say {n}.", "chosen": f"{n} it is.", "rejected": f"Why {n * 3}? No, never."}
+    for n in range(6)
+]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, PAIRS)))
+    return path
+
+
+@pytest.fixture
+def compared(tiny, settings, pairs):
+    """Settings of a run on the pairs."""
+
+    def make(objective="dpo", **given):
+        return settings(
+            tiny("llama"), **{"data": [pairs], "valid": pairs, "objective": objective, **given}
+        )
+
+    return make
+
+
+def losses(events):
+    return [event.loss for event in events if isinstance(event, StepDone)]
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+def test_dpo_begins_at_ln_2_and_learns(compared):
+    told = []
+    report = train(compared(lr=1e-3, max_steps=4), observe=told.append)
+    assert losses(told)[0] == pytest.approx(math.log(2), rel=1e-6)
+    assert losses(told)[-1] < 0.6
+    before, after = [event.loss for event in told if isinstance(event, Validation)]
+    assert before == pytest.approx(math.log(2), rel=1e-6) and after < 0.6
+    measured = [event for event in told if isinstance(event, ObjectiveMetrics)]
+    assert [event.step for event in measured] == [1, 2, 3, 4]
+    assert json.loads((report.run / "plan.json").read_text())["contract"]["objective"] == {
+        "name": "dpo",
+        "options": {},
+    }
+
+
+def test_the_cut_and_the_passes_change_nothing(compared, monkeypatch, tmp_path):
+    from vox_core.host.load import Backend
+
+    together, apart, two = [], [], []
+    train(compared(max_steps=3), observe=together.append)
+    train(
+        compared(max_steps=3, micro_batch_tokens=64, out=tmp_path / "apart"),
+        observe=apart.append,
+    )
+    monkeypatch.setattr(Backend, "one_pass", False)
+    train(compared(max_steps=3, out=tmp_path / "two"), observe=two.append)
+    # Roundoff of float32 in sums over at most some hundred tokens.
+    assert losses(apart) == pytest.approx(losses(together), rel=1e-5)
+    assert losses(two) == pytest.approx(losses(together), rel=1e-5)
+
+
+def test_an_interrupted_run_is_the_undisturbed_one(compared, tmp_path):
+    given = {"max_steps": 4, "save_every": 1, "keep": 9, "eval_every": 2}
+    whole = train(compared(**given, out=tmp_path / "whole")).run
+    killed(compared(**given), cut_after(3))
+    assert_same_run(resumed(tmp_path / "run").run, whole)
+
+
+def test_rows_that_do_not_fit_are_all_named(compared, pairs):
+    odd = [PAIRS[0], {"prompt": "a", "completion": "b"}, PAIRS[1], {"text": "a b c"}]
+    pairs.write_text("\n".join(map(json.dumps, odd)))
+    with pytest.raises(DataError) as caught:
+        train(compared())
+    error = caught.value
+    assert error.code == "VOX-D033"
+    assert [fault.partition(":")[0].rpartition(" ")[2] for fault in error.faults] == ["2", "4"]
+    assert not (pairs.parent / "run").exists()
+
+
+def test_a_pair_of_which_one_side_is_cut_away_is_dropped(compared, pairs):
+    long = {"prompt": "p" * 90, "chosen": "c", "rejected": "r" + " r" * 200}
+    cut = {"prompt": "p" * 500, "chosen": "c", "rejected": "r"}
+    pairs.write_text("\n".join(map(json.dumps, [*PAIRS, long, cut])))
+    report = train(compared(seq_len=200, max_steps=1))
+    plan = json.loads((report.run / "plan.json").read_text())
+    assert plan["contract"]["data"]["rows"] == len(PAIRS) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"objective": "dpa"}, BackendError, "dpo"),
+        ({"objective_options": {"betta": "1"}}, ConfigError, "did you mean beta"),
+        ({"objective_options": {"beta": "0"}}, ConfigError, "beta"),
+        ({"objective": "sft", "objective_options": {"beta": "1"}}, ConfigError, "no options"),
+        ({"reward": "exact"}, ConfigError, "--reward"),
+        ({"objective": "grpo"}, ConfigError, "no --reward"),
+        ({"objective": "grpo", "reward": "exact", "rollouts": 1}, ConfigError, "--rollouts"),
+        ({"objective": "grpo", "reward": "exact", "dropout": 0.1}, ConfigError, "--dropout"),
+        ({"objective": "grpo", "reward": "no.py:f"}, ConfigError, "no such file"),
+        ({"objective": "distill"}, ConfigError, "no --teacher"),
+        (
+            {"objective": "grpo", "reward": "exact", "updates": 3, "max_steps": 4},
+            ConfigError,
+            "multiple of --updates",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_work(compared, tmp_path, given, kind, said):
+    with pytest.raises(kind) as caught:
+        train(compared(**given))
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+class Sum(Objective):
+    """Its loss is the sum of all log-probabilities of `a`, less those of `b`, twice."""
+
+    def weigh(self, groups, totals):
+        sign = {"a": 1.0, "b": -2.0}
+        loss = sum(sign[s.label] * float(s.log_probs_K.sum()) for g in groups for s in g)
+        weights = [[np.full(len(s.log_probs_K), -sign[s.label], "f4") for s in g] for g in groups]
+        return Weighed(loss / totals.groups, weights, {"groups": float(len(groups))})
+
+
+def documents(pairs):
+    """Pairs of lengths -> documents, whose first token is a prompt."""
+    made = []
+    for lengths in pairs:
+        for side, (label, length) in enumerate(zip("ab", lengths, strict=True)):
+            tokens, weights = np.arange(length, dtype=np.int32), np.ones(length, np.float32)
+            weights[:2] = 0
+            made.append(Document(tokens, weights, None, 0, 1, side=side, label=label))
+    return made
+
+
+@pytest.mark.parametrize("packing", ["rows", "end-to-end"])
+@pytest.mark.parametrize("tokens", [1, 16, 40, 1000])
+def test_a_group_stays_in_one_batch(packing, tokens):
+    made = documents([(5, 9), (3, 4), (12, 12), (7, 3), (30, 4)])
+    batches, groups = cut_groups(made, tokens, packing)
+    assert len(groups) == 5
+    for number, group in enumerate(groups):
+        assert len({place.batch for place in group}) == 1
+        for place, document in zip(group, made[2 * number :], strict=False):
+            batch = batches[place.batch]
+            assert place.label == document.label
+            assert batch.tokens_T[place.extent].tolist() == document.tokens_T.tolist()
+    assert sum(len(batch.tokens_T) for batch in batches) == sum(map(len, made))
+
+
+def test_weights_land_where_the_documents_are():
+    made = documents([(5, 9), (3, 4), (12, 12)])
+    batches, groups = cut_groups(made, 20, "end-to-end")
+    random = np.random.default_rng(0)
+    log_probs = [random.normal(size=len(batch.tokens_T)).astype("f4") for batch in batches]
+    totals = totals_of(batches, groups)
+    assert (totals.groups, dict(totals.documents)) == (3, {"a": 3, "b": 3})
+    assert dict(totals.tokens) == {"a": 5 + 3 + 12 - 6, "b": 9 + 4 + 12 - 6}
+    whole = weigh(Sum(), batches, groups, log_probs, totals)
+    parts = [
+        (len(some), weigh(Sum(), [batch], some, [scores], totals))
+        for batch, some, scores in zip(
+            batches, by_batch(groups, len(batches)), log_probs, strict=True
+        )
+    ]
+    assert sum(part.loss for _, part in parts) == pytest.approx(whole.loss)
+    assert mean_metrics(parts)["groups"] == pytest.approx(sum(count**2 for count, _ in parts) / 3)
+    for index, (batch, weights_T) in enumerate(zip(batches, whole.weights, strict=True)):
+        assert np.array_equal(weights_T, parts[index][1].weights[0])
+        assert np.array_equal(weights_T != 0, batch.weights_T != 0)
+        for place in (place for group in groups for place in group if place.batch == index):
+            values = set(weights_T[place.extent].tolist()) - {0.0}
+            assert values == {-1.0 if place.label == "a" else 2.0}
+
+
+def test_weights_of_a_wrong_shape_are_the_objectives_fault():
+    class Short(Sum):
+        def weigh(self, groups, totals):
+            good = super().weigh(groups, totals)
+            return Weighed(good.loss, [[w[:-1] for w in g] for g in good.weights])
+
+    batches, groups = cut_groups(documents([(5, 9)]), 100)
+    scores = [np.zeros(len(batch.tokens_T), "f4") for batch in batches]
+    with pytest.raises(TrainingError, match="wrong shape"):
+        weigh(Short(), batches, groups, scores, totals_of(batches, groups))
+
+
+# --- rollouts -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def learning(tiny, settings, tmp_path):
+    """Settings of a run that learns to answer at length, by a function of a file."""
+    file = tmp_path / "reward.py"
+    file.write_text("def longer(row, answer):\n    print('said')\n    return len(answer) / 10\n")
+
+    def make(**given):
+        return settings(
+            tiny("llama"),
+            **{
+                "objective": "grpo",
+                "reward": f"{file}:longer",
+                "rollouts": 3,
+                "rollout_tokens": 6,
+                "max_steps": 4,
+                "save_every": 2,
+                "keep": 9,
+                **given,
+            },
+        )
+
+    return make
+
+
+def test_a_model_learns_from_its_answers(learning):
+    told = []
+    report = train(learning(lr=1e-3), observe=told.append)
+    rows = [json.loads(line) for line in (report.run / "rollouts.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 * 2 * 3
+    assert all(row["reward"] == pytest.approx(len(row["answer"]) / 10) for row in rows)
+    metrics = [event.metrics for event in told if isinstance(event, ObjectiveMetrics)]
+    assert [{"reward", "reward_std", "answer_tokens"} <= found.keys() for found in metrics] == [
+        True
+    ] * 4
+    assert len({row["answer"] for row in rows}) > 6  # sampled, each with random numbers of its own
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_run_cut_between_rollouts_is_the_undisturbed_one(learning, tmp_path, updates):
+    whole = train(learning(updates=updates, out=tmp_path / "whole")).run
+    killed(learning(updates=updates), cut_after(3))
+    assert_same_run(resumed(tmp_path / "run").run, whole)
+
+
+def test_answers_of_another_model_are_noticed(learning, monkeypatch):
+    """The adapter that learns is not the one that answers."""
+    monkeypatch.setattr(rollouts, "NAME", None)  # the base answers
+    with pytest.raises(TrainingError) as caught:
+        train(learning(lr=1e-2))
+    assert caught.value.code == "VOX-T005"
+    assert "step 1" not in str(caught.value)  # there they are the same
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 'much'", "no number"),
+        ("return float('nan')", "nan"),
+        ("raise KeyError('gone')", "KeyError"),
+        ("import os; os._exit(3)", "ended its process"),
+    ],
+)
+def test_a_reward_that_fails_is_named_with_its_row(learning, tmp_path, data, body, said):
+    (tmp_path / "reward.py").write_text(f"def longer(row, answer):\n    {body}\n")
+    with pytest.raises(TrainingError) as caught:
+        train(learning())
+    assert caught.value.code == "VOX-T004"
+    assert said in str(caught.value.found)
+    assert str(caught.value.where) == f"{data / 'valid.jsonl'}, line 1"
+
+
+def test_rollouts_are_laid_out_behind_their_prompts():
+    answers = [
+        rollouts.Rollout(0, [7, 8, 9, 1, 2], np.zeros(2, "f4"), ""),
+        rollouts.Rollout(1, [5, 6, 3], np.zeros(1, "f4"), ""),
+    ]
+    batch = rollouts.batch_of(answers)
+    assert batch.tokens_T.tolist() == [7, 8, 9, 1, 2, 5, 6, 3]
+    assert batch.targets_T.tolist() == [8, 9, 1, 2, 0, 6, 3, 0]
+    assert batch.weights_T.tolist() == [0, 0, 1, 1, 0, 0, 1, 0]
+    assert batch.starts_D.tolist() == [0, 5]
+
+
+def test_a_teacher_is_learned_from(tiny, settings, tmp_path, data):
+    first = train(settings(tiny("llama"), out=tmp_path / "teacher", lr=1e-2)).run
+    told = []
+    train(
+        settings(
+            tiny("llama"),
+            objective="distill",
+            teacher=str(first),
+            rollouts=2,
+            rollout_tokens=6,
+            max_steps=2,
+        ),
+        observe=told.append,
+    )
+    assert len(losses(told)) == 2
+    assert any(loss != 0 for loss in losses(told))

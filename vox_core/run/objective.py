@@ -1,0 +1,165 @@
+"""An objective at work: its weights for the batches of a step, and reference log-probabilities.
+
+    score      log-probabilities of every batch
+    weigh      the objective's weights, from all groups of the step
+    accumulate the gradient, with these weights
+
+A backend with the capability `one-pass` weighs each batch between the forward of its body and the
+backward of its head, if the objective can look at a batch alone.
+
+Shape legend: T tokens of a batch, K trained positions of a document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vox_core.contract import Batch, Model, Objective, Place, Side, Totals, Weighed
+from vox_core.data.batching import to_batch
+from vox_core.data.dataset import Dataset
+from vox_core.errors import TrainingError
+from vox_core.host.load import foreign_errors
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats
+
+Groups = Sequence[Sequence[Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """Loss, metrics, and the weights of every batch, (T,) each."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    weights: Sequence[Floats]
+
+
+def totals_of(batches: Sequence[Batch], groups: Groups) -> Totals:
+    """Count what a step holds."""
+    documents, tokens = Counter[str](), Counter[str]()
+    for place in (place for group in groups for place in group):
+        documents[place.label] += 1
+        tokens[place.label] += int(_trained(batches[place.batch])[place.extent].sum())
+    return Totals(len(groups), documents, tokens)
+
+
+def total_weight(batches: Sequence[Batch]) -> float:
+    """Return the total weight of a step: a power of two near its number of trained tokens.
+
+    An objective's weights are shares of a mean. Times this they are as large as those of supervised
+    training, so that gradients do not underflow in float16; the update divides by it, exactly.
+    """
+    tokens = sum(int(_trained(batch).sum()) for batch in batches)
+    return 2.0 ** round(math.log2(max(1, tokens)))
+
+
+def weigh(
+    objective: Objective,
+    batches: Sequence[Batch],
+    groups: Groups,
+    log_probs: Sequence[Floats],
+    totals: Totals,
+) -> StepWeights:
+    """Weigh the groups of some batches.
+
+    Args:
+        log_probs: of each batch, (T,).
+
+    Raises:
+        TrainingError: T003, the objective returned weights of another shape.
+        PluginError: X001, the objective raised something of its own.
+    """
+    sides = [
+        [_side(batches[place.batch], place, log_probs[place.batch]) for place in group]
+        for group in groups
+    ]
+    with foreign_errors(type(objective).__name__, "weigh", "objective"):
+        weighed = objective.weigh(sides, totals)
+    weights = [np.zeros(len(batch.tokens_T), np.float32) for batch in batches]
+    _require_shapes(objective, weighed, sides)
+    for group, of_group in zip(groups, weighed.weights, strict=True):
+        for place, weights_K in zip(group, of_group, strict=True):
+            trained_T = _trained(batches[place.batch])[place.extent]
+            weights[place.batch][place.extent][trained_T] = weights_K
+    metrics = {name: float(value) for name, value in weighed.metrics.items()}
+    return StepWeights(float(weighed.loss), metrics, weights)
+
+
+def by_batch(groups: Groups, batches: int) -> Iterator[list[tuple[Place, ...]]]:
+    """Yield the groups of each batch, as if it were the only one."""
+    for number in range(batches):
+        yield [
+            tuple(replace(place, batch=0) for place in group)
+            for group in groups
+            if group[0].batch == number
+        ]
+
+
+def weighted(batch: Batch, weights_T: Floats) -> Batch:
+    """The batch with an objective's weights, of which some may be 0."""
+    return Batch(batch.tokens_T, batch.targets_T, weights_T, batch.starts_D)
+
+
+def mean_metrics(outcomes: Sequence[tuple[int, StepWeights]]) -> dict[str, float]:
+    """Combine the metrics of parts of a step: (groups, outcome) of each."""
+    groups = sum(count for count, _ in outcomes)
+    names = dict.fromkeys(name for _, outcome in outcomes for name in outcome.metrics)
+    return {
+        name: sum(count * outcome.metrics.get(name, 0.0) for count, outcome in outcomes) / groups
+        for name in names
+    }
+
+
+def reference_log_probs(
+    model: Model, adapter: str | None, dataset: Dataset, micro_batch_tokens: int
+) -> Iterator[Floats]:
+    """Yield the log-probabilities at the trained positions of each document, in order."""
+    start = 0
+    while start < len(dataset):
+        stop, tokens = start, 0
+        while stop < len(dataset) and (stop == start or tokens < micro_batch_tokens):
+            tokens += int(dataset.lengths_D[stop])
+            stop += 1
+        batch = to_batch(dataset[start:stop])
+        log_probs_T = model.log_probs(batch, adapter)
+        for extent in batch.documents():
+            yield log_probs_T[extent][_trained(batch)[extent]]
+        start = stop
+
+
+def _side(batch: Batch, place: Place, log_probs_T: Floats) -> Side:
+    log_probs_K = log_probs_T[place.extent][_trained(batch)[place.extent]]
+    return Side(place.label, log_probs_K, place.reference_K, place.sampled_K, place.reward)
+
+
+def _trained(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    trained_T: np.ndarray[tuple[int], np.dtype[np.bool_]] = batch.weights_T != 0
+    return trained_T
+
+
+def _require_shapes(
+    objective: Objective, weighed: Weighed, sides: Sequence[Sequence[Side]]
+) -> None:
+    found = [[np.shape(weights_K) for weights_K in group] for group in weighed.weights]
+    expected = [[side.log_probs_K.shape for side in group] for group in sides]
+    if found != expected:
+        raise TrainingError(
+            "T003",
+            "the objective returned weights of a wrong shape",
+            where=f"{type(objective).__name__}.weigh",
+            found=_shown(found),
+            expected=f"{_shown(expected)}, one weight for each trained position",
+            remedy="report it to the authors of the objective's plugin",
+        )
+
+
+def _shown(shapes: Sequence[Sequence[tuple[int, ...]]]) -> str:
+    first = f", of shapes {list(shapes[0])} in the first" if shapes else ""
+    return f"{len(shapes)} group{'' if len(shapes) == 1 else 's'}{first}"

@@ -1,0 +1,373 @@
+"""`vox.open_trainer`: a trainer for a loop of one's own.
+
+`forward_backward` adds gradients, `optim_step` applies them; scores and samples are those of the
+adapter as it is now.
+
+    own_documents.py    rows, documents and samples, and what an objective is given as
+    own_gradients.py    the gradients of a step
+
+Shape legend: K trained positions of a document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from vox_core import files
+from vox_core.config import GenerateSettings, TrainSettings, validate
+from vox_core.contract import (
+    Batch,
+    DataIdentity,
+    ExecutionPlan,
+    Notice,
+    Trainer,
+    TrainJob,
+    TrainState,
+    Update,
+)
+from vox_core.data.batching import cut_groups
+from vox_core.data.encode import Encoder
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.errors import BackendError, PlanError
+from vox_core.models import identity
+from vox_core.run import checkpoint
+from vox_core.run.artifacts import versions, write_adapter_folder
+from vox_core.run.context import Context, Observe, ignore
+from vox_core.run.dataset import build_datasets
+from vox_core.run.dequantised_base import seeded
+from vox_core.run.generate import Generator
+from vox_core.run.inputs import RunInputs, read_inputs
+from vox_core.run.learner import NAME, micro_batch_seed
+from vox_core.run.load import OpenModel, batch_generator
+from vox_core.run.own_documents import (
+    Documents,
+    OwnObjective,
+    Sample,
+    documents_of,
+    objective_named,
+    probe,
+    require_readable,
+    with_samples,
+)
+from vox_core.run.own_gradients import Gradients, Groups, Pending, by_document
+from vox_core.run.plan import make_plan, positions, vocabulary_size
+from vox_core.run.start import REFERENCE, read_adapter_of, require_same_adapter, starting_adapter
+
+if TYPE_CHECKING:
+    from vox_core import models
+    from vox_core.contract import Floats
+    from vox_core.data import encode
+    from vox_core.host import Origin
+
+SETTINGS = (
+    "model", "revision", "template", "backend", "dtype", "quant", "adapter", "method", "rank",
+    "alpha", "dropout", "targets", "modules_to_save", "seq_len", "micro_batch_tokens",
+    "gradient_checkpointing", "optimizer", "lr", "weight_decay", "clip", "seed", "allow_cpu",
+)  # fmt: skip
+"""Settings of `[train]` that mean something without data and schedule."""
+
+Prompts: TypeAlias = "str | Sequence[str | Sequence[Mapping[str, str]]]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What the learners of one base share; `groups` numbers the prompts of all samples."""
+
+    inputs: RunInputs
+    plan: ExecutionPlan
+    trainer: Trainer
+    encoder: Encoder
+    generator: Generator
+    groups: Iterator[int] = field(default_factory=itertools.count)
+
+
+class OpenTrainer:
+    """A learner, and the model that it may share with others.
+
+    Attributes:
+        step: number of calls of `optim_step`.
+        close: frees the memory; a second call does nothing.
+    """
+
+    def __init__(self, shared: Shared, name: str, seed: int, close: Callable[[], None]) -> None:
+        contract = replace(shared.plan.contract, seed=seed)
+        self._plan = replace(shared.plan, contract=contract)
+        self._shared, self._name, self.close = shared, name, close
+        self._trainer = shared.trainer
+        start = shared.inputs.start
+        weights = shared.inputs.weights
+        self._add(TrainState(0, start.adapter if start else seeded(self._plan, weights)))
+
+    def forward_backward(
+        self,
+        documents: Documents,
+        objective: OwnObjective = "sft",
+        *,
+        weights: Sequence[float | Floats] | None = None,
+        rewards: Sequence[float] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> Gradients:
+        """Add the gradients of some documents.
+
+        Args:
+            documents: rows as in a data file, or `Document`s, such as those of `sample`.
+            objective: `sft`, the name of a plugin's objective, an `Objective`, or a function from
+                the log-probabilities of all documents, (K,) each, to the weights of their tokens.
+            weights: for each document a factor of its weights, or an array (K,) of weights. The
+                gradient is that of `-sum(weights * log_probs)`.
+            rewards: of samples, for an objective that learns from rollouts.
+            options: of an objective named.
+
+        Raises:
+            DataError: rows or documents cannot be trained on.
+            WorkError: the backend failed; all gradients since the last step are forgotten.
+        """
+        chosen = objective_named(objective, weights, options or {})
+        batches, places = self._cut(documents_of(documents, chosen, self._shared.encoder))
+        groups = with_samples(places, documents, chosen, rewards)
+        return self._gradients.add(batches, groups, chosen, self.step + 1)
+
+    def optim_step(
+        self,
+        lr: float | None = None,
+        *,
+        weight_decay: float | None = None,
+        clip: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        total_weight: float | None = None,
+    ) -> float:
+        """Apply the gradients with AdamW; settings left out are those of `open_trainer`.
+
+        Args:
+            total_weight: divides the gradients. By default the sum of all weights in supervised
+                training, and 1 otherwise.
+
+        Returns:
+            The gradient norm before clipping. If it is not finite, nothing was changed.
+        """
+        spec, norm = self._plan.contract.optimizer, math.nan
+        update = Update(
+            number=self.step - self._skipped + 1,
+            lr=spec.lr if lr is None else lr,
+            total_weight=self._gradients.total_weight(total_weight),
+            clip=spec.clip if clip is None else clip,
+            beta1=betas[0],
+            beta2=betas[1],
+            eps=eps,
+            weight_decay=spec.weight_decay if weight_decay is None else weight_decay,
+        )
+        if self._gradients.finite:
+            norm = self._trainer.update(update, self._name)
+        else:
+            self._trainer.discard(self._name)
+        self.step += 1
+        self._skipped += not math.isfinite(norm)
+        self._begin_step()
+        return norm
+
+    def log_probs(self, documents: Documents, *, base: bool = False) -> list[Floats]:
+        """Return the log-probabilities of each document's trained tokens, float32 (K,).
+
+        Args:
+            base: of the base model, without the adapter.
+        """
+        batches, groups = self._cut(documents_of(documents, None, self._shared.encoder))
+        adapter = None if base else self._name
+        scores = [self._trainer.log_probs(batch, adapter) for batch in batches]
+        return by_document(batches, groups, scores)
+
+    def sample(
+        self,
+        prompts: Prompts,
+        n: int = 1,
+        *,
+        base: bool = False,
+        seed: int | None = None,
+        **sampling: Any,
+    ) -> list[Sample]:
+        """Sample `n` completions of each prompt in one batch; those of a prompt are neighbours.
+
+        Args:
+            prompts: a text or several, or conversations.
+            base: from the base model, without the adapter.
+            seed: by default another one in each call.
+            sampling: settings of `[generate]`, such as `max_tokens`; the temperature is 1 unless
+                given.
+
+        Raises:
+            DataError: a prompt cannot be rendered, or is too long.
+        """
+        shared, adapter = self._shared, None if base else self._name
+        if seed is None:
+            self._samplings += 1
+            seed = micro_batch_seed(self._plan.contract.seed, self.step, -self._samplings)
+        settings = validate(GenerateSettings, {"temperature": 1.0, **sampling, "seed": seed})
+        limit, tokenizer = positions(shared.inputs.config), shared.encoder.tokenizer
+        model = OpenModel(
+            "", shared.generator, tokenizer, settings, adapter=adapter, positions=limit
+        )
+        asked = [prompts] if isinstance(prompts, str) else prompts
+        questions = [
+            model.question([{"role": "user", "content": p}] if isinstance(p, str) else p, row)
+            for row, p in enumerate(each for each in asked for _ in range(n))
+        ]
+        groups = [next(shared.groups) for _ in asked]
+        found = dict(model.replies(questions, log_probs=True))
+        return [
+            Sample.of(question.tokens, found[row], groups[row // n])
+            for row, question in enumerate(questions)
+        ]
+
+    # --- learners and files -----------------------------------------------------------------------
+
+    @property
+    def state(self) -> TrainState:
+        """The adapter and its optimizer state, float32."""
+        state = self._trainer.state(self._name)
+        return replace(state, step=self.step, skipped=self._skipped)
+
+    def add(self, name: str, *, seed: int | None = None) -> OpenTrainer:
+        """Add another learner on the same base, with the same settings.
+
+        Args:
+            seed: of its adapter weights, dropout and samples; by default that of this learner.
+
+        Raises:
+            BackendError: B002, the backend has one learner at a time.
+        """
+        shared = self._shared
+        manifest = shared.inputs.backend.found.manifest
+        if manifest is None or not manifest.capabilities.learners:
+            raise BackendError(
+                "B002",
+                f"backend {shared.plan.backend!r} has one learner at a time",
+                where=f"add({name!r})",
+                expected="a backend with the capability `learners`",
+                remedy="open a second trainer, or choose another backend",
+            )
+        stack = ExitStack()
+        seed = self._plan.contract.seed if seed is None else seed
+        made = OpenTrainer(shared, name, seed, stack.close)
+        stack.callback(self._trainer.remove_learner, name)
+        return made
+
+    def save(self, path: str | Path) -> Path:
+        """Write the adapter to a new folder that vox and PEFT load."""
+        with files.atomic_folder(Path(path)) as folder:
+            write_adapter_folder(folder, self._shared.inputs, self._plan, self.state)
+        return Path(path)
+
+    def load(self, reference: str | Path) -> None:
+        """Replace the adapter by another of the same base and settings; AdamW starts anew.
+
+        Raises:
+            AdapterError: there is none, or it belongs to another base.
+            ConfigError: its settings differ.
+        """
+        source = read_adapter_of(Path(reference), str(self._shared.inputs.model.path))
+        require_same_adapter(source, self._plan, reference)
+        self._replace(TrainState(0, source))
+
+    def save_state(self, folder: str | Path) -> Path:
+        """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
+        contract = self._plan.contract
+        about = {"contract": contract.digest, "seed": contract.seed, "versions": versions()}
+        origin = checkpoint.Origin.model_validate(about)
+        return checkpoint.save(Path(folder), self.state, origin)
+
+    def load_state(self, folder: str | Path) -> None:
+        """Go on from the newest state that `save_state` wrote to `folder`.
+
+        Raises:
+            PlanError: P003, there is none, or it is one of other settings.
+        """
+        state, _ = checkpoint.load_newest(Path(folder))
+        found = checkpoint.origin(Path(folder), state.step).contract
+        if found != self._plan.contract.digest:
+            raise PlanError(
+                "P003",
+                "the state belongs to other settings",
+                where=folder,
+                found=f"{found[:12]}…",
+                expected=f"{self._plan.contract.digest[:12]}…, the digest of these settings",
+                remedy="open the trainer with the settings that it was saved with",
+            )
+        self._replace(state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, state: TrainState) -> None:
+        self._trainer.add_learner(self._name, state)
+        self.step, self._skipped = state.step, state.skipped
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        reference = REFERENCE if self._shared.inputs.start else None
+        seed = self._plan.contract.seed
+        self._gradients = Pending(self._trainer, self._name, seed, reference)
+        self._samplings = 0
+
+    def _replace(self, state: TrainState) -> None:
+        self._trainer.remove_learner(self._name)
+        self._add(state)
+
+    def _cut(self, documents: Sequence[encode.Document]) -> tuple[Sequence[Batch], Groups]:
+        inputs = self._shared.inputs
+        vocabulary = vocabulary_size(inputs.config, inputs.weights.tensors)
+        require_readable(documents, positions(inputs.config), vocabulary)
+        return cut_groups(documents, self._plan.micro_batch_tokens, self._plan.packing)
+
+
+def open_trainer(
+    settings: TrainSettings,
+    *,
+    observe: Observe = ignore,
+    backend_origin: Origin | None = None,
+    progress: models.Progress | None = None,
+) -> OpenTrainer:
+    """Load a model to train; close the result.
+
+    Args:
+        settings: those named in `SETTINGS` count.
+
+    Raises:
+        InputError: the model or the adapter cannot be had, or no installed backend can train it.
+    """
+    given = {name: getattr(settings, name) for name in settings.model_fields_set & {*SETTINGS}}
+    chosen = validate(TrainSettings, given)
+    start = starting_adapter(chosen, progress)
+    chosen = start.adopted(chosen) if start else chosen
+    inputs = read_inputs(chosen, backend_origin, None, progress, only_planned=True, start=start)
+    observe(Notice(inputs.selection.why))
+    plan = make_plan(chosen, inputs, build_datasets(chosen, inputs), identity(inputs.model))
+    if start:
+        start.require_same(plan)
+    contract = replace(plan.contract, data=DataIdentity("", 0, 0, 0), total_steps=0)
+    plan = replace(plan, contract=contract)
+    encoder = Encoder(load_tokenizer(inputs.model.tokenizer), inputs.seq_len)
+    job = TrainJob(plan, inputs.model.path, probe(encoder))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-")))
+        trainer = stack.enter_context(closing(inputs.backend.train(job, Context(scratch, observe))))
+        hardware = inputs.selection.hardware
+        generator = stack.enter_context(
+            closing(batch_generator(trainer, inputs.config, plan.dtype, hardware, inputs.weights))
+        )
+        shared = Shared(inputs, plan, trainer, encoder, generator)
+        made = OpenTrainer(shared, NAME, contract.seed, stack.close)
+        if start:
+            trainer.add_adapter(REFERENCE, start.adapter)
+        made.close = stack.pop_all().close
+    return made

@@ -1,0 +1,304 @@
+"""Steps that learn from the model's own answers.
+
+The prompts of a step are sampled from the trainer itself, under the learner's name, so that no
+second copy of the model can lag behind. Each answer's log-probabilities are kept as they were
+sampled; before an update they are compared with what the trainer computes for the same tokens, and
+a run whose rollouts come from another model stops (T005).
+
+Prompts, order and random numbers are functions of seed and step, so a run that was killed while it
+sampled samples the same again. With several updates on the same answers it resumes where they were
+sampled.
+
+    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens"}
+
+Shape legend: T tokens of a batch, K tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from vox_core import files
+from vox_core.contract import Batch, DType, Place, Step, Trainer
+from vox_core.data.batching import StepBatches, documents_of_step, grouped
+from vox_core.data.blocks import cut
+from vox_core.data.formats import place_of
+from vox_core.data.jsonl import parse_object
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
+from vox_core.errors import TrainingError
+from vox_core.run.folder import ROLLOUTS
+from vox_core.run.generate import ROWS_ON_ACCELERATOR, ROWS_ON_CPU, Generator, Prompt
+from vox_core.run.learner import NAME, Learner
+from vox_core.run.objective import total_weight
+from vox_core.run.plan import positions
+from vox_core.run.sampling import Sampling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vox_core.contract import Floats
+    from vox_core.data.dataset import Dataset
+    from vox_core.run.run_plan import RunPlan
+
+APART: Mapping[DType, float] = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.05}
+"""Greatest mean distance, in nats, between log-probabilities as sampled and as computed for
+training: with a cache and without, in batches of other shapes. SmolLM2 was seen at 2e-6 in float32
+and 0.01 in bfloat16."""
+
+
+Scorer: TypeAlias = "Callable[[Batch], Floats]"
+"""From a batch to its log-probabilities, (T,), by the model that the learner is compared with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """A sampled answer.
+
+    Args:
+        prompt: index of its document.
+        tokens: of prompt and answer.
+        log_probs_K: float32, of the answer's tokens, as sampled.
+    """
+
+    prompt: int
+    tokens: Sequence[int]
+    log_probs_K: Floats
+    text: str
+
+
+class Rollouts:
+    """Makes the steps of a run that learns from its own answers."""
+
+    def __init__(self, plan: RunPlan, trainer: Trainer, reference: Scorer | None = None) -> None:
+        self._plan, self._trainer, self._reference = plan, trainer, reference
+        self._reward = plan.inputs.reward
+        self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
+        self._ends = end_of_turn_ids(self._tokenizer)
+        self._rows = {**rows_of(plan, "train"), **rows_of(plan, "valid")}
+        self._positions = positions(plan.inputs.config)
+        devices = plan.inputs.selection.hardware.devices
+        on_cpu = not devices or devices[0].tag == "cpu"
+        self._generator = Generator(trainer, ROWS_ON_CPU if on_cpu else ROWS_ON_ACCELERATOR)
+        self._sampled: StepBatches | None = None
+        self.metrics: Mapping[str, float] = {}
+
+    def batches(self, number: int) -> StepBatches:
+        """Sample the answers of the step `number`, and judge them; those before, for a further
+        update on them."""
+        plan, contract, data = self._plan, self._plan.contract, self._plan.data.train
+        turn, again = divmod(number - 1, plan.settings.updates)
+        if again:
+            assert self._sampled is not None, "a run resumes where its answers were sampled"
+            return self._sampled
+        chosen = documents_of_step(
+            data.groups, contract.batch_size, contract.seed, turn + 1, data.ordering
+        )
+        answers = self._sample(
+            data,
+            chosen.tolist(),
+            turn + 1,
+            plan.settings.rollouts,
+            plan.settings.rollout_temperature,
+        )
+        rewards = self._judged(data, answers)
+        self._record(number, data, answers, rewards)
+        self._sampled = self._placed(answers, rewards)
+        return self._sampled
+
+    def validation_loss(self, _learner: Learner) -> float:
+        """Return the negative mean reward of one greedy answer to each validation prompt; with a
+        teacher, how much less likely than the model the teacher finds a token, in nats."""
+        valid = self._plan.data.valid
+        assert valid is not None
+        answers = self._sample(valid, range(len(valid)), 0, 1, 0.0)
+        if self._reward is not None or self._reference is None:
+            return -float(np.mean(self._judged(valid, answers)))
+        apart = total = 0.0
+        for answer in answers:
+            batch = batch_of([answer])
+            scores_K = self._reference(batch)[batch.weights_T != 0]
+            apart += float((answer.log_probs_K - scores_K).sum(dtype=np.float64))
+            total += len(scores_K)
+        return apart / total
+
+    def _sample(
+        self,
+        data: Dataset,
+        documents: Sequence[int],
+        turn: int,
+        count: int,
+        temperature: float,
+    ) -> list[Rollout]:
+        seed = self._plan.contract.seed
+        prompts = []
+        for place, document in enumerate(documents):
+            prompt = self._prompt(data, document)
+            first = Sampling(self._room(prompt), temperature, seed=seed)
+            for number in range(count):
+                row = (turn * len(documents) + place) * count + number
+                sampling = replace(first, row=row)
+                prompts.append(Prompt(prompt, sampling, self._ends.__contains__, NAME))
+        tokens, scores = [[*each.tokens] for each in prompts], [list[float]() for _ in prompts]
+        for token in self._generator.generate(prompts, log_probs=True):
+            tokens[token.row].append(token.id)
+            scores[token.row].append(token.log_prob or 0.0)
+        return [
+            Rollout(
+                documents[row // count],
+                tokens[row],
+                np.array(scores[row], np.float32),
+                self._text(tokens[row][len(prompt.tokens) :]),
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        """Return the most tokens of an answer, with no more than the model has positions for."""
+        wanted = self._plan.settings.rollout_tokens
+        return wanted if self._positions is None else min(wanted, self._positions - len(prompt))
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _prompt(self, data: Dataset, document: int) -> list[int]:
+        """Return the tokens before the last stretch that the row trains: its last answer."""
+        found = data[document]
+        trained_T = found.weights_T != 0
+        begins_T = trained_T & ~np.append(False, trained_T[:-1])
+        prompt: list[int] = found.tokens_T[: np.flatnonzero(begins_T)[-1]].tolist()
+        return prompt
+
+    def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
+        return [self._judge(_place(data, answer.prompt), answer.text) for answer in answers]
+
+    def _judge(self, place: tuple[Path, int], answer: str) -> float:
+        """Raises:
+        TrainingError: T004, the answer cannot be judged.
+        """
+        if self._reward is None:
+            return 0.0
+        try:
+            reward = float(self._reward.judge(self._rows[place], answer))
+            if math.isfinite(reward):
+                return reward
+            fault = f"a reward of {reward}"
+        except ValueError as error:
+            fault = str(error)
+        except Exception as error:  # noqa: BLE001 (a reward may raise anything)
+            fault = f"the reward raised {type(error).__name__}: {error}"
+        raise TrainingError(
+            "T004",
+            "an answer cannot be judged",
+            where=place_of(*place),
+            found=f"{fault}; the answer begins {answer[:60]!r}",
+            expected="a finite number",
+            remedy="correct the row or the reward, and train again with another --out",
+        )
+
+    def _placed(self, answers: Sequence[Rollout], rewards: Sequence[float]) -> StepBatches:
+        made, count = self._plan.execution, self._plan.settings.rollouts
+        places: list[Place] = [None] * len(answers)  # type: ignore[list-item]
+        batches = []
+        lengths = [len(answer.tokens) for answer in answers]
+        for number, pack in enumerate(grouped(lengths, made.micro_batch_tokens, made.packing)):
+            batch = batch_of([answers[index] for index in pack])
+            batches.append(batch)
+            scores_T = self._reference(batch) if self._reference else None
+            for index, extent in zip(pack, batch.documents(), strict=True):
+                trained_T = batch.weights_T[extent] != 0
+                places[index] = Place(
+                    "rollout",
+                    number,
+                    extent,
+                    None if scores_T is None else scores_T[extent][trained_T],
+                    answers[index].log_probs_K,
+                    rewards[index],
+                )
+        groups = (tuple(places[at : at + count]) for at in range(0, len(places), count))
+        return tuple(batches), total_weight(batches), tuple(groups)
+
+    def _record(
+        self, step: int, data: Dataset, answers: Sequence[Rollout], rewards: Sequence[float]
+    ) -> None:
+        lengths = [len(answer.log_probs_K) for answer in answers]
+        self.metrics = {
+            "reward": float(np.mean(rewards)),
+            "reward_std": float(np.std(rewards)),
+            "answer_tokens": float(np.mean(lengths)),
+        }
+        lines = []
+        for answer, reward, length in zip(answers, rewards, lengths, strict=True):
+            path, line = _place(data, answer.prompt)
+            values = {"step": step, "file": str(path), "line": line, "answer": answer.text}
+            lines.append({**values, "reward": reward, "tokens": length})
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        files.append(self._plan.run.path / ROLLOUTS, text.encode())
+
+
+def batch_of(answers: Sequence[Rollout]) -> Batch:
+    """Lay answers end to end behind their prompts; the answers' tokens are trained."""
+    tokens, targets, weights, starts = list[int](), list[int](), list[float](), [0]
+    for answer in answers:
+        prompt = len(answer.tokens) - len(answer.log_probs_K)
+        tokens += answer.tokens
+        targets += [*answer.tokens[1:], 0]
+        weights += [0.0] * (prompt - 1) + [1.0] * len(answer.log_probs_K) + [0.0]
+        starts.append(len(tokens))
+    return Batch(
+        np.array(tokens, np.int64),
+        np.array(targets, np.int64),
+        np.array(weights, np.float32),
+        np.array(starts[:-1], np.int64),
+    )
+
+
+def require_same_model(step: Step, log_probs: Sequence[Floats], dtype: DType, updates: int) -> None:
+    """Refuse answers whose log-probabilities are not those of the model that is trained.
+
+    After the first of several updates on the same answers the two differ by what was learned.
+
+    Raises:
+        TrainingError: T005.
+    """
+    if (step.number - 1) % updates:
+        return
+    distances = []
+    for place in (place for group in step.groups for place in group):
+        batch = step.batches[place.batch]
+        trained_T = batch.weights_T[place.extent] != 0
+        assert place.sampled_K is not None
+        found_K = log_probs[place.batch][place.extent][trained_T]
+        distances.append(np.abs(found_K - place.sampled_K))
+    apart = float(np.concatenate(distances).mean())
+    if not apart <= APART[dtype]:
+        raise TrainingError(
+            "T005",
+            "the answers were not sampled from the model that is trained",
+            where=f"step {step.number}",
+            found=f"log-probabilities {apart:.2g} nats apart, on average",
+            expected=f"at most {APART[dtype]:g} in {dtype}",
+            remedy="report it to the backend's authors; the run can be resumed on another backend",
+        )
+
+
+def rows_of(plan: RunPlan, side: str) -> dict[tuple[Path, int], Mapping[str, object]]:
+    """Return the rows of the data files, by file and line."""
+    checked = plan.inputs.rows.train if side == "train" else plan.inputs.rows.valid
+    blocks = cut(
+        [file.path for file in checked],
+        masks=[file.chosen for file in checked],
+        lines=[file.lines for file in checked],
+    )
+    return {
+        (block.path, number): parse_object(line) for block in blocks for number, line in block.lines
+    }
+
+
+def _place(data: Dataset, document: int) -> tuple[Path, int]:
+    return data.files[int(data.files_D[document])], int(data.lines_D[document])
