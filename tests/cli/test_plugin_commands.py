@@ -175,6 +175,14 @@ def test_the_provider_of_a_name(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     assert provider("objectives", "mine").id == "first"
 
 
+def test_a_broken_plugin_may_be_the_one_that_provides_a_name(site: Site) -> None:
+    site.add("ill", HELLO, manifest="id = 3\n")
+    with pytest.raises(BackendError) as missing:
+        provider("objectives", "zzzzzz")
+    assert "'ill' is installed but broken" in str(missing.value.found)
+    assert missing.value.remedy == "vox plugin doctor ill"
+
+
 def test_an_unknown_extension_point_is_a_note_of_the_doctor(site: Site) -> None:
     site.add("other", HELLO, manifest=PLUGIN + '[provides]\nscorers = ["f1"]\n')
     code, out, _ = vox("plugin", "doctor", "other")

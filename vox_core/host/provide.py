@@ -88,6 +88,9 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     if offered:
         found = f"plugin {offered[0]!r} of the catalog does"
         remedy = f"vox plugin install {offered[0]}"
+    elif not hint and (broken_ones := [each.id for each in plugins if each.fault]):
+        found = f"plugin {broken_ones[0]!r} is installed but broken, and may be the one that does"
+        remedy = f"vox plugin doctor {broken_ones[0]}"
     what = f"no installed plugin provides {name!r} ({point})"
     return BackendError("B013", what, found=found, remedy=remedy)
 

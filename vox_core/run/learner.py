@@ -132,9 +132,7 @@ class Learner:
         if self._objective is not None:
             totals = totals_of(batches, groups)
             return weigh(self._objective, batches, groups, list(scored), totals).loss
-        loss = sum(
-            _loss(batch, log_probs_T) for batch, log_probs_T in zip(batches, scored, strict=True)
-        )
+        loss = sum(map(_loss, batches, scored))
         return loss / sum(float(batch.weights_T.sum()) for batch in batches)
 
     def _accumulated(self, step: Step) -> float:
@@ -150,8 +148,6 @@ class Learner:
         return loss / step.total_weight
 
     def _in_two_passes(self, objective: Objective, step: Step, seeds: Sequence[int]) -> float:
-        import numpy as np
-
         batches = step.batches
         log_probs = [
             self._trainer.log_probs(batch, self._name, seed)
@@ -163,14 +159,12 @@ class Learner:
         outcome = weigh(objective, batches, step.groups, log_probs, totals)
         for batch, weights_T, seed in zip(batches, outcome.weights, seeds, strict=True):
             if weights_T.any():
-                scaled_T = weights_T * np.float32(step.total_weight)
+                scaled_T = weights_T * float(step.total_weight)
                 self._trainer.accumulate(weighted(batch, scaled_T), seed, self._name)
         self.metrics = outcome.metrics
         return outcome.loss
 
     def _in_one_pass(self, objective: Objective, step: Step, seeds: Sequence[int]) -> float:
-        import numpy as np
-
         totals, outcomes = totals_of(step.batches, step.groups), list[tuple[int, StepWeights]]()
         of_batches = by_batch(step.groups, len(step.batches))
         for batch, groups, seed in zip(step.batches, of_batches, seeds, strict=True):
@@ -178,7 +172,7 @@ class Learner:
             def weights_of(log_probs_T: Floats) -> Floats:
                 outcome = weigh(objective, [batch], groups, [log_probs_T], totals)  # noqa: B023
                 outcomes.append((len(groups), outcome))  # noqa: B023
-                return outcome.weights[0] * np.float32(step.total_weight)
+                return outcome.weights[0] * float(step.total_weight)
 
             self._trainer.accumulate(batch, seed, self._name, weights_of)
         self.metrics = mean_metrics(outcomes)
