@@ -8,10 +8,12 @@ Markers are declared in pyproject.toml. Fixtures live beside the tests that use 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,19 @@ def pytest_configure() -> None:
         from vox_mlx.blas import load_blas  # noqa: TID251  (of the tests, not of the core)
 
         load_blas()
+
+
+_modules_frozen = 0
+
+
+def pytest_runtest_teardown() -> None:
+    """Take what imports have made out of the garbage collector's sight: closing a model collects,
+    and with torch and transformers there that takes 0.4 s, a third of the time of many tests."""
+    global _modules_frozen
+    if len(sys.modules) > _modules_frozen + 100:
+        _modules_frozen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -162,12 +162,17 @@ def test_info(place: Place, kind: str) -> None:
 
 
 def test_doctor(place: Place, kind: str) -> None:
-    codes = (0, 1) if kind == "stdout" else (1,)  # others that are installed may have their faults
-    examined = place.json("plugin", "doctor", "--timeout", 5, codes=codes)
+    codes = (0,) if kind == "stdout" else (1,)
+    examined = place.json("plugin", "doctor", "bad", "--timeout", 5, codes=codes)
     for bad in of("bad", examined):
         assert KINDS[kind].finding in json.dumps(bad["checks"])
         assert bad["ok"] == (kind == "stdout")  # a bad habit, and no fault
     assert of("bad", examined)
+
+
+def test_the_doctor_looks_at_the_others_too(places: Callable[[str], Place]) -> None:
+    examined = places("hang").json("plugin", "doctor", "--timeout", 5, codes=(1,))
+    assert [each["ok"] for each in of("bad", examined)] == [False]
     assert [each["ok"] for each in of("cpu", examined)] == [True]
 
 

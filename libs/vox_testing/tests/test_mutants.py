@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from libs.vox_testing.tests.mutant import Mutant, Mutated
 from libs.vox_testing.tests.mutants import MUTANTS
@@ -110,7 +111,8 @@ def run(
     unwatched = ["-p", "no:unraisableexception", "-p", "no:threadexception"]
     plugins = [*unwatched, "-p", "vox_testing.plugin"]
     arguments = [*quiet, "-c", str(project / "pytest.ini"), *plugins]
-    pytest.main([*arguments, *tests], plugins=[failures])
+    with np.printoptions(threshold=8):  # a failed assertion writes its arrays, which nobody reads
+        pytest.main([*arguments, *tests], plugins=[failures])
     return failures
 
 
