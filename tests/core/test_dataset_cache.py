@@ -453,6 +453,34 @@ def test_a_weight_between_0_and_1_is_kept_as_it_is(model: Path, tmp_path: Path) 
     assert {*first[0].weights_T.tolist()} == {0, 0.5, 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "other", "same"),
+    [
+        ("dpo", {"beta": "0.1"}, ("dpo", {"loss_type": "ipo"}), True),
+        ("dpo", {}, ("simpo", {}), False),
+        ("kto", {}, ("kto", {"beta": "0.2"}), True),
+        ("kto", {}, ("kto", {"loss_type": "apo_zero_unpaired"}), False),
+        ("grpo", {"beta": "0.2"}, ("sft", {}), True),
+        ("dpo", {}, ("sft", {}), False),
+    ],
+)
+def test_options_that_change_no_token_make_no_other_entry(
+    model: Path, name: str, options: dict[str, str], other: tuple[str, dict[str, str]], same: bool
+) -> None:
+    specs = ObjectiveSpec(name, options), ObjectiveSpec(*other)
+    one, two = (dataset_cache._key([], model, 64, spec) for spec in specs)
+    assert (one == two) is same
+
+
+def test_options_of_an_objective_that_declares_nothing_make_another_entry(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = sides.load_objective("dpo")
+    monkeypatch.setattr(type(objective), "options_of_examples", None)
+    one, two = (ObjectiveSpec("dpo", {"beta": beta}) for beta in ("0.1", "0.2"))
+    assert sides.identity_of(one) != sides.identity_of(two)
+
+
 def test_another_version_of_the_objectives_plugin_makes_another_entry(
     model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,14 +150,19 @@ def objective_of(spec: ObjectiveSpec) -> Objective | None:
 
 
 def identity_of(spec: ObjectiveSpec) -> list[object]:
-    """Return name, options and the plugin's version: what decides the documents of a row.
+    """Return what decides the documents of a row: name, options and the plugin's version; those of
+    supervised training for an objective that learns from answers.
 
     Raises:
-        BackendError: B013, no plugin provides it.
+        InputError: as `load_objective`.
     """
-    plugin = None if spec.name == SFT.name else provider("objectives", spec.name)
-    version = plugin and [plugin.id, plugin.shown_version]
-    return [spec.name, sorted(spec.options.items()), version]
+    objective = objective_of(spec)
+    if objective is None or learns_from_answers(objective):
+        return [SFT.name, [], None]
+    deciding = objective.options_of_examples
+    options = [each for each in spec.options.items() if deciding is None or each[0] in deciding]
+    plugin = provider("objectives", spec.name)
+    return [spec.name, sorted(options), {plugin.id: plugin.shown_version}]
 
 
 def learns_from_answers(objective: Objective | None) -> bool:

@@ -239,9 +239,9 @@ def card(
         "base model": f"{model.id} ({model.model_type})",
         "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
         f"{len(plan.modules)} modules, {plan.trainable_parameters:,} parameters",
-        "data": f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
+        "data": f"{contract.data.rows} examples, {contract.data.tokens:,} tokens, "
         f"{contract.data.trained_tokens:,} of them trained",
-        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} documents each",
+        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
         "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
         f"peak rate {optimizer.lr:g}, {optimizer.schedule}",
         "seed": str(contract.seed),

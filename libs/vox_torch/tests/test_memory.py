@@ -28,6 +28,8 @@ from libs.vox_torch.tests.jobs import (
 
 from vox_core.contract import LoadJob, Notice, StepSkipped
 from vox_core.errors import TrainingError
+from vox_core.run.generate import Generator, Prompt
+from vox_core.run.sampling import Sampling
 from vox_torch import forward, layout, optimizer
 from vox_torch import train as training
 from vox_torch.layout import halves
@@ -133,8 +135,7 @@ def test_generation_that_runs_out_of_memory_says_what_to_lower(tiny, monkeypatch
     loaded = load(LoadJob(folder, "fp32"), DeviceProfile("cpu"))
     model = loaded if flag == "--max-tokens" else open_trainer(folder)[0]
     with pytest.raises(TrainingError) as caught:
-        model.insert(0, np.array([1, 2, 3]))
-        model.advance({})
+        next(Generator(model).generate([Prompt([1, 2, 3], Sampling(4))]))
     assert caught.value.code == "VOX-T002" and "2 GiB" in caught.value.found
     assert flag in caught.value.remedy and "--quant nf4" in caught.value.remedy
 

@@ -35,6 +35,8 @@ MOST_LIKELY = -(2.0**-24)
 class Paired(Objective):
     """A loss of the margin between the scores of a pair's answers."""
 
+    options_of_examples = ()
+
     beta: float = Field(0.1, gt=0)
 
     def examples(self, row: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
@@ -172,6 +174,8 @@ class KTO(Objective):
     z is at least 0, the mean of r over the step's prompts with answers of other rows, as in TRL.
     With `apo_zero_unpaired` (arXiv:2408.06266) z is 0.
     """
+
+    options_of_examples = ("loss_type",)
 
     beta: float = Field(0.1, gt=0)
     desirable_weight: float = Field(1.0, ge=0)
