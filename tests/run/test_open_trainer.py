@@ -16,7 +16,15 @@ from vox_core.data.batching import to_batch
 from vox_core.data.encode import Encoder
 from vox_core.data.rows import parse_row
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import AdapterError, BackendError, ConfigError, DataError, PlanError, VoxError
+from vox_core.errors import (
+    AdapterError,
+    BackendError,
+    ConfigError,
+    DataError,
+    OutputError,
+    PlanError,
+    VoxError,
+)
 from vox_core.run.learner import Learner
 from vox_testing.llama import write_llama
 
@@ -338,6 +346,9 @@ def test_an_adapter_is_saved_and_loaded(trainer, base: Path, tmp_path: Path) -> 
     for before, after in zip(scores, trainer.log_probs(ROWS), strict=True):
         np.testing.assert_array_equal(before, after)
     assert (trainer.step, dict(trainer.state.moments)) == (0, {})
+    with pytest.raises(OutputError, match="exists") as caught:
+        trainer.save(saved)
+    assert "--out" not in caught.value.remedy
     with pytest.raises(AdapterError, match="no adapter"):
         trainer.load(base)
     other = vox.open_trainer(base, **{**SETTINGS, "rank": 2})

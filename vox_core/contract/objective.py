@@ -69,11 +69,13 @@ class Weighed:
         loss: the groups' share of the step's loss; a step's loss is the sum over its calls.
         weights: for each side of each group, `-d loss / d log_probs_K`, float32 (K,).
         metrics: name -> mean over the groups.
+        counts: name -> number of values in the mean, for metrics that not every group has one of.
     """
 
     loss: float
     weights: Sequence[Sequence[Floats]]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Reward(ABC):
