@@ -200,8 +200,8 @@ class Rollouts:
             where=place_of(*place),
             found=f"{fault}; the answer begins {answer[:60]!r}",
             expected="a finite number",
-            remedy="correct the row or the reward (--debug shows the traceback), and train again with "
-            "another --out",
+            remedy="correct the row or the reward, and train again with another --out; the option "
+            "--debug shows the traceback",
         ) from cause
 
     def _placed(self, answers: Sequence[Rollout], rewards: Sequence[float]) -> StepBatches:
