@@ -19,16 +19,8 @@ _PACKED = (
 _ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
 
 _OF_OBJECTIVES = (
-    "beta",
-    "loss-type",
-    "label-smoothing",
-    "simpo-gamma",
-    "desirable-weight",
-    "undesirable-weight",
-    "epsilon",
-    "epsilon-high",
-    "scale-rewards",
-    "importance-sampling-level",
+    "beta loss-type label-smoothing simpo-gamma desirable-weight undesirable-weight epsilon "
+    "epsilon-high scale-rewards importance-sampling-level"
 )
 
 PEERS: dict[str, tuple[str, str]] = {
@@ -102,7 +94,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "teacher-model-name-or-path": ("teacher", ""),
     **{
         name: ("objective", f"an option of it: -O {name.replace('-', '_')}=VALUE")
-        for name in _OF_OBJECTIVES
+        for name in _OF_OBJECTIVES.split()
     },
     "logging-steps": ("", "every step is logged, to telemetry.jsonl in the run folder"),
 }
