@@ -208,7 +208,7 @@ def unwritable(path: Path, error: OSError) -> OutputError | StorageError:
     )
 
 
-def require_absent(path: Path) -> None:
+def require_absent(path: Path, remedy: str = "choose another one with --out") -> None:
     """Refuse to overwrite an existing path.
 
     Raises:
@@ -221,7 +221,7 @@ def require_absent(path: Path) -> None:
             where=path,
             found="a folder" if path.is_dir() else "a file",
             expected="a path where there is nothing yet",
-            remedy="choose another one with --out",
+            remedy=remedy,
         )
 
 

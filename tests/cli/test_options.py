@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import SECTIONS, TrainSettings, is_table
 from vox_core.config.peers import PEERS
+from vox_core.known import known_plugins
 
 
 @pytest.fixture
@@ -79,6 +81,11 @@ def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
         ("--eval-steps", "did you mean --eval-every? see `"),
         ("--save_steps", "did you mean --save-every? see `"),
         ("--output-dir", "did you mean --out? see `"),
+        ("--num-generations", "did you mean --rollouts? see `"),
+        ("--beta", "did you mean --objective? (an option of it: -O beta=VALUE)"),
+        ("--loss_type", "did you mean --objective? (an option of it: -O loss_type=VALUE)"),
+        ("--max-prompt-length", "did you mean --seq-len? (it counts prompt and answer together"),
+        ("--max-completion-length", "did you mean --rollout-tokens? see `"),
         ("--report-to", "trackers are plugins, and need no setting"),
     ],
 )
@@ -99,6 +106,13 @@ def test_a_peers_name_as_a_variable(vox, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("VOX_TRAIN_LEARNING_RATE", "1")
     told = "VOX_TRAIN_LEARNING_RATE is unknown; did you mean VOX_TRAIN_LR?"
     assert told in vox("train").err
+
+
+def test_help_lists_the_objectives_of_the_catalog() -> None:
+    told = TrainSettings.model_fields["objective"].description or ""
+    provided = [each.provides.get("objectives", ()) for each in known_plugins().values()]
+    names = {name for each in provided for name in each}
+    assert names and all(name in re.split(r"\W+", told) for name in names)
 
 
 def test_every_hint_names_a_setting() -> None:

@@ -32,6 +32,7 @@ from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import readable
+from vox_core.data.sides import examples_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -299,6 +300,17 @@ def test_blocks_hold_every_row_with_its_line(
         [other, data]
     )
     assert len(blocks) >= (2 if size > 200 else 10)
+    assert min(len(block.lines) for block in blocks) >= 2  # an objective may compare two rows
+
+
+def test_a_row_without_another_one_is_refused_where_an_objective_compares_rows() -> None:
+    row = {"prompt": "how?", "completion": "so", "label": True}
+    alone = Block(Path("a.jsonl"), 0, [(1, json.dumps(row).encode())])
+    kto, apo = ({}, {"loss_type": "apo_zero_unpaired"})
+    (found,) = alone.rows(examples_of(ObjectiveSpec("kto", kto)))
+    assert not found.sides and "found no other row" in found.misfit
+    (found,) = alone.rows(examples_of(ObjectiveSpec("kto", apo)))
+    assert list(found.sides) == ["chosen"] and not found.misfit
 
 
 def test_any_number_of_processes_gives_the_same(
@@ -447,10 +459,38 @@ def test_a_weight_between_0_and_1_is_kept_as_it_is(model: Path, tmp_path: Path) 
     ]
     data = tmp_path / "weighted.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    first = made(data, model=model, block_bytes=1)  # each row is a part by itself
+    first = made(data, model=model, block_bytes=1)  # some parts of two rows
     whole = build_dataset(load_records([data]), load_tokenizer(model), 64)
     assert contents(first) == contents(from_cache(data, model=model)) == contents(whole)
     assert {*first[0].weights_T.tolist()} == {0, 0.5, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "other", "same"),
+    [
+        ("dpo", {"beta": "0.1"}, ("dpo", {"loss_type": "ipo"}), True),
+        ("dpo", {}, ("simpo", {}), False),
+        ("kto", {}, ("kto", {"beta": "0.2"}), True),
+        ("kto", {}, ("kto", {"loss_type": "apo_zero_unpaired"}), False),
+        ("grpo", {"beta": "0.2"}, ("sft", {}), True),
+        ("dpo", {}, ("sft", {}), False),
+    ],
+)
+def test_options_that_change_no_token_make_no_other_entry(
+    model: Path, name: str, options: dict[str, str], other: tuple[str, dict[str, str]], same: bool
+) -> None:
+    specs = ObjectiveSpec(name, options), ObjectiveSpec(*other)
+    one, two = (dataset_cache._key([], model, 64, spec) for spec in specs)
+    assert (one == two) is same
+
+
+def test_options_of_an_objective_that_declares_nothing_make_another_entry(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = sides.load_objective("dpo")
+    monkeypatch.setattr(type(objective), "options_of_examples", None)
+    one, two = (ObjectiveSpec("dpo", {"beta": beta}) for beta in ("0.1", "0.2"))
+    assert sides.identity_of(one) != sides.identity_of(two)
 
 
 def test_another_version_of_the_objectives_plugin_makes_another_entry(

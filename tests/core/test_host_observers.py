@@ -231,11 +231,12 @@ def test_an_event_of_a_backends_own_is_passed_over(site: Site) -> None:
 
 
 def test_closing_ends_them_at_once(site: Site) -> None:
-    heard = watch(site, "slow", HANG)
+    told = site.folder / "told"
+    os.mkfifo(told)
+    watch(site, "slow", f"open({str(told)!r}, 'w').close(); {HANG}")
     observers = Observers()
     observers.tell(EVENT)
-    while not heard():
-        time.sleep(0.05)
+    told.read_bytes()  # waits until the observer opens it
     (feeder,) = [each._feeder for each in observers._listening]
     observers.close()
     observers.close()

@@ -7,7 +7,6 @@ its own. Then its numbers, by family, in this process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 from tests.core.author_env import Environment
 from tests.parity.held import learning
+from tests.parity.installed_example import Vox, installed, losses, runs_of, vox_in
 from vox_core.contract import LoadJob, TrainState
 from vox_cpu import backend as cpu
 from vox_testing import jobs
@@ -38,44 +38,20 @@ LOGITS = 2e-5
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    made = Environment(tmp_path_factory.mktemp("third"))
-    made.install_editable(EXAMPLE)
-    return made
+    return installed(EXAMPLE, tmp_path_factory.mktemp("third"))
 
 
 @pytest.fixture(scope="module")
-def vox(environment: Environment) -> Callable[..., str]:
-    """`vox(...)` -> stdout, where the example is installed beside this environment's packages."""
-
-    def run(*arguments: str) -> str:
-        done = environment.run("-m", "vox_core.cli", *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+def vox(environment: Environment) -> Vox:
+    return vox_in(environment)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, with a data file beside it."""
-    folder = make_model("llama", tmp_path_factory.mktemp("tiny") / "base")
-    rows = [{"prompt": f"What is {n}?", "completion": f"It is {n * n}."} for n in range(8)]
-    (folder.parent / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return folder
+def runs(vox: Vox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return runs_of(vox, tmp_path_factory.mktemp("tiny"), ("cpu", "float64"), STEPS)
 
 
-@pytest.fixture(scope="module")
-def runs(vox: Callable[..., str], base: Path) -> dict[str, Path]:
-    """Backend -> its run of the same contract."""
-    made = {backend: base.parent / backend for backend in ("cpu", "float64")}
-    numbers = ("--dtype", "fp32", "--max-steps", str(STEPS), "--batch-size", "2", "--lr", "1e-2")
-    data = ("--model", str(base), "--data", str(base.parent / "train.jsonl"))
-    for backend, out in made.items():
-        vox("train", *data, *numbers, "--rank", "4", "--backend", backend, "--out", str(out))
-    return made
-
-
-def test_it_is_never_chosen_unless_by_name(vox: Callable[..., str], runs: dict[str, Path]) -> None:
+def test_it_is_never_chosen_unless_by_name(vox: Vox, runs: dict[str, Path]) -> None:
     told = {each["id"]: each for each in json.loads(vox("backend", "list", "--json"))}
     assert told["float64"]["status"] == "rejected"
     assert "--backend float64" in told["float64"]["reason"]
@@ -84,20 +60,15 @@ def test_it_is_never_chosen_unless_by_name(vox: Callable[..., str], runs: dict[s
 
 
 def test_its_curve_is_that_of_the_cpu(runs: dict[str, Path]) -> None:
-    exact, cpus = (telemetry(runs[backend]) for backend in ("float64", "cpu"))
+    exact, cpus = (losses(runs[backend]) for backend in ("float64", "cpu"))
     assert len(exact) == STEPS
     assert cpus == pytest.approx(exact, rel=LOSS)
     assert cpus != exact
     assert exact[-1] < 0.7 * exact[0]
 
 
-def telemetry(run: Path) -> list[float]:
-    lines = map(json.loads, (run / "telemetry.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "step"]
-
-
 @pytest.mark.long  # as any backend does: test_families.py
-def test_it_merges_and_answers(vox: Callable[..., str], runs: dict[str, Path]) -> None:
+def test_it_merges_and_answers(vox: Vox, runs: dict[str, Path]) -> None:
     run, named = str(runs["float64"]), ("--backend", "float64")
     merged = runs["float64"].with_name("merged")
     vox("merge", run, *named, "--out", str(merged))
@@ -146,10 +117,10 @@ def relative(a: list[np.ndarray], b: list[np.ndarray]) -> float:
 def test_float32_on_the_cpu_agrees_with_float64(
     model: Path, float64: object, tmp_path: Path
 ) -> None:
-    losses, state = train(cpu, model, tmp_path)
-    exact_losses, exact = train(float64, model, tmp_path)
-    assert losses == pytest.approx(exact_losses, rel=LOSS)
-    assert losses != exact_losses, "the oracle computes in float32"
+    found, state = train(cpu, model, tmp_path)
+    expected, exact = train(float64, model, tmp_path)
+    assert found == pytest.approx(expected, rel=LOSS)
+    assert found != expected, "the oracle computes in float32"
 
     mine, other = state.adapter.tensors(), exact.adapter.tensors()
     assert mine.keys() == other.keys()

@@ -130,9 +130,16 @@ def chosen_for_all(monkeypatch: pytest.MonkeyPatch) -> list[Bigram]:
         return made[-1]
 
     able = SimpleNamespace(learners=True)
-    manifest = SimpleNamespace(capabilities=able, memory=SimpleNamespace(padded_rows=True))
+    manifest = SimpleNamespace(
+        capabilities=able,
+        memory=SimpleNamespace(padded_rows=True),
+        requires=SimpleNamespace(distributions=("numpy>=2",)),
+    )
     backend = SimpleNamespace(
-        id="bigram", one_pass=False, found=SimpleNamespace(manifest=manifest), train=train
+        id="bigram",
+        one_pass=False,
+        found=SimpleNamespace(manifest=manifest, distribution="vox-bigram"),
+        train=train,
     )
     verdict = Verdict("bigram", "1", "bigram", "chosen", "")
     selection = Selection(

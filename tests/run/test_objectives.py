@@ -18,9 +18,9 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Document
-from vox_core.errors import BackendError, ConfigError, DataError, TrainingError
+from vox_core.errors import BackendError, ConfigError, DataError, PluginError, TrainingError
 from vox_core.run import rollouts
-from vox_core.run.objective import by_batch, mean_metrics, totals_of, weigh
+from vox_core.run.objective import StepWeights, by_batch, mean_metrics, totals_of, weigh
 from vox_core.run.train import train
 
 PAIRS = [
@@ -188,20 +188,26 @@ def test_weights_land_where_the_documents_are():
     assert (totals.groups, dict(totals.documents)) == (3, {"a": 3, "b": 3})
     assert dict(totals.tokens) == {"a": 5 + 3 + 12 - 6, "b": 9 + 4 + 12 - 6}
     whole = weigh(Sum(), batches, groups, log_probs, totals)
+    places = by_batch(groups, len(batches))
     parts = [
-        (len(some), weigh(Sum(), [batch], some, [scores], totals))
-        for batch, some, scores in zip(
-            batches, by_batch(groups, len(batches)), log_probs, strict=True
-        )
+        weigh(Sum(), [batch], some, [scores], totals)
+        for batch, some, scores in zip(batches, places, log_probs, strict=True)
     ]
-    assert sum(part.loss for _, part in parts) == pytest.approx(whole.loss)
-    assert mean_metrics(parts)["groups"] == pytest.approx(sum(count**2 for count, _ in parts) / 3)
+    assert sum(part.loss for part in parts) == pytest.approx(whole.loss)
     for index, (batch, weights_T) in enumerate(zip(batches, whole.weights, strict=True)):
-        assert np.array_equal(weights_T, parts[index][1].weights[0])
+        assert np.array_equal(weights_T, parts[index].weights[0])
         assert np.array_equal(weights_T != 0, batch.weights_T != 0)
         for place in (place for group in groups for place in group if place.batch == index):
             values = set(weights_T[place.extent].tolist()) - {0.0}
             assert values == {-1.0 if place.label == "a" else 2.0}
+
+
+def test_metrics_of_parts_count_as_often_as_they_have_values():
+    def part(counts, **metrics):
+        return StepWeights(0.0, metrics, dict.fromkeys(metrics, counts), [])
+
+    parts = [part(3, a=1.0, b=5.0), part(1, a=5.0)]
+    assert mean_metrics(parts) == {"a": 2.0, "b": 5.0}
 
 
 def test_weights_of_a_wrong_shape_are_the_objectives_fault():
@@ -214,6 +220,19 @@ def test_weights_of_a_wrong_shape_are_the_objectives_fault():
     scores = [np.zeros(len(batch.tokens_T), "f4") for batch in batches]
     with pytest.raises(TrainingError, match="wrong shape"):
         weigh(Short(), batches, groups, scores, totals_of(batches, groups))
+
+
+def test_an_objective_that_raises_is_named_with_its_line():
+    class Odd(Sum):
+        def weigh(self, groups, totals):
+            raise ValueError("odd")
+
+    batches, groups = cut_groups(documents([(5, 9)]), 100)
+    scores = [np.zeros(len(batch.tokens_T), "f4") for batch in batches]
+    line = Odd.weigh.__code__.co_firstlineno + 1
+    with pytest.raises(PluginError) as caught:
+        weigh(Odd(), batches, groups, scores, totals_of(batches, groups))
+    assert caught.value.found == f"ValueError: odd ({__file__}, line {line})"
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -277,7 +296,8 @@ def test_answers_of_another_model_are_noticed(learning, monkeypatch):
     [
         ("return 'much'", "no number"),
         ("return float('nan')", "nan"),
-        ("raise KeyError('gone')", "KeyError"),
+        ("raise KeyError('gone')", "raised KeyError: 'gone' ("),
+        ("raise KeyError('gone')", "reward.py, line 2)"),
         ("import os; os._exit(3)", "ended its process"),
     ],
 )

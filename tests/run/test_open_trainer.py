@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from vox_core.data.batching import to_batch
 from vox_core.data.encode import Encoder
 from vox_core.data.rows import parse_row
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import AdapterError, BackendError, ConfigError, DataError, PlanError, VoxError
+from vox_core.errors import (
+    AdapterError,
+    BackendError,
+    ConfigError,
+    DataError,
+    OutputError,
+    PlanError,
+    VoxError,
+)
 from vox_core.run.learner import Learner
 from vox_testing.llama import write_llama
 
@@ -338,6 +347,11 @@ def test_an_adapter_is_saved_and_loaded(trainer, base: Path, tmp_path: Path) -> 
     for before, after in zip(scores, trainer.log_probs(ROWS), strict=True):
         np.testing.assert_array_equal(before, after)
     assert (trainer.step, dict(trainer.state.moments)) == (0, {})
+    made_with = json.loads((saved / "vox_adapter.json").read_text())["versions"]
+    assert {"numpy", "python"} <= made_with.keys() and "torch" not in made_with  # needs no torch
+    with pytest.raises(OutputError, match="exists") as caught:
+        trainer.save(saved)
+    assert "--out" not in caught.value.remedy
     with pytest.raises(AdapterError, match="no adapter"):
         trainer.load(base)
     other = vox.open_trainer(base, **{**SETTINGS, "rank": 2})

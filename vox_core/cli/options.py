@@ -58,7 +58,10 @@ METAVARS: dict[Any, str] = {
 DURATION = "DURATION"
 SHORT = {"objective_options": ("-O",)}
 _OF_ROWS = ("model", "revision", "template", "data", "valid", "seq_len", "config_file")
-DATA_SECTIONS: dict[str, tuple[str, ...]] = {"Data": (*_OF_ROWS, *DataSettings.model_fields)}
+DATA_SECTIONS: dict[str, tuple[str, ...]] = {
+    "Data": (*_OF_ROWS, *DataSettings.model_fields),
+    "Objective": ("objective", "objective_options"),
+}
 """Flags of `vox train` that the commands of `vox data` take, too."""
 
 S = TypeVar("S", bound=Section)

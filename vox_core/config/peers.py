@@ -18,6 +18,11 @@ _PACKED = (
 )
 _ANSWERS = "nothing to set: what the assistant says is trained, and nothing else"
 
+_OF_OBJECTIVES = (
+    "beta loss-type label-smoothing simpo-gamma desirable-weight undesirable-weight epsilon "
+    "epsilon-high scale-rewards importance-sampling-level"
+)
+
 PEERS: dict[str, tuple[str, str]] = {
     "learning-rate": ("lr", ""),
     "lora-r": ("rank", ""),
@@ -81,6 +86,16 @@ PEERS: dict[str, tuple[str, str]] = {
         "trackers are plugins, and need no setting: vox plugin install tensorboard; "
         "telemetry.jsonl in the run folder has every step",
     ),
+    "num-generations": ("rollouts", ""),
+    "num-iterations": ("updates", ""),
+    "max-completion-length": ("rollout-tokens", ""),
+    "max-prompt-length": ("seq-len", "it counts prompt and answer together"),
+    "reward-funcs": ("reward", ""),
+    "teacher-model-name-or-path": ("teacher", ""),
+    **{
+        name: ("objective", f"an option of it: -O {name.replace('-', '_')}=VALUE")
+        for name in _OF_OBJECTIVES.split()
+    },
     "logging-steps": ("", "every step is logged, to telemetry.jsonl in the run folder"),
 }
 """Name of a peer's -> setting of vox ("" for none), and what differs."""

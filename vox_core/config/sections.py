@@ -172,7 +172,9 @@ class TrainSettings(DataSettings):
     )
     method: Literal["lora", "rslora", "dora"] = Field("lora", description="Adapter type.")
     objective: str = Field(
-        "sft", description="What training minimises: sft, or the name of a plugin's objective."
+        "sft",
+        description="What training minimises: sft, or an objective of a plugin, such as dpo, orpo, "
+        "simpo, kto, grpo, ppo, distill. docs/guide/objectives.md says which one to use.",
     )
     objective_options: Annotated[Mapping[str, str], BeforeValidator(_pairs)] = Field(
         {},

@@ -10,9 +10,9 @@ Shape legend: K trained positions of a document.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from vox_core.contract.arrays import Floats
@@ -69,11 +69,13 @@ class Weighed:
         loss: the groups' share of the step's loss; a step's loss is the sum over its calls.
         weights: for each side of each group, `-d loss / d log_probs_K`, float32 (K,).
         metrics: name -> mean over the groups.
+        counts: name -> number of values in the mean, for metrics that not every group has one of.
     """
 
     loss: float
     weights: Sequence[Sequence[Floats]]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Reward(ABC):
@@ -95,7 +97,14 @@ class Reward(ABC):
 
 
 class Objective(ABC):
-    """What a step minimises."""
+    """What a step minimises.
+
+    Attributes:
+        options_of_examples: names of the options that decide `needs` or the documents of a row;
+            tokens in the cache serve all values of the others. None: all options.
+    """
+
+    options_of_examples: ClassVar[Collection[str] | None] = None
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK_BYTES = 1 << 21
+_FEWEST = 2
+"""Rows of a block: an objective may compare a row with another one of its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Block:
             DataError: D001, the file has changed.
         """
         others = [line for _, line in (*self.lines[1:], *self.lines[:1])]
+        others = others if len(others) > 1 else [None]
         for (number, line), other in zip(self.lines, others, strict=True):
             try:
                 yield row_of(line, self.path, number, examples, other)
@@ -90,7 +93,8 @@ def cut(
     masks: Sequence[RowMask | None] = (),
     lines: Sequence[Path] = (),
 ) -> Iterator[Block]:
-    """Every row of every file, in order, or those that its mask has; blocks of about `size` bytes.
+    """Every row of every file, in order, or those that its mask has; blocks of about `size` bytes,
+    of two rows at least, unless a file has one.
 
     Args:
         masks: of each file; of none, if none is given.
@@ -106,8 +110,9 @@ def cut(
                 if mask is None or number in mask:
                     block.append((number, line))
                     held += len(line or b"")
-                if held >= size:
-                    yield Block(path, file, block)
-                    block, held = [], 0
+                if held >= size and len(block) >= 2 * _FEWEST:
+                    yield Block(path, file, block[:-_FEWEST])
+                    block = block[-_FEWEST:]
+                    held = sum(len(line or b"") for _, line in block)
             if block:
                 yield Block(path, file, block)

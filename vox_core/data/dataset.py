@@ -231,10 +231,8 @@ def encode_rows(
         for row in some:
             numbers.setdefault(row.source, len(numbers))
         every = iter(encoder.encode_many([side for row in some for side in row.sides.values()]))
-        encoded = list[Encoded]()
-        for row in some:
-            sides = _whole_or_none([next(every) for _ in row.sides])
-            encoded += sides
+        encoded = [_whole_or_none([next(every) for _ in row.sides]) for row in some]
+        for row, sides in zip(some, encoded, strict=True):
             documents += _grouped(row, sides)
         stats.add(stats_of(encoder, encoded, numbers))
         stats.misfits += [f"{row.place}: {row.misfit}" for row in some if row.misfit]

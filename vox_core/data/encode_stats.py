@@ -54,9 +54,9 @@ class EncodeStats:
         counts: id of a finding -> rows.
         places: id of a finding -> the first of its rows: number of the file and line.
         details: id of a finding -> more words about its first row.
-        lengths: tokens of a whole row, before it is cut -> rows.
-        ended: rows with an end-of-turn token that is trained.
-        served: rows that were rendered as a server would.
+        lengths: tokens of a whole row, or of a side, before it is cut -> how many there are.
+        ended: rows with an end-of-turn token that is trained, on every side.
+        served: rows, or sides, that were rendered as a server would.
         largest: the largest token id; -1 without tokens.
         template, markers: there is a chat template; it has generation markers.
     """
@@ -112,34 +112,27 @@ class EncodeStats:
         return stats
 
 
-def stats_of(encoder: Encoder, rows: Sequence[Encoded], numbers: Mapping[Path, int]) -> EncodeStats:
+def stats_of(
+    encoder: Encoder, rows: Sequence[Sequence[Encoded]], numbers: Mapping[Path, int]
+) -> EncodeStats:
     """Statistics of some hundred rows.
 
     Args:
+        rows: the sides of each row; one unless an objective compares.
         numbers: of the files that they are from.
     """
     template = encoder.renderer.template
+    every = [side for sides in rows for side in sides]
     stats = EncodeStats(
         rows=len(rows),
-        faults=[f"{row.record.place}: {row.fault}" for row in rows if row.fault],
-        answers=sum(row.record.kind != "text" for row in rows),
+        faults=[f"{side.record.place}: {side.fault}" for side in every if side.fault],
+        answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
         template=template is not None,
         markers=bool(GENERATION.search(template or "")),
     )
-    rendered = [row for row in rows if row.rendered]
-    for row in rows:
-        place = numbers[row.record.source], row.record.line
-        if row.dropped:
-            stats.dropped[row.dropped] += 1
-        elif row.cut != "none":
-            stats.truncated[row.cut] += 1
-        if row.rendered:
-            stats.lengths[row.length] += 1
-            stats.ended += any(document.ends for document in row.documents)
-            tops = [int(document.tokens_T.max()) for document in row.documents]
-            stats.largest = max(stats.largest, *tops, -1)
-            for name in _findings(encoder, row, row.rendered):
-                stats.note(name, place)
+    for sides in rows:
+        _count(stats, encoder, sides, numbers)
+    rendered = [side for side in every if side.rendered]
     for at in _sample(len(rendered)):
         record = rendered[at].record
         if template is not None and record.messages is not None:
@@ -148,6 +141,23 @@ def stats_of(encoder: Encoder, rows: Sequence[Encoded], numbers: Mapping[Path, i
                 place = numbers[record.source], record.line
                 stats.note("serving-differs", place, difference)
     return stats
+
+
+def _count(
+    stats: EncodeStats, encoder: Encoder, sides: Sequence[Encoded], numbers: Mapping[Path, int]
+) -> None:
+    """Count one row: once, whatever the number of its sides, except for `lengths`."""
+    stats.dropped.update({side.dropped for side in sides if side.dropped})
+    stats.truncated.update({s.cut for s in sides if s.cut != "none" and not s.dropped})
+    rendered = [(side, side.rendered) for side in sides if side.rendered]
+    stats.lengths.update(side.length for side, _ in rendered)
+    ends = [any(document.ends for document in side.documents) for side, _ in rendered]
+    stats.ended += bool(ends) and all(ends)
+    tops = [int(document.tokens_T.max()) for side in sides for document in side.documents]
+    stats.largest = max(stats.largest, *tops, -1)
+    for name in dict.fromkeys(name for each in rendered for name in _findings(encoder, *each)):
+        record = sides[0].record
+        stats.note(name, (numbers[record.source], record.line))
 
 
 def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[str]:

@@ -16,6 +16,11 @@ from vox_core.errors import DataError, StorageError
 STEP = "correct these lines, or remove them, and run again"
 """What can be done about any malformed row."""
 WHOLE_FILE = "correct the file, or convert it, and run again"
+_FORMS = (
+    'rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}; for an objective, '
+    'also {"prompt": …, "chosen": …, "rejected": …}, {"chosen": […], "rejected": […]} or '
+    '{"prompt": …, "completion": …, "label": true}'
+)
 _NAMED = 5
 """Rows that a recurring fault names."""
 _TELL_EVERY = 1 << 14
@@ -120,7 +125,7 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
         "rows of a data file are malformed",
         where=", ".join(map(str, paths)),
         found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
-        expected='rows of {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}',
+        expected=_FORMS,
         faults=listed(faults),
         remedy=next_step({each.fault.code for each in faults}, paths),
     )
@@ -128,7 +133,7 @@ def malformed(paths: Sequence[Path], faults: Sequence[Placed]) -> DataError:
 
 def next_step(codes: Collection[str], paths: Iterable[Path]) -> str:
     """The remedy for malformed rows of some files, by the codes of their faults."""
-    step = WHOLE_FILE if {*codes} <= {"other format", "damaged file"} else STEP
+    step = WHOLE_FILE if codes and {*codes} <= {"other format", "damaged file"} else STEP
     if "invalid UTF-8" in codes:
         for path in dict.fromkeys(filter(_may_be_latin_1, paths)):
             step += (

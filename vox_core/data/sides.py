@@ -22,8 +22,9 @@ from vox_core.host.load import call_hook, format_error
 from vox_core.host.provide import provider
 
 Values: TypeAlias = Mapping[str, object]
-Examples: TypeAlias = Callable[[Values, Values], Mapping[str, Values]]
-"""From a row and another one to the row's sides, by label; ValueError if they cannot be made."""
+Examples: TypeAlias = Callable[[Values, Callable[[], Values]], Mapping[str, Values]]
+"""From a row, and what reads another one, to the row's sides, by label; ValueError if they cannot
+be made."""
 WHOLE = ""
 """Label of a row that is one document."""
 
@@ -63,14 +64,20 @@ def row_of(
 
     Args:
         examples: makes the sides of the row; None for supervised training.
-        other: the line of another row, for an objective that looks at two.
+        other: the line of another row, for an objective that looks at two; None: there is none.
 
     Raises:
         RowError: it is no row at all.
     """
     if examples is None:
         return Row.of(read_row(line, path, number))
-    values, beside = parse_object(line), parse_object(other)
+
+    def beside() -> Values:
+        if other is None:
+            raise ValueError("found no other row, expected one to compare this one with")
+        return parse_object(other)
+
+    values = parse_object(line)
     try:
         made = examples(values, beside)
         sides = {label: parse_row(dict(side), path, number) for label, side in made.items()}
@@ -150,14 +157,19 @@ def objective_of(spec: ObjectiveSpec) -> Objective | None:
 
 
 def identity_of(spec: ObjectiveSpec) -> list[object]:
-    """Return name, options and the plugin's version: what decides the documents of a row.
+    """Return what decides the documents of a row: name, options and the plugin's version; those of
+    supervised training for an objective that learns from answers.
 
     Raises:
-        BackendError: B013, no plugin provides it.
+        InputError: as `load_objective`.
     """
-    plugin = None if spec.name == SFT.name else provider("objectives", spec.name)
-    version = plugin and [plugin.id, plugin.shown_version]
-    return [spec.name, sorted(spec.options.items()), version]
+    objective = objective_of(spec)
+    if objective is None or learns_from_answers(objective):
+        return [SFT.name, [], None]
+    deciding = objective.options_of_examples
+    options = [each for each in spec.options.items() if deciding is None or each[0] in deciding]
+    plugin = provider("objectives", spec.name)
+    return [spec.name, sorted(options), {plugin.id: plugin.shown_version}]
 
 
 def learns_from_answers(objective: Objective | None) -> bool:
@@ -181,10 +193,10 @@ def examples_of(spec: ObjectiveSpec) -> Examples | None:
 def examples_by(objective: Objective) -> Examples:
     """Return what makes the sides of a row for an objective."""
 
-    def examples(row: Values, other: Values) -> Mapping[str, Values]:
+    def examples(row: Values, other: Callable[[], Values]) -> Mapping[str, Values]:
         sides = dict(objective.examples(row))
         if "mismatched" in objective.needs:
-            sides |= objective.mismatched(row, other)
+            sides |= objective.mismatched(row, other())
         return sides
 
     return examples

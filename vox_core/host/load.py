@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def foreign_errors(plugin: str, hook: str, kind: str = "backend") -> Iterator[No
         raise PluginError(
             "X001",
             f"{kind} {plugin!r} failed in {hook}",
-            found=format_error(error),
+            found=f"{format_error(error)} ({raised_at(error)})",
             remedy="see the traceback with --debug, and report it to the plugin's authors",
         ) from error
 
@@ -217,6 +218,13 @@ def broken(found: Found, what_is: str, expected: str | None = None) -> BackendEr
         expected=expected,
         remedy=found.upgrade_or_report + ("; or choose another with --backend" if backend else ""),
     )
+
+
+def raised_at(error: BaseException) -> str:
+    """Return file and line of the innermost frame that is not an installed library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([each for each in frames if "site-packages" not in each.filename] or frames)[-1]
+    return f"{last.filename}, line {last.lineno}"
 
 
 def format_error(error: BaseException) -> str:

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement
+
 from vox_core import files
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules
@@ -35,6 +37,7 @@ from vox_core.run.folder import CARD, MANIFEST
 from vox_core.run.resume import last_step
 
 if TYPE_CHECKING:
+    from vox_core.host.load import Backend
     from vox_core.run.inputs import RunInputs
     from vox_core.run.loop import Trained
     from vox_core.run.run_plan import RunPlan
@@ -44,7 +47,7 @@ _OPTIMIZERS: dict[Optimizer, str] = {
     "adamw": "AdamW",
     "adamw-8bit": "AdamW with moments in 8 bits",
 }
-_VERSIONED = ("vox-ml", "vox-ml-torch", "torch", "transformers", "peft", "mlx", "mlx-lm", "numpy")
+_OF_THE_CORE = ("vox-ml", "numpy", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
     files.write_text(run / CARD, card(made, model, state.step, before, measured))
     used = checkpoint.origin(plan.run.checkpoints, last).backends
     about = {"last_step": last, "backends": [each.model_dump() for each in used]}
-    files.write_json(run / MANIFEST, {**manifest(made, model, state.step), **about})
+    files.write_json(run / MANIFEST, {**manifest(plan.inputs, made, state.step), **about})
     session.emit(RunEnd(last, "stopped" if stopped else "done", session.elapsed()))
     return TrainReport(
         run=run,
@@ -159,7 +162,7 @@ def write_adapter_folder(
     """Write adapter, tokenizer and manifest, for an adapter without a run."""
     _write_adapter(folder, inputs, plan, state)
     _write_tokenizer(folder, inputs.model)
-    files.write_json(folder / MANIFEST, manifest(plan, inputs.model, state.step))
+    files.write_json(folder / MANIFEST, manifest(inputs, plan, state.step))
 
 
 def _write_tokenizer(folder: Path, model: LocalModel) -> None:
@@ -194,9 +197,9 @@ def base_name(model: LocalModel) -> str:
     return model.hub or str(model.path.resolve())
 
 
-def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any]:
+def manifest(inputs: RunInputs, plan: ExecutionPlan, step: int) -> dict[str, Any]:
     """`vox_adapter.json`: the adapter, its base model, its data and the software that made it."""
-    contract = plan.contract
+    contract, model = plan.contract, inputs.model
     return {
         "format": "vox-adapter/1",
         "contract": contract.digest,
@@ -214,14 +217,17 @@ def manifest(plan: ExecutionPlan, model: LocalModel, step: int) -> dict[str, Any
         },
         "data": {"digest": contract.data.digest, "valid_digest": contract.data.valid_digest},
         "backend": {"id": plan.backend, "version": plan.backend_version, "dtype": plan.dtype},
-        "versions": versions(),
+        "versions": versions(inputs.backend),
     }
 
 
-def versions() -> dict[str, str]:
-    """Python and the installed distributions that can change a result."""
-    found = {"python": platform.python_version()}
-    for name in _VERSIONED:
+def versions(backend: Backend) -> dict[str, str]:
+    """Python and the installed distributions that can change a result: the core's libraries, the
+    backend, and what its manifest requires."""
+    found, plugin = {"python": platform.python_version()}, backend.found
+    needed = plugin.manifest.requires.distributions if plugin.manifest else ()
+    required = (Requirement(each).name for each in needed)
+    for name in dict.fromkeys((*_OF_THE_CORE, plugin.distribution, *required)):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -239,9 +245,9 @@ def card(
         "base model": f"{model.id} ({model.model_type})",
         "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
         f"{len(plan.modules)} modules, {plan.trainable_parameters:,} parameters",
-        "data": f"{contract.data.rows} documents, {contract.data.tokens:,} tokens, "
+        "data": f"{contract.data.rows} examples, {contract.data.tokens:,} tokens, "
         f"{contract.data.trained_tokens:,} of them trained",
-        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} documents each",
+        "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
         "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
         f"peak rate {optimizer.lr:g}, {optimizer.schedule}",
         "seed": str(contract.seed),

@@ -165,18 +165,18 @@ class Learner:
         return outcome.loss
 
     def _in_one_pass(self, objective: Objective, step: Step, seeds: Sequence[int]) -> float:
-        totals, outcomes = totals_of(step.batches, step.groups), list[tuple[int, StepWeights]]()
+        totals, outcomes = totals_of(step.batches, step.groups), list[StepWeights]()
         of_batches = by_batch(step.groups, len(step.batches))
         for batch, groups, seed in zip(step.batches, of_batches, seeds, strict=True):
 
             def weights_of(log_probs_T: Floats) -> Floats:
                 outcome = weigh(objective, [batch], groups, [log_probs_T], totals)  # noqa: B023
-                outcomes.append((len(groups), outcome))  # noqa: B023
+                outcomes.append(outcome)
                 return outcome.weights[0] * float(step.total_weight)
 
             self._trainer.accumulate(batch, seed, self._name, weights_of)
         self.metrics = mean_metrics(outcomes)
-        return sum(outcome.loss for _, outcome in outcomes)
+        return sum(outcome.loss for outcome in outcomes)
 
     def _skip(self, step: Step, loss: float, norm: float | None = None) -> StepSkipped:
         self.step = step.number

@@ -301,7 +301,7 @@ def _checkpoint_writer(session: Session) -> CheckpointWriter:
         "backends": backends,
         "seed": contract.seed,
         "elapsed": before.elapsed,
-        "versions": versions(),
+        "versions": versions(session.plan.inputs.backend),
         "valid_digest": contract.data.valid_digest,
     }
     return CheckpointWriter(

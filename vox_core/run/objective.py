@@ -34,10 +34,12 @@ Groups = Sequence[Sequence[Place]]
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """Loss, metrics, and the weights of every batch, (T,) each."""
+    """Loss, metrics with the number of values that each is the mean of, and the weights of every
+    batch, (T,) each."""
 
     loss: float
     metrics: Mapping[str, float]
+    counts: Mapping[str, int]
     weights: Sequence[Floats]
 
 
@@ -89,7 +91,8 @@ def weigh(
             trained_T = _trained(batches[place.batch])[place.extent]
             weights[place.batch][place.extent][trained_T] = weights_K
     metrics = {name: float(value) for name, value in weighed.metrics.items()}
-    return StepWeights(float(weighed.loss), metrics, weights)
+    counts = {name: weighed.counts.get(name, len(groups)) for name in metrics}
+    return StepWeights(float(weighed.loss), metrics, counts, weights)
 
 
 def by_batch(groups: Groups, batches: int) -> Iterator[list[tuple[Place, ...]]]:
@@ -107,14 +110,14 @@ def weighted(batch: Batch, weights_T: Floats) -> Batch:
     return Batch(batch.tokens_T, batch.targets_T, weights_T, batch.starts_D)
 
 
-def mean_metrics(outcomes: Sequence[tuple[int, StepWeights]]) -> dict[str, float]:
-    """Combine the metrics of parts of a step: (groups, outcome) of each."""
-    groups = sum(count for count, _ in outcomes)
-    names = dict.fromkeys(name for _, outcome in outcomes for name in outcome.metrics)
-    return {
-        name: sum(count * outcome.metrics.get(name, 0.0) for count, outcome in outcomes) / groups
-        for name in names
-    }
+def mean_metrics(outcomes: Sequence[StepWeights]) -> dict[str, float]:
+    """Combine the metrics of parts of a step, each as the mean over all its values."""
+    sums, counts = dict[str, float](), Counter[str]()
+    for outcome in outcomes:
+        for name, value in outcome.metrics.items():
+            sums[name] = sums.get(name, 0.0) + outcome.counts[name] * value
+            counts[name] += outcome.counts[name]
+    return {name: total / counts[name] for name, total in sums.items()}
 
 
 def reference_log_probs(

@@ -260,7 +260,12 @@ class OpenTrainer:
         return made
 
     def save(self, path: str | Path) -> Path:
-        """Write the adapter to a new folder that vox and PEFT load."""
+        """Write the adapter to a new folder that vox and PEFT load.
+
+        Raises:
+            OutputError: O001, the path exists.
+        """
+        files.require_absent(Path(path), "save to another path, or remove this one first")
         with files.atomic_folder(Path(path)) as folder:
             write_adapter_folder(folder, self._shared.inputs, self._plan, self.state)
         return Path(path)
@@ -279,7 +284,8 @@ class OpenTrainer:
     def save_state(self, folder: str | Path) -> Path:
         """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
         contract = self._plan.contract
-        about = {"contract": contract.digest, "seed": contract.seed, "versions": versions()}
+        made_with = versions(self._shared.inputs.backend)
+        about = {"contract": contract.digest, "seed": contract.seed, "versions": made_with}
         origin = checkpoint.Origin.model_validate(about)
         return checkpoint.save(Path(folder), self.state, origin)
 

@@ -194,7 +194,7 @@ def _encoded(
     examples = None if alone else examples_by(objective)  # type: ignore[arg-type]
     try:
         lines = [json.dumps(dict(row)).encode() for row in rows]
-        others = [*lines[1:], lines[0]]
+        others = [*lines[1:], lines[0]] if len(lines) > 1 else [None]
         read = [
             row_of(line, ROWS, number, examples, other)
             for number, (line, other) in enumerate(zip(lines, others, strict=True), 1)

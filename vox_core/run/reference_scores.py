@@ -16,12 +16,12 @@ import numpy as np
 
 from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
-from vox_core.contract import ExecutionPlan, Model, Notice
+from vox_core.contract import Model, Notice
 from vox_core.data.dataset import Dataset
 from vox_core.run.artifacts import versions
 from vox_core.run.context import Observe
 from vox_core.run.objective import reference_log_probs
-from vox_core.run.start import REFERENCE, Start
+from vox_core.run.start import REFERENCE
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -53,16 +53,14 @@ class References:
     @classmethod
     def of(cls, plan: RunPlan, model: Model, emit: Observe) -> References:
         """Take them from the cache, or compute them with `model`."""
-        train, valid, start = plan.data.train, plan.data.valid, plan.inputs.start
-        scores = _scores(plan.execution, model, train, emit, start)
-        held_out = _scores(plan.execution, model, valid, emit, start) if valid else scores
+        train, valid = plan.data.train, plan.data.valid
+        scores = _scores(plan, model, train, emit)
+        held_out = _scores(plan, model, valid, emit) if valid else scores
         return cls(scores, held_out)
 
 
-def _scores(
-    plan: ExecutionPlan, model: Model, dataset: Dataset, emit: Observe, start: Start | None
-) -> Scores:
-    contract = plan.contract
+def _scores(run: RunPlan, model: Model, dataset: Dataset, emit: Observe) -> Scores:
+    plan, contract, start = run.execution, run.contract, run.inputs.start
     decides = {
         "model": contract.model.weights_digest,
         "config": contract.model.config_digest,
@@ -71,7 +69,7 @@ def _scores(
         "dtype": plan.dtype,
         "backend": [plan.backend, plan.backend_version, plan.device],
         "micro_batch_tokens": plan.micro_batch_tokens,
-        "versions": versions(),
+        "versions": versions(run.inputs.backend),
         "version": CACHE_VERSION,
     }
     if start:

@@ -32,6 +32,7 @@ from vox_core.data.formats import place_of
 from vox_core.data.jsonl import parse_object
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError
+from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import ROWS_ON_ACCELERATOR, ROWS_ON_CPU, Generator, Prompt
 from vox_core.run.learner import NAME, Learner
@@ -183,23 +184,25 @@ class Rollouts:
         """
         if self._reward is None:
             return 0.0
+        cause: Exception | None = None
         try:
             reward = float(self._reward.judge(self._rows[place], answer))
             if math.isfinite(reward):
                 return reward
             fault = f"a reward of {reward}"
         except ValueError as error:
-            fault = str(error)
+            fault, cause = str(error), error
         except Exception as error:  # noqa: BLE001 (a reward may raise anything)
-            fault = f"the reward raised {type(error).__name__}: {error}"
+            fault, cause = f"{format_error(error)} ({raised_at(error)})", error
         raise TrainingError(
             "T004",
             "an answer cannot be judged",
             where=place_of(*place),
             found=f"{fault}; the answer begins {answer[:60]!r}",
             expected="a finite number",
-            remedy="correct the row or the reward, and train again with another --out",
-        )
+            remedy="correct the row or the reward, and train again with another --out; the option "
+            "--debug shows the traceback",
+        ) from cause
 
     def _placed(self, answers: Sequence[Rollout], rewards: Sequence[float]) -> StepBatches:
         made, count = self._plan.execution, self._plan.settings.rollouts

@@ -83,7 +83,7 @@ class RunPlan:
         """What a person should know of the data before the run."""
         data, rows = self.contract.data, self.inputs.rows
         yield Notice(
-            f"{_count(data.rows, 'document')}, {data.tokens:,} tokens, "
+            f"{_count(data.rows, 'example')}, {data.tokens:,} tokens, "
             f"{data.trained_tokens:,} of them trained; {_count(self.contract.total_steps, 'step')}"
         )
         if wrong := rate_warning(self.contract.optimizer.lr):
@@ -97,8 +97,9 @@ class RunPlan:
         rows, data = self.inputs.rows, self.data
         yield from self.inputs.model.notes
         yield from rows.report.warnings() if rows.report else ()
-        for name, count in unused_fields([*rows.train, *rows.valid]).items():
-            yield f'the field "{name}" of {_count(count, "row")} is not used'
+        if self.inputs.objective is None:  # which may read any field, as may a reward
+            for name, count in unused_fields([*rows.train, *rows.valid]).items():
+                yield f'the field "{name}" of {_count(count, "row")} is not used'
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         longer = f"longer than {self.contract.seq_len} tokens"
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):

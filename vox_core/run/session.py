@@ -194,7 +194,7 @@ class Session:
         if templated := plan.inputs.model.templated:  # a resumed run reads this copy
             files.write_bytes(path / TEMPLATE, (templated / TEMPLATE).read_bytes())
         if start := plan.inputs.start:
-            start.write(path, artifacts.manifest(plan.execution, plan.inputs.model, 0)["base"])
+            start.write(path, artifacts.manifest(plan.inputs, plan.execution, 0)["base"])
         planned = {"planned": plan.pinned} if plan.pinned else {}
         files.write_json(path / folder.PLAN, {**resume.metadata(plan), **planned})
         return self._beginning()

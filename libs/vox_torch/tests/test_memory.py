@@ -26,12 +26,16 @@ from libs.vox_torch.tests.jobs import (
     train,
 )
 
-from vox_core.contract import Notice, StepSkipped
+from vox_core.contract import LoadJob, Notice, StepSkipped
 from vox_core.errors import TrainingError
+from vox_core.run.generate import Generator, Prompt
+from vox_core.run.sampling import Sampling
 from vox_torch import forward, layout, optimizer
 from vox_torch import train as training
 from vox_torch.layout import halves
+from vox_torch.load import load
 from vox_torch.memory import give_back, is_out_of_memory
+from vox_torch.profile import DeviceProfile
 
 
 @pytest.fixture
@@ -111,15 +115,36 @@ def test_scores_go_on_in_halves_too(tiny, short, packing):
     np.testing.assert_allclose(found_T, expected_T, rtol=0, atol=1e-5)
 
 
+def fail(*_) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+
 @pytest.mark.parametrize("what", ["load_base", "MasterAdamW"])
 def test_a_shortage_before_the_first_step_is_told_too(tiny, monkeypatch, what):
-    def fail(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-
     monkeypatch.setattr(training, what, fail)
     with pytest.raises(TrainingError) as caught:
         train(tiny("llama"), steps(1))
     assert caught.value.code == "VOX-T002"
+
+
+@pytest.mark.parametrize("call", ["fastest", "RunningBatch.advance"])
+@pytest.mark.parametrize("flag", ["--max-tokens", "--rollout-tokens"])
+def test_generation_that_runs_out_of_memory_says_what_to_lower(tiny, monkeypatch, flag, call):
+    monkeypatch.setattr(f"vox_torch.running.{call}", fail)
+    folder = tiny("llama")
+    loaded = load(LoadJob(folder, "fp32"), DeviceProfile("cpu"))
+    model = loaded if flag == "--max-tokens" else open_trainer(folder)[0]
+    with pytest.raises(TrainingError) as caught:
+        next(Generator(model).generate([Prompt([1, 2, 3], Sampling(4))]))
+    assert caught.value.code == "VOX-T002" and "2 GiB" in caught.value.found
+    assert flag in caught.value.remedy and "--quant nf4" in caught.value.remedy
+
+
+def test_loading_that_runs_out_of_memory_says_what_to_change(tiny, monkeypatch):
+    monkeypatch.setattr("vox_torch.load.load_base", fail)
+    with pytest.raises(TrainingError) as caught:
+        load(LoadJob(tiny("llama"), "fp32"), DeviceProfile("cpu"))
+    assert caught.value.code == "VOX-T002" and "--quant nf4" in caught.value.remedy
 
 
 def test_dropout_is_told_of(tiny, short):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from vox_torch.base import fill_buffers, load_base, materialise, stored_names, w
 from vox_torch.inject import Adapters, only_adapter_dropout, require_linear
 from vox_torch.lora import fuse
 from vox_torch.lora_rows import RowAdapters, Shares
+from vox_torch.memory import enough_memory
 from vox_torch.profile import DeviceProfile
 
 if TYPE_CHECKING:
@@ -40,18 +41,28 @@ if TYPE_CHECKING:
     from vox_torch.running import RunningBatch
 
 
+_SMALLER = "use a smaller base, such as with --quant nf4"
+
+
 def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
     """Load the model of a job; a streamed one computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(Streamed(job.model), "cpu")
-    base = load_base(job.model, job.dtype, profile.device, job.quant)
-    if profile.prepare:
-        profile.prepare(base)
+    with enough_memory(profile.device, _SMALLER):
+        base = load_base(job.model, job.dtype, profile.device, job.quant)
+        if profile.prepare:
+            profile.prepare(base)
     return TorchModel(Adapters(base), profile.device)
 
 
 class TorchModel(Model):
-    """`vox_core.contract.Model` over a transformers model."""
+    """`vox_core.contract.Model` over a transformers model.
+
+    Attributes:
+        answer_limit: the flag that bounds an answer's tokens.
+    """
+
+    answer_limit = "--max-tokens"
 
     def __init__(self, adapters: Adapters | Streamed, device: str) -> None:
         self._adapters, self._device = adapters, device
@@ -92,11 +103,13 @@ class TorchModel(Model):
 
     def insert(self, row: int, tokens_T: Ints, adapter: str | None = None) -> None:
         self._select(None)
-        self._running().insert(row, tokens_T, self._adapters.key(adapter))
+        with self._generating():
+            self._running().insert(row, tokens_T, self._adapters.key(adapter))
 
     def advance(self, tokens: Mapping[int, int]) -> Mapping[int, Floats]:
         self._select(None)
-        return self._running().advance(tokens)
+        with self._generating():
+            return self._running().advance(tokens)
 
     def remove(self, row: int) -> None:
         self._running().remove(row)
@@ -147,6 +160,10 @@ class TorchModel(Model):
             if dropout:
                 only_adapter_dropout(self._adapters.base)
             self._dropout = dropout
+
+    def _generating(self) -> AbstractContextManager[None]:
+        remedy = f"shorten prompts, lower {self.answer_limit}, or {_SMALLER}"
+        return enough_memory(self._device, remedy)
 
     def _running(self) -> RunningBatch:
         from vox_torch.running import RunningBatch

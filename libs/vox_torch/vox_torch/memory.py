@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from vox_core.contract import ExecutionPlan, Notice
 from vox_core.errors import TrainingError
@@ -75,7 +75,7 @@ class Shortage:
         if not is_out_of_memory(error):
             raise error
         if self.met:
-            raise self._exhausted(error) from error
+            raise _out_of_memory(error, self._device, self._remedy()) from error
         self.met = True
         return Notice(
             f"{self._device}: out of memory; from here on micro-batches are half as large, which "
@@ -98,20 +98,9 @@ class Shortage:
         if self._device != "cpu":
             torch.accelerator.empty_cache()
 
-    @contextmanager
-    def final(self) -> Iterator[None]:
-        """Convert an out-of-memory that smaller micro-batches cannot avoid to an error with a
-        remedy.
-
-        Raises:
-            TrainingError: T002.
-        """
-        try:
-            yield
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise self._exhausted(error) from error
+    def final(self) -> AbstractContextManager[None]:
+        """Convert an out-of-memory that smaller micro-batches cannot avoid; see `enough_memory`."""
+        return enough_memory(self._device, self._remedy())
 
     def peak(self) -> int | None:
         """Return the peak bytes of tensors on the device; None for the CPU, where the core measures
@@ -122,7 +111,7 @@ class Shortage:
             return None
         return torch.accelerator.max_memory_allocated(self._device)
 
-    def _exhausted(self, error: Exception) -> TrainingError:
+    def _remedy(self) -> str:
         plan = self._plan
         tokens = max(1, plan.micro_batch_tokens // 4)
         shorter = f"a smaller --seq-len than {plan.contract.seq_len}"
@@ -131,13 +120,22 @@ class Shortage:
             ways.insert(0, "--gradient-checkpointing")
         if plan.contract.quant == "none":
             ways.append("--quant nf4")
-        return TrainingError(
-            "T002",
-            "the device has not got the memory for this run",
-            where=self._device,
-            found=_first_line(error),
-            remedy=f"the step was not applied; resume or train again with {', '.join(ways)}",
-        )
+        return f"the step was not applied; resume or train again with {', '.join(ways)}"
+
+
+@contextmanager
+def enough_memory(device: str, remedy: str) -> Iterator[None]:
+    """Convert an out-of-memory to an error with a remedy.
+
+    Raises:
+        TrainingError: T002.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _out_of_memory(error, device, remedy) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -149,6 +147,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     said = str(error)
     return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
+
+
+def _out_of_memory(error: Exception, device: str, remedy: str) -> TrainingError:
+    return TrainingError(
+        "T002", "out of memory", where=device, found=_first_line(error), remedy=remedy
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -63,6 +63,8 @@ _FLOAT16_SCALES = tuple(2.0**-n for n in range(0, 25, 4))
 class TorchTrainer(TorchModel, Trainer):
     """`vox_core.contract.Trainer` over a transformers model."""
 
+    answer_limit = "--rollout-tokens"
+
     def __init__(self, job: TrainJob, context: RunContext, profile: DeviceProfile) -> None:
         self._plan, self._job, self._context, self._profile = job.plan, job, context, profile
         self._seed = seed_on(profile.device)

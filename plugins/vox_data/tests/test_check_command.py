@@ -64,6 +64,26 @@ def test_pairs_of_answers_are_said_not_to_be_trained(vox, tmp_path) -> None:
     assert (done.code, done.out) == (0, told)
 
 
+def test_rows_are_tried_with_the_objective_and_its_fields_count_as_used(vox) -> None:
+    pair = '{"prompt": "how?", "chosen": "so", "rejected": "no"}\n'
+    Path("pairs.jsonl").write_text(pair)
+    done = vox("data", "check", "pairs.jsonl", "--objective", "dpo", "-O", "beta=0.2")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "pairs.jsonl: 1 preference",
+        "no problems found",
+        "next: vox train pairs.jsonl --objective dpo --objective-option beta=0.2",
+    ]
+    Path("judged.jsonl").write_text(GOOD.replace('"id": 1', '"label": true') + GOOD)
+    done = vox("data", "check", "judged.jsonl", "--objective", "kto")
+    lines = done.out.splitlines()
+    assert done.code == 2
+    assert lines[0] == "judged.jsonl: 2 prompt/completion; 1 row with faults"
+    assert "        1  --objective kto" in lines
+    assert any(line.startswith("- judged.jsonl, line 2: found no label") for line in lines)
+    assert lines[-1].startswith("next: correct these lines")
+
+
 def test_faults_by_kind_and_the_first_of_them_whole(vox) -> None:
     rows = GOOD + '{"text": ""}\n' * 3 + '{"messages": [{"role": "x"}]}\n' * 2 + "{\n" * 30
     Path("bad.jsonl").write_text(rows)

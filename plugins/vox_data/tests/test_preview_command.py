@@ -45,6 +45,18 @@ def test_what_is_trained_stands_in_brackets(vox, data: Path) -> None:
     assert re.search(rf"warning: 1 row: .* \({data}:3\); .* \[rendered-text\]", done.out)
 
 
+def test_an_objective_shows_the_sides_of_a_pair(vox, data: Path) -> None:
+    pair = {"prompt": "how?", "chosen": "so", "rejected": "a word"}
+    data.write_text("\n".join([json.dumps(pair)] * 2))
+    done = vox("data", "preview", "--data", data, "--objective", "dpo", "--row", "1")
+    assert (done.code, done.err) == (0, "")
+    chosen, rejected = done.out.split(f"── {data}:1, ")[1:]
+    assert chosen.startswith("chosen, ") and "⟦so<" in chosen
+    assert rejected.startswith("rejected, ") and "⟦a word<" in rejected
+    assert "rows     1 of 2, " in done.out and "audited  2 rows, " in done.out
+    assert "; 2 rows end with a trained end-of-turn token" in done.out
+
+
 def test_data_do_not_steer_the_terminal(vox, data: Path) -> None:
     done = vox("data", "preview", "--data", data, "--row", "2")
     assert "\\x1b[31mred\\u202e<|im_end|>" in done.out

@@ -123,3 +123,15 @@ def test_held_out_rows_are_counted_apart(vox, data: Path) -> None:
 def test_without_data_it_says_so(vox) -> None:
     done = vox("data", "stats")
     assert done.code == 2 and "error[VOX-C004]" in done.err
+
+
+def test_the_sides_of_pairs_are_documents_not_rows(vox, data: Path, model: None) -> None:
+    pair = {"prompt": "how?", "chosen": "so", "rejected": "a word " * 90}
+    data.write_text("\n".join([json.dumps(pair)] * 3))
+    given = ("--data", data, "--model", "tiny", "--objective", "dpo", "--json")
+    tokens = json.loads(vox("data", "stats", *given).out)["train"]["tokens"]
+    assert (tokens["rows"], tokens["documents"]) == (3, 6)
+    lines = vox("data", "stats", *given[:-1]).out.splitlines()
+    assert "of the 6 rows" not in "".join(lines)
+    assert "--seq-len  documents cut" in lines[-3]
+    assert lines[-1].split()[:5] == ["2048", "*", "0", "0", "%"]

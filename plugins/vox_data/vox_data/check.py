@@ -1,9 +1,10 @@
 """`vox data check`: faults of all rows, and what the files hold.
 
 Each row of each file is read, whatever is wrong with those before. With a model its chat template
-is applied to each well-formed row, and, if no row is faulty, the rows that `vox train` would use
-are tokenised and their masks audited; their tokens stay in the cache. Of the faults, counts and the
-first ones are kept, so that a file may be larger than memory.
+is applied to each well-formed row. If no row is faulty, the objective is tried on each, and, with a
+model, the rows that `vox train` would use are tokenised and their masks audited; their tokens stay
+in the cache. Of the faults, counts and the first ones are kept, so that a file may be larger than
+memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from vox_core.api.rows import (
     Audit,
+    Examples,
     Opener,
     Progress,
     Record,
@@ -24,13 +26,17 @@ from vox_core.api.rows import (
     RowError,
     RowFault,
     chosen_rows,
+    examples_of,
     find_split,
     next_step,
     open_source,
     place_of,
+    raw_lines,
     read_lines,
+    row_of,
 )
 from vox_core.api.settings import TrainSettings
+from vox_core.contract import SFT
 from vox_core.errors import ConfigError, InputError
 
 SHOWN = 20
@@ -90,11 +96,13 @@ class CheckReport:
 
     Args:
         template: the model whose chat template was applied, if any.
+        compares: the objective compares the answers of a row.
         audits: "training" and "validation" -> audit of the masks, where no row is faulty.
         error: what else `vox train` would refuse.
     """
 
     template: str | None
+    compares: bool = False
     files: list[FileReport] = field(default_factory=list)
     faults: FaultCounts = field(default_factory=FaultCounts)
     audits: Mapping[str, Audit] = field(default_factory=dict)
@@ -117,7 +125,8 @@ class CheckReport:
     @property
     def trains(self) -> bool:
         """Whether `vox train` trains any of the rows."""
-        return any(form != "preference" for file in self.files for form in file.forms)
+        forms = {form for file in self.files for form in file.forms}
+        return self.compares or bool(forms - {"preference"})
 
     @property
     def next(self) -> str:
@@ -163,12 +172,16 @@ def check(
             remedy="vox data check train.jsonl",
         )
     train, valid = find_split(settings.data, settings.valid)
-    report = CheckReport(settings.model if with_model else None)
+    examples = examples_of(settings.objective_spec)
+    report = CheckReport(settings.model if with_model else None, examples is not None)
     opener = Opener.of(settings, progress) if with_model else None
     renderer = Renderer(opener.tokenizer) if opener else None
     for path, side in (*((path, "train") for path in train), *((path, "valid") for path in valid)):
         report.files.append(FileReport(str(path), side))
         _check_file(path, report, settings, renderer, progress)
+    if examples and report.sound:
+        for file in report.files:
+            _check_fit(file, report.faults, settings, examples)
     if opener and report.sound:
         try:
             report.audits = _audits(settings, opener, progress)
@@ -197,12 +210,25 @@ def _check_file(
                 faults.add(place_of(path, number), fault)
             continue
         file.forms[found.form] += 1
-        file.unused.update(found.unused)
+        if settings.objective == SFT.name:  # others may read any field
+            file.unused.update(found.unused)
         if renderer and (refusal := _refusal(renderer, found)):
             file.faulty += 1
             faults.count("chat template", f"{found.place}: {refusal}")
         else:
             file.rows += 1
+
+
+def _check_fit(
+    file: FileReport, faults: FaultCounts, settings: TrainSettings, examples: Examples
+) -> None:
+    """Count the well-formed rows that the objective cannot use."""
+    path = Path(file.path)
+    for number, _, line in raw_lines(open_source(path, settings.fields).lines):
+        if misfit := row_of(line, path, number, examples, line).misfit:
+            file.faulty += 1
+            file.rows -= 1
+            faults.count(f"--objective {settings.objective}", f"{place_of(path, number)}: {misfit}")
 
 
 def _refusal(renderer: Renderer, record: Record) -> str:

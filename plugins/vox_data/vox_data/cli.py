@@ -66,9 +66,9 @@ def check(
     """List every fault of data files, and summarise their rows.
 
     FILES are data files, as --data names them. Faults are looked for in all rows, whatever is
-    chosen among them. Needs no model; with --model or --template the chat template is tried on
-    every row, as train would, and the masks of the rows that are chosen are audited. Exit code 2 if
-    anything is wrong.
+    chosen among them. With --objective, rows that it cannot use are faults. Needs no model; with
+    --model or --template the chat template is tried on every row, as train would, and the masks of
+    the rows that are chosen are audited. Exit code 2 if anything is wrong.
     """
     settings = settings_from(TrainSettings, config_file, with_files(files, flags))
     with_model = not {"model", "template"}.isdisjoint(given(flags))
@@ -104,7 +104,7 @@ def _train_command(ctx: click.Context) -> str:
 
 def _show_check(report: CheckReport) -> None:
     for file in report.files:
-        click.echo(printable(_file(file)))
+        click.echo(printable(_file(file, {} if report.compares else _NOT_TRAINED)))
         if file.unused:
             names = ", ".join(f"{name} ({rows})" for name, rows in file.unused.items())
             click.echo(printable(f"  not used: {names}"))
@@ -127,8 +127,8 @@ def _show_check(report: CheckReport) -> None:
     click.echo(f"next: {report.next}")
 
 
-def _file(file: FileReport) -> str:
-    named = ((_NOT_TRAINED.get(form, form), rows) for form, rows in file.forms.most_common())
+def _file(file: FileReport, names: Mapping[str, str]) -> str:
+    named = ((names.get(form, form), rows) for form, rows in file.forms.most_common())
     forms = ", ".join(f"{rows:,} {form}" for form, rows in named) or "no rows"
     wrong = f"; {file.faulty:,} row{_s(file.faulty)} with faults" if file.faulty else ""
     side = "" if file.side == "train" else f" ({file.side})"
@@ -202,10 +202,10 @@ def _stats_rows(found: Stats) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{tokens.lengths.total:,} with {tokens.model}{chosen}"
         yield (
             "  at seq-len",
-            f"{tokens.tokens:,} of at most {tokens.seq_len:,} a row, "
+            f"{tokens.tokens:,} of at most {tokens.seq_len:,} a {_unit(tokens)}, "
             f"{tokens.trained:,} trained ({share:.1%})",
         )
-        yield "  a row", _lengths(tokens.lengths)
+        yield f"  a {_unit(tokens)}", _lengths(tokens.lengths)
     yield "characters", f"{found.characters.total:,}"
     yield "  a row", _lengths(found.characters)
     yield "messages", ", ".join(f"{n:,} {role}" for role, n in found.roles.items()) or "none"
@@ -242,13 +242,17 @@ def _duplicates(found: Stats) -> str:
     return f"{twice.rows:,} rows repeat one of {twice.repeated:,} ({named}{more})"
 
 
+def _unit(tokens: TokenStats) -> str:
+    return "document" if tokens.documents > tokens.rows else "row"
+
+
 def _truncation(tokens: TokenStats) -> Iterator[list[str]]:
-    yield ["--seq-len", "rows cut", "", "tokens beyond", ""]
+    yield ["--seq-len", f"{_unit(tokens)}s cut", "", "tokens beyond", ""]
     for each in tokens.truncation:
         yield [
             f"{each.seq_len}{' *' if each.seq_len == tokens.seq_len else ''}",
             f"{each.rows:,}",
-            _share(each.rows, tokens.rows),
+            _share(each.rows, tokens.documents),
             f"{each.tokens:,}",
             _share(each.tokens, tokens.lengths.total),
         ]

@@ -246,7 +246,8 @@ def _parsed(
     try:
         # A mismatched document has the answer of its own row here.
         row = row_of(line, path, number, examples, line)
-        return row.sides.values() if row.sides else [read_row(line, path, number)]
+        sides = [replace(each, form=label or each.form) for label, each in row.sides.items()]
+        return sides or [read_row(line, path, number)]
     except RowError as fault:  # every row that is used has been looked at
         raise changed(path) from fault
 

@@ -59,7 +59,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What a limit does: rows that are longer, and the tokens that they have beyond it."""
+    """What a limit does: documents that are longer, and the tokens that they have beyond it."""
 
     seq_len: int
     rows: int
@@ -70,13 +70,15 @@ class Truncation:
 class TokenStats:
     """Args:
     rows: after filters, and before any is dropped.
-    lengths: of whole rows, before they are cut.
+    documents: one for each row; an objective may make several of a row.
+    lengths: of whole documents, before they are cut.
     trained: trained tokens, after the cut at `seq_len`.
     """
 
     model: str
     seq_len: int
     rows: int
+    documents: int
     lengths: Lengths
     tokens: int
     trained: int
@@ -228,6 +230,7 @@ def _tokens(settings: TrainSettings, progress: Progress | None) -> dict[str, Tok
             opener.model.id,
             opener.seq_len,
             dataset.stats.rows,
+            dataset.stats.lengths.total(),
             lengths(*found),
             dataset.tokens,
             dataset.trained_tokens,

@@ -105,7 +105,7 @@ class TokenViewer:
             _starts(encoded, len(ids), self._encoder.seq_len),
             encoded.cut,
             encoded.dropped,
-            tuple(row_findings(stats_of(self._encoder, [encoded], {record.source: 0}))),
+            tuple(row_findings(stats_of(self._encoder, [[encoded]], {record.source: 0}))),
         )
 
     def _tokens(self, text: str, whole: Encoded) -> tuple[list[str], list[int], list[float]]:

@@ -23,6 +23,17 @@ def test_a_program_is_rewarded_if_its_tests_run_to_their_end(program, reward):
     assert rewards.python(TESTS, program) == reward
 
 
+def test_a_function_that_raises_is_named_with_its_line_and_the_traceback(tmp_path):
+    file = tmp_path / "judge.py"
+    file.write_text("import json\n\ndef parsed(row, answer):\n    return json.loads(answer)\n")
+    reward = rewards.reward_of(f"{file}:parsed")
+    with pytest.raises(ValueError, match="raised JSONDecodeError") as caught:
+        reward.judge({}, "no")
+    reward.close()
+    assert f"({file}, line 4)" in str(caught.value)
+    assert "Traceback" in str(caught.value.__cause__)
+
+
 def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch):
     started = []
     popen = rewards.subprocess.Popen

@@ -13,7 +13,8 @@ from plugins.vox_objectives.tests.samples import CASES, groups_of, totals_of, ty
 
 import vox_objectives.preference as preference
 import vox_objectives.rollouts as rollouts
-from vox_core.contract import Group, ObjectiveSpec, Side
+from vox_core.contract import Group, ObjectiveSpec, Side, Weighed
+from vox_core.run.objective import StepWeights, mean_metrics
 from vox_objectives import vox_objective
 
 H = 1e-5
@@ -105,6 +106,12 @@ def test_a_step_in_parts_has_the_loss_and_weights_of_the_whole(case: str) -> Non
     assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-12)
     for weights, part in zip(whole.weights, parts, strict=True):
         np.testing.assert_array_equal(np.concatenate(weights), np.concatenate(part.weights[0]))
+    made = [StepWeights(p.loss, p.metrics, counts_of(p), []) for p in parts]
+    assert mean_metrics(made) == pytest.approx(whole.metrics)
+
+
+def counts_of(part: Weighed) -> dict[str, int]:
+    return {name: part.counts.get(name, 1) for name in part.metrics}
 
 
 # --- wrong variants -------------------------------------------------------------------------------

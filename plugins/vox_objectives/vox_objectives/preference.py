@@ -35,6 +35,8 @@ MOST_LIKELY = -(2.0**-24)
 class Paired(Objective):
     """A loss of the margin between the scores of a pair's answers."""
 
+    options_of_examples = ()
+
     beta: float = Field(0.1, gt=0)
 
     def examples(self, row: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
@@ -173,6 +175,8 @@ class KTO(Objective):
     With `apo_zero_unpaired` (arXiv:2408.06266) z is 0.
     """
 
+    options_of_examples = ("loss_type",)
+
     beta: float = Field(0.1, gt=0)
     desirable_weight: float = Field(1.0, ge=0)
     undesirable_weight: float = Field(1.0, ge=0)
@@ -210,13 +214,15 @@ class KTO(Objective):
                 slope = sign * self.beta * utility * (1 - utility)
                 weights[-1][index] = _all(side, weight * slope / answers)
         ratios = _log_ratios(groups)
-        metrics = {
-            f"rewards/{label}": self.beta * ratios[label] for label in signs if label in ratios
-        }
-        return Weighed(loss, weights, {"kl": z, **metrics})
+        found = {label: ratios[label] for label in signs if label in ratios}
+        metrics = {f"rewards/{label}": self.beta * float(np.mean(r)) for label, r in found.items()}
+        counts = {f"rewards/{label}": len(r) for label, r in found.items()}
+        return Weighed(loss, weights, {"kl": z, **metrics}, counts)
 
     def _kl(self, groups: Sequence[Group]) -> float:
-        return max(0.0, _log_ratios(groups)["kl"]) if self.loss_type == "kto" else 0.0
+        if self.loss_type != "kto":
+            return 0.0
+        return max(0.0, float(np.mean(_log_ratios(groups)["kl"])))
 
 
 def _total(values_K: Floats) -> float:
@@ -228,12 +234,12 @@ def _log_ratio(side: Side) -> float:
     return _total(side.log_probs_K) - _total(side.reference_K)
 
 
-def _log_ratios(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean log-ratio of the documents of each label."""
+def _log_ratios(groups: Sequence[Group]) -> dict[str, list[float]]:
+    """Return the log-ratios of the documents of each label."""
     found: dict[str, list[float]] = {}
     for side in itertools.chain.from_iterable(groups):
         found.setdefault(side.label, []).append(_log_ratio(side))
-    return {label: float(np.mean(ratios)) for label, ratios in found.items()}
+    return found
 
 
 def _all(side: Side, weight: float) -> Floats:

@@ -161,7 +161,8 @@ class FunctionReward(Reward):
             raise ValueError(fault)
         said = self._ask({"row": dict(row), "answer": answer})
         if "fault" in said:
-            raise ValueError(f"{self._function} {said['fault']}")
+            cause = RuntimeError(said["traceback"]) if "traceback" in said else None
+            raise ValueError(f"{self._function} {said['fault']}") from cause
         reward: float = said["reward"]
         return reward
 
@@ -207,7 +208,7 @@ class FunctionReward(Reward):
 
 _LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))\n"
 _CHILD = """
-import contextlib, json, os, runpy, sys
+import contextlib, json, os, runpy, sys, traceback
 told = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the function prints is no answer
 
@@ -234,7 +235,11 @@ for line in sys.stdin:
         else:
             tell(reward=reward)
     except Exception as error:
-        tell(fault=f"raised {type(error).__name__}: {error}")
+        frames = traceback.extract_tb(error.__traceback__)
+        last = ([each for each in frames if each.filename == sys.argv[1]] or frames)[-1]
+        at = f"{last.filename}, line {last.lineno}"
+        said = f"raised {type(error).__name__}: {error} ({at})"
+        tell(fault=said, traceback=traceback.format_exc())
 """
 
 

@@ -423,7 +423,7 @@ def test_tokens_that_run_out_of_memory_are_refused_and_the_rest_goes_on(
     seen = plan(settings(tiny("llama"), tune="refresh"), tell=told.append)
     assert len(met) == (2 if always else 1)
     (refused,) = seen.speed.refused.items()
-    said = "has not got the memory" if always else "micro-batches are half as large"
+    said = "out of memory" if always else "micro-batches are half as large"
     assert refused[0] == "4096 tokens at once" and said in refused[1]
     assert sum("tokens/s" in line for line in told) == 5  # alone, own, 1024, two knobs
 

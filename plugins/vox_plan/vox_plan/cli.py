@@ -201,7 +201,7 @@ def _masks(audit: Mapping[str, Any]) -> str:
 def _steps(report: PlanReport) -> str:
     steps = report.steps
     number = "as many as the data gives" if steps.total is None else str(steps.total)
-    text = f"{number}, of {steps.batch_size} conversations"
+    text = f"{number}, of {steps.batch_size} examples"
     if (work := steps.work) is None:
         text += f", about {steps.tokens:,} tokens"
     else:

@@ -134,7 +134,7 @@ def _report(
         settings=plans.in_force(run.settings),
         exact=kept,
         digest=plans.digest_of(kept) if kept else None,
-        versions=plans.versions(),
+        versions=plans.versions(run.inputs.backend),
         audit={what: each.to_json() for what, each in run.data.audits.items()},
         chosen=tuple(rows.told()) if rows else (),
     )

@@ -12,15 +12,13 @@ import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vox_core.api.files import cache_folder, cache_root, write_json
-from vox_core.api.plans import RunPlan, TrainSettings, fixed_micro_batch
+from vox_core.api.plans import RunPlan, TrainSettings, fixed_micro_batch, versions
 from vox_core.contract import ExecutionPlan
 
 _FOLDER = "tuned"
@@ -88,7 +86,7 @@ def cache_key(run: RunPlan, settings: TrainSettings) -> str:
     shape = Counter(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
     facts = {
         "machine": _machine(run),
-        "versions": _versions(run),
+        "versions": versions(run.inputs.backend),
         "shape": sorted(shape.items()),
         "model type": str(run.inputs.config.get("model_type")),
         "trained": _trained(plan),
@@ -106,21 +104,6 @@ def _machine(run: RunPlan) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if affinity else os.cpu_count(),
         "threads": {name: os.environ.get(name) for name in _THREADS},
     }
-
-
-def _versions(run: RunPlan) -> dict[str, str | None]:
-    """Of vox, the backend and the distributions that it needs."""
-    found = run.inputs.backend.found
-    needed = found.manifest.requires.distributions if found.manifest else ()
-    names = ["vox-ml", found.distribution, *(Requirement(each).name for each in needed)]
-    return {name: _version(name) for name in names}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _trained(plan: ExecutionPlan) -> dict[str, Any]:
