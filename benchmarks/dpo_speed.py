@@ -14,7 +14,7 @@ caches it: its rate is given without it (a second run, or a second epoch) and wi
 Memory is the process's peak resident set.
 
 Rates are per second, or with `--cpu` per second of processor time, in one thread: for a machine
-with other work on it. The pairs are excerpts of docs/guide: prompts of about 15 to 110 tokens and
+with other work on it. The pairs are excerpts of docs/guide: prompts of about 15 to 140 tokens and
 a template, answers of 50 to 400.
 """
 
