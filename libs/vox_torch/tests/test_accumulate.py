@@ -142,6 +142,22 @@ def test_one_pass_is_two_passes(tiny, monkeypatch, layout, dropout, saved):
         assert (one[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
+def test_one_pass_computes_each_logit_once(tiny):
+    trainer, _ = opened(tiny("llama"))
+    head, seen = trainer._adapters.base.get_output_embeddings(), []
+    some = signed(4)
+
+    def weigh(log_probs_T):
+        seen.append("weighed")
+        return (some.scored_T * log_probs_T).astype(np.float32)
+
+    hook = head.register_forward_hook(lambda _m, _i, out: seen.append(out[0].shape[0]))
+    trainer.accumulate(some, 3, NAME, weigh)
+    hook.remove()
+    # The model's own call of its head is on no positions.
+    assert [each for each in seen if each != 0] == [some.scored_T.sum(), "weighed"]
+
+
 @pytest.mark.parametrize("when", ["body", "backward", "always"])
 def test_one_pass_that_runs_out_of_memory_asks_once(tiny, monkeypatch, when):
     """Before the weights are known, or afterwards."""

@@ -18,7 +18,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vox_core.contract import Batch, Weigh
-from vox_torch.layout import EndToEnd, Scores, end_to_end, on, rows, scored_of
+from vox_torch.layout import EndToEnd, Scored, Scores, end_to_end, on, rows, scored_of
 from vox_torch.loss import HeadLoss, nll, weighted
 
 if TYPE_CHECKING:
@@ -57,13 +57,10 @@ class Padded:
     ) -> tuple[torch.Tensor, Scores]:
         laid = rows(batch, self._device)
         nll_K = nll(self._model, self._head, laid)
+        if weigh is not None:
+            return _weighed(nll_K, laid.scored, weigh, len(batch.tokens_T), scale)
         scores = Scores(laid.scored.positions_K, -nll_K.detach())
-        if weigh is None:
-            return weighted(nll_K, laid.scored) * scale, scores
-        weights_T = weigh(scores.spread(len(batch.tokens_T)))
-        weights_K = on(self._device, weights_T[laid.scored.positions_K])
-        at_N = weights_K.nonzero()[:, 0]
-        return (nll_K[at_N] * weights_K[at_N]).sum() * scale, scores
+        return weighted(nll_K, laid.scored) * scale, scores
 
     def log_probs(self, batch: Batch) -> Scores:
         """Return log p(target) where `batch.scored_T`, in float32 or wider."""
@@ -94,12 +91,15 @@ class Together:
         laid = end_to_end(batch, self._device)
         out = self._body_output(laid)
         scored, chosen_K = laid.scored, laid.chosen_K
+        parameters = self._above() if torch.is_grad_enabled() else []
+        if weigh is not None and not parameters:
+            nll_K = self._head_loss.nll(_chosen(out, chosen_K), scored)
+            return _weighed(nll_K, scored, weigh, len(batch.tokens_T), scale)
         if weigh is not None:
             log_probs_K = self._head_loss.log_probs(_chosen(out, chosen_K), scored)
             weights_T = weigh(Scores(scored.positions_K, log_probs_K).spread(len(batch.tokens_T)))
             scored = scored_of(replace(batch, weights_T=weights_T), self._device)
             chosen_K = on(self._device, scored.positions_K)
-        parameters = self._above() if torch.is_grad_enabled() else []
         hidden_KH = _chosen(out, chosen_K)
         loss, log_probs_K = self._head_loss(hidden_KH, scored.scaled(scale), parameters)
         return loss, Scores(scored.positions_K, log_probs_K)
@@ -149,6 +149,17 @@ class Together:
         finally:
             self._model.set_submodule(place, self._body)
         return logits_1CV
+
+
+def _weighed(
+    nll_K: torch.Tensor, scored: Scored, weigh: Weigh, length: int, scale: float
+) -> tuple[torch.Tensor, Scores]:
+    """Return the loss with the weights that follow from nll, and the log-probabilities."""
+    scores = Scores(scored.positions_K, -nll_K.detach())
+    weights_T = weigh(scores.spread(length))
+    weights_K = on(str(nll_K.device), weights_T[scored.positions_K])
+    at_N = weights_K.nonzero()[:, 0]
+    return (nll_K[at_N] * weights_K[at_N]).sum() * scale, scores
 
 
 @contextmanager

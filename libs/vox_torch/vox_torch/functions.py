@@ -70,7 +70,8 @@ def gradient_in_forward(
         parameters: trained parameters inside `loss`.
 
     Returns:
-        The sum, and nll (K,), which has no gradient.
+        The sum, and nll (K,). The gradient of either can be taken; that of nll needs weights of 1
+        and no `parameters`.
     """
     total: tuple[torch.Tensor, torch.Tensor] = _Chunked.apply(hidden_KH, loss, chunks, *parameters)
     return total
@@ -98,14 +99,16 @@ class _Chunked(torch.autograd.Function):
             losses.append(of_chunk.detach())
             parts.append(nll_C)
         ctx.save_for_backward(gradient_KH, *sums)
-        nll_K = torch.cat(parts)
-        ctx.mark_non_differentiable(nll_K)
-        return torch.stack(losses).sum(), nll_K
+        ctx.set_materialize_grads(False)
+        return torch.stack(losses).sum(), torch.cat(parts)
 
     @staticmethod
     def backward(
-        ctx: Any, gradient: torch.Tensor, _nll_K: torch.Tensor
+        ctx: Any, gradient: torch.Tensor | None, weights_K: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:  # nll is a sum's terms, each a function of its own hidden states
+            (hidden_KH,) = ctx.saved_tensors
+            return (hidden_KH * weights_K[:, None]).to(hidden_KH.dtype), None, None
         hidden_KH, *parameters = (saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
         return hidden_KH, None, None, *parameters
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vox_torch.arrays import at_least_float32
@@ -110,7 +111,20 @@ class HeadLoss:
             parts = [self._of(hidden_NH[at], *given) for at, *given in chunks]
             loss = torch.stack([of_chunk for of_chunk, _ in parts]).sum()
             nll_N = torch.cat([nll_C for _, nll_C in parts])
-        return loss, torch.cat([-nll_N, untrained_K])
+        return loss, torch.cat([-nll_N.detach(), untrained_K])
+
+    def nll(self, hidden_KH: torch.Tensor, scored: Scored) -> torch.Tensor:
+        """Return `-log p(target)`, (K,), with the gradient of each position taken at once, for
+        weights that follow from it. Nothing is trained inside `logits`."""
+        import torch
+
+        from vox_torch.functions import gradient_in_forward
+
+        if len(hidden_KH) == 0:
+            return hidden_KH.sum(1)
+        ones = replace(scored, weights_K=torch.ones_like(scored.weights_K))
+        chunks = list(self._chunks(ones, slice(0, len(hidden_KH))))
+        return gradient_in_forward(self._of, hidden_KH, chunks, ())[1]
 
     def log_probs(self, hidden_KH: torch.Tensor, scored: Scored, first: int = 0) -> torch.Tensor:
         """Return log p(target) of the positions from `first` on, in float32 or wider, without a

@@ -1,0 +1,149 @@
+"""Speed and memory of vox's DPO against TRL's DPOTrainer, in interleaved rounds.
+
+    python3 -m venv ENV
+    ENV/bin/pip install -c constraints.txt torch==2.13.0 trl==1.16 peft transformers
+    .venv/bin/python benchmarks/dpo_speed.py --trl ENV/bin/python [--rounds 3] [--steps 5]
+
+SmolLM2-135M in bfloat16, one epoch over the same pairs in steps of 8, LoRA of rank 16 on all linear
+layers. TRL has its defaults (`trl_dpo.py`), vox its own (`vox_dpo.py`). Each run is a new process;
+in each round TRL, vox in one pass, and vox in two passes take turns.
+
+Tokens are those of both conversations of a pair, without padding; their rate leaves out the first
+step. TRL computes the reference in each step. vox computes it once, before the first step, and
+caches it: its rate is given without it (a second run, or a second epoch) and with it (one epoch).
+Memory is the process's peak resident set.
+
+Rates are per second, or with `--cpu` per second of processor time, in one thread: for a machine
+with other work on it. The pairs are excerpts of docs/guide: prompts of about 15 to 140 tokens and
+a template, answers of 50 to 400.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vox_core import models
+
+GUIDE = Path(__file__).resolve().parents[1] / "docs/guide"
+BATCH, SEED = 8, 7
+
+
+class Run(NamedTuple):
+    """Tokens per second after the first step, the same with the reference, peak resident bytes."""
+
+    speed: float
+    with_reference: float
+    memory: int
+
+
+def write_pairs(file: Path, pairs: int) -> None:
+    """Write pairs of excerpts: about 1.4 tokens a word."""
+    words = " ".join(each.read_text() for each in sorted(GUIDE.glob("*.md"))).split()
+    draw = random.Random(SEED)
+
+    def message(role: str, fewest: int, most: int) -> list[dict[str, str]]:
+        count = draw.randint(fewest, most)
+        start = draw.randrange(len(words) - count)
+        return [{"role": role, "content": " ".join(words[start : start + count])}]
+
+    with file.open("w", encoding="utf-8") as out:
+        for _ in range(pairs):
+            row = {
+                "prompt": message("user", 10, 70),
+                "chosen": message("assistant", 25, 190),
+                "rejected": message("assistant", 25, 190),
+            }
+            out.write(json.dumps(row) + "\n")
+
+
+def run(
+    python: str,
+    script: str,
+    model: str,
+    pairs: str,
+    clock: str,
+    scratch: Path,
+    two_pass: bool = False,
+) -> Run:
+    """Run a script in a process of its own, with an empty cache.
+
+    Args:
+        clock: the one of its results that counts: time or cpu.
+    """
+    result, said = scratch / "result.json", scratch / "said"
+    with tempfile.TemporaryDirectory(dir=scratch) as cache, said.open("w") as log:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": cache}
+        if clock == "cpu":
+            environment["OMP_NUM_THREADS"] = "1"
+        file = str(Path(__file__).with_name(script))
+        command = [python, file, model, pairs, str(result), *["two-pass"] * two_pass]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{script} failed:\n{said.read_text()}")
+    steps = json.loads(result.read_text())
+    reference = 0.0
+    if steps[0]["tokens"] == 0:
+        before, after, *steps = steps
+        reference = (after[clock] - before[clock]) / sum(step["tokens"] for step in steps)
+    seconds = steps[-1][clock] - steps[0][clock]
+    each = seconds / sum(step["tokens"] for step in steps[1:])
+    return Run(1 / each, 1 / (each + reference), 1024 * usage.ru_maxrss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trl", required=True, help="python of an environment with TRL")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="by processor time, in one thread")
+    given = parser.parse_args()
+    model = str(models.resolve(given.model).path)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch, pairs = Path(folder), Path(folder) / "pairs.jsonl"
+        write_pairs(pairs, BATCH * given.steps)
+        measured = partial(
+            run,
+            model=model,
+            pairs=str(pairs),
+            clock="cpu" if given.cpu else "time",
+            scratch=scratch,
+        )
+        for _ in range(given.rounds):
+            found.append(
+                (
+                    measured(given.trl, "trl_dpo.py"),
+                    measured(sys.executable, "vox_dpo.py"),
+                    measured(sys.executable, "vox_dpo.py", two_pass=True),
+                )
+            )
+            for name, each in zip(("TRL", "vox", "vox, two passes"), found[-1], strict=True):
+                print(
+                    f"{name:<16} {each.speed:6.0f} tokens/s, {each.with_reference:6.0f} with the "
+                    f"reference, peak memory {each.memory / 1e9:.2f} GB",
+                    flush=True,
+                )
+    ratios = {
+        "vox to TRL": [one.speed / trl.speed for trl, one, _ in found],
+        "with the reference": [one.with_reference / trl.speed for trl, one, _ in found],
+        "one pass to two": [one.speed / two.speed for _, one, two in found],
+        "memory, vox to TRL": [one.memory / trl.memory for trl, one, _ in found],
+    }
+    for name, each in ratios.items():
+        print(f"{name:<20} {statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})")
+
+
+if __name__ == "__main__":
+    main()
