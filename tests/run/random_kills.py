@@ -56,7 +56,7 @@ GRPO = {
     "rollouts": 3,
     "rollout-tokens": 5,
     "dropout": 0,
-    "max-steps": 12,
+    "max-steps": 8,
     "eval-every": 4,
 }
 JUDGE = "def vowels(row, answer):\n    return sum(answer.count(each) for each in 'aeiou')\n"
