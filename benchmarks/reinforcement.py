@@ -5,8 +5,9 @@
 
 `reward` trains forty steps of 32 answers, and prints the mean reward of one greedy answer to each
 held-out row, before and after, with its 95 % interval. `backends` takes the first five steps on
-both in float32, and prints the losses, their largest distance, and whether the texts are equal; its
-task has rewards that differ from the first step on. Both need the extra `vox-ml-objectives[gym]`; `backends` needs mlx.
+both in float32, and prints the losses, their largest distance, and whether the texts are equal;
+its task has rewards that differ from the first step on. Both need the extra
+`vox-ml-objectives[gym]`; `backends` needs mlx.
 
 reasoning-gym makes row n from `seed + n`: the two seeds are further apart than the rows are many.
 """
