@@ -63,6 +63,7 @@ SEED ?= 0
 crash: $(VENV)/.installed-dev
 	$(PYTEST) -n 0 -m '' tests/run/test_killed.py
 	$(BIN)/python tests/run/random_kills.py $(N) $(SEED)
+	$(BIN)/python tests/run/random_kills.py $(N) $(SEED) --grpo
 
 # Others each time; `make test` looks at 200 each, the same ones every time.
 CASES ?= 20000

@@ -175,10 +175,11 @@ def _line(event: Event) -> str | None:
             steps = f"steps {event.first_step} to {event.total_steps}"
             base = "" if event.quant == "none" else f", base in {event.quant},"
             return f"training {event.model} in {event.dtype}{base} on {event.device}, {steps}"
-        case Validation(step, loss):
-            return (
-                f"validation loss {loss:.4f} {f'after step {step}' if step else 'before training'}"
-            )
+        case Validation(step, loss, reward, margin):
+            measured = f"loss {loss:.4f}"
+            if reward is not None:
+                measured = f"reward {reward:.4f}" + (f" ± {margin:.4f}" if margin else "")
+            return f"validation {measured} {f'after step {step}' if step else 'before training'}"
         case RunEnd(step, outcome, seconds):
             return f"{outcome} after step {step}, in {duration(seconds)}"
         case _:

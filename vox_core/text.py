@@ -39,9 +39,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def losses(before: float | None, after: float | None) -> str:
-    """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist."""
+    """Format two losses: `3.2100 -> 1.4000 (56 % lower)`; empty unless both exist.
+
+    Without the percentage if the first is not positive, as the loss of an objective with rewards.
+    """
     if before is None or after is None:
         return ""
+    if before <= 0:
+        return f"{before:.4f} -> {after:.4f}"
     change = 100 * (after / before - 1)
     direction = "lower" if change < 0 else "higher"
     return f"{before:.4f} -> {after:.4f} ({abs(change):.0f} % {direction})"

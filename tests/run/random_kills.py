@@ -1,11 +1,14 @@
 """`kill -9` at random moments of real runs of a tiny model, gone on with each time.
 
-    python tests/run/random_kills.py N [SEED] [--processes]
+    python tests/run/random_kills.py N [SEED] [--grpo] [--processes]
 
 Prints a JSON object; `broken` lists what did not hold. Every loss in the telemetry of a killed run,
 of whichever start, has to be that of the run that nobody killed, as `float.hex()`; so has the final
 adapter, bit for bit; and every start has to find the newest checkpoint that was announced, or a
 newer one, with none damaged.
+
+`--grpo` kills runs that learn from their own answers, by a reward function in a process of its
+own; their answers and rewards have to be those of the whole run as well.
 
 The command is run in forks of a process that has imported what it needs, which takes the imports
 out of every start; `--processes` starts the real `vox train` each time.
@@ -48,6 +51,15 @@ FLAGS = {
     "save-every": 1,
     "eval-every": 10,
 }
+GRPO = {
+    "objective": "grpo",
+    "rollouts": 3,
+    "rollout-tokens": 5,
+    "dropout": 0,
+    "max-steps": 8,
+    "eval-every": 4,
+}
+JUDGE = "def vowels(row, answer):\n    return sum(answer.count(each) for each in 'aeiou')\n"
 
 
 class Started:
@@ -119,7 +131,7 @@ def imported() -> None:
 class Kills:
     """The whole run, and those that are killed."""
 
-    def __init__(self, root: Path, seed: int, fork: bool) -> None:
+    def __init__(self, root: Path, seed: int, fork: bool, grpo: bool) -> None:
         self._root, self._fork, self._random = root, fork, random.Random(seed)
         model = make_model("llama", root / "base")
         rows = [json.dumps({"prompt": question, "completion": answer}) for question, answer in TALK]
@@ -128,7 +140,12 @@ class Kills:
         (data / "train.jsonl").write_text("\n".join(rows))
         (data / "valid.jsonl").write_text("\n".join(rows[:2]))
         self._flags = ["--model", str(model), "--data", str(data)]
-        for key, value in FLAGS.items():
+        chosen = FLAGS | GRPO if grpo else FLAGS
+        self._steps = int(chosen["max-steps"])
+        if grpo:
+            (root / "judge.py").write_text(JUDGE)
+            chosen = chosen | {"reward": f"{root / 'judge.py'}:vowels"}
+        for key, value in chosen.items():
             self._flags += [f"--{key}", str(value)]
         self.broken: list[str] = []
         self.kills, self.finished = 0, 0
@@ -139,7 +156,8 @@ class Kills:
         self._start(["--out", str(whole), *self._flags]).end()
         took = time.monotonic() - began
         self._curve, self._adapter = curve(whole), adapter(whole)
-        assert len(self._curve) == STEPS
+        self._answers = answers(whole)
+        assert len(self._curve) == self._steps
         while self.kills < kills:
             self._one_run(self._root / f"run-{self.finished}", kills, took)
         return {
@@ -164,7 +182,7 @@ class Kills:
                 self._random.uniform(0, 0.5 if trains else 0.9) * took,
                 (lambda: self._steps_of(run) > steps) if trains else (lambda: True),  # noqa: B023
             )
-            if (run / "vox_adapter.json").exists() and self._step_of(run) == STEPS:
+            if (run / "vox_adapter.json").exists() and self._step_of(run) == self._steps:
                 break
             self._check(run)
         self._check(run)
@@ -195,6 +213,8 @@ class Kills:
         for step, loss in curve_lines(run):
             if loss != self._curve.get(step):
                 self.broken.append(f"{run.name}: step {step} has loss {loss}")
+        if others := answers(run) - self._answers:
+            self.broken.append(f"{run.name}: other answers: {sorted(others)[:3]}")
         announced = [line["step"] for line in lines(run) if line["event"] == "checkpoint"]
         there = checkpoint.numbered(run / "checkpoints")
         if announced and (not there or int(there[0].name[5:]) < max(announced)):
@@ -216,15 +236,21 @@ def curve(run: Path) -> dict[int, str]:
     return dict(curve_lines(run))
 
 
+def answers(run: Path) -> set[str]:
+    """Return the lines of `rollouts.jsonl`; none for supervised training."""
+    path = run / "rollouts.jsonl"
+    return {json.dumps(line) for line in read(path)} if path.exists() else set()
+
+
 def adapter(run: Path) -> bytes:
     return (run / "adapter_model.safetensors").read_bytes()
 
 
-def main(kills: int, seed: int, fork: bool, say: Callable[[str], object]) -> None:
+def main(kills: int, seed: int, fork: bool, grpo: bool, say: Callable[[str], object]) -> None:
     if fork:
         imported()
     with tempfile.TemporaryDirectory(prefix="vox-kills-") as root:
-        made = Kills(Path(root), seed, fork)
+        made = Kills(Path(root), seed, fork, grpo)
         try:
             told = made.go(kills)
         except AssertionError:
@@ -240,5 +266,6 @@ if __name__ == "__main__":
         numbers[0] if numbers else 50,
         numbers[1] if len(numbers) > 1 else 0,
         "--processes" not in sys.argv,
+        "--grpo" in sys.argv,
         sys.stdout.write,
     )

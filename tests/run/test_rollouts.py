@@ -9,7 +9,10 @@ import pytest
 from tests.run.conftest import TALK
 from tests.run.lines import read
 from vox_core.errors import ConfigError
+from vox_core.run.rollouts import margin
+from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
+from vox_core.text import losses
 
 
 @pytest.fixture
@@ -36,6 +39,62 @@ def test_updates_need_rollouts(tiny, settings, pairs):
     with pytest.raises(ConfigError) as caught:
         train(settings(tiny("llama"), data=(str(pairs),), objective="dpo", updates=2))
     assert "--updates 2" in str(caught.value)
+
+
+@pytest.fixture
+def rewarded(tmp_path):
+    """Settings of a run of two steps with a reward of its own."""
+    judge = tmp_path / "judge.py"
+    judge.write_text("def length(row, answer):\n    return row['level'] + len(answer) % 2\n")
+    rows = tmp_path / "rows.jsonl"
+    talk = [{"prompt": f"Say {n}.", "completion": "It is.", "level": n % 3} for n in range(6)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in talk))
+    return {
+        "data": (str(rows),),
+        "valid": str(rows),
+        "objective": "grpo",
+        "reward": f"{judge}:length",
+        "rollouts": 2,
+        "rollout_tokens": 4,
+        "max_steps": 1,
+    }
+
+
+def test_a_validation_has_the_mean_reward_with_its_interval(tiny, settings, rewarded):
+    report = train(settings(tiny("llama"), **rewarded))
+    found = [x for x in read(report.run / "telemetry.jsonl") if x["event"] == "validation"]
+    assert [line["step"] for line in found] == [0, 1]
+    for line in found:
+        assert line["reward"] == -line["loss"]
+        # Rewards 0 to 3 with a standard deviation of at most 1.5 / sqrt(5 / 6), over six prompts.
+        assert 0 < line["reward_margin"] <= 1.96 * 1.5 / 5**0.5
+    card = (report.run / "README.md").read_text()
+    before, after = (f"{line['reward']:.4f}" for line in found)
+    assert f"| held-out reward | {before} before, {after} after |" in card
+    assert "| objective | grpo, reward judge.py:length, 2 answers to a prompt" in card
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, -0.5), (-0.25, -0.5), (-0.0, 0.0)])
+def test_losses_that_are_not_positive_have_no_percentage(before, after):
+    assert losses(before, after) == f"{before:.4f} -> {after:.4f}"
+
+
+def test_the_margin_is_that_of_a_mean():
+    assert margin([1.0]) is None
+    # The sample's standard deviation is 1 / sqrt(2).
+    assert margin([0.0, 1.0]) == pytest.approx(1.96 * 0.5)
+
+
+def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):
+    assert "level" not in " ".join(train(settings(tiny("llama"), **rewarded)).warnings)
+
+
+@pytest.mark.parametrize(("temperature", "warned"), [(1.0, False), (0.5, True)])
+def test_another_temperature_than_that_of_training_is_a_warning(
+    tiny, settings, rewarded, temperature, warned
+):
+    made = plan_run(settings(tiny("llama"), **rewarded, rollout_temperature=temperature))
+    assert ("--rollout-temperature 0.5" in " ".join(n.message for n in made.notices())) == warned
 
 
 def test_grpo_with_two_updates_saves_after_both_and_after_an_epoch_of_prompts(

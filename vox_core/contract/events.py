@@ -95,11 +95,19 @@ class StepSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class Validation(Event):
-    """Weighted mean loss over the validation split."""
+    """Weighted mean loss over the validation split.
+
+    Args:
+        reward: mean reward of the answers to the validation prompts, for an objective with rewards.
+        reward_margin: half the width of its 95 % interval over the prompts, by the normal
+            approximation; None with fewer than two prompts.
+    """
 
     name: ClassVar[str] = "validation"
     step: int
     loss: float
+    reward: float | None = None
+    reward_margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules
 from vox_core.contract import (
     ExecutionPlan,
+    FineTuneContract,
     Optimizer,
     RunEnd,
     TrainState,
@@ -240,9 +241,9 @@ def card(
 ) -> str:
     """The model card, with the metadata block that the Hugging Face hub reads."""
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
-    measured = before is not None and after is not None
     rows = {
         "base model": f"{model.id} ({model.model_type})",
+        "objective": _objective(contract),
         "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
         f"{len(plan.modules)} modules, {plan.trainable_parameters:,} parameters",
         "data": f"{contract.data.rows} examples, {contract.data.tokens:,} tokens, "
@@ -253,7 +254,7 @@ def card(
         "seed": str(contract.seed),
         "backend": f"{plan.backend} {plan.backend_version}, {plan.dtype}",
         "quantisation of the base": contract.quant,
-        "held-out loss": f"{before:.4f} before, {after:.4f} after" if measured else "not measured",
+        **_held_out(before, after, rewarded=bool(contract.rollouts.reward)),
         "contract": f"`{contract.digest}`",
     }
     return _CARD.format(
@@ -267,6 +268,27 @@ def card(
         # The weights that were trained on, where the base was quantised.
         onto="" if contract.quant == "none" else " --onto trained-base",
     )
+
+
+def _objective(contract: FineTuneContract) -> str:
+    spec, rollouts = contract.objective, contract.rollouts
+    parts = [spec.name, *(f"{name}={value}" for name, value in sorted(spec.options.items()))]
+    if rollouts.reward:
+        parts.append(f"reward {rollouts.reward.rpartition(' ')[0] or rollouts.reward}")
+    if rollouts.answers:
+        parts.append(
+            f"{rollouts.answers} answers to a prompt, up to {rollouts.tokens} tokens, "
+            f"temperature {rollouts.temperature:g}"
+        )
+    return ", ".join(parts)
+
+
+def _held_out(before: float | None, after: float | None, *, rewarded: bool) -> dict[str, str]:
+    """Return the row of the validation; its loss is the negative mean reward if there is one."""
+    name, sign = ("held-out reward", -1) if rewarded else ("held-out loss", 1)
+    if before is None or after is None:
+        return {name: "not measured"}
+    return {name: f"{sign * before:.4f} before, {sign * after:.4f} after"}
 
 
 _CARD = """\

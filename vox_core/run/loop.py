@@ -127,7 +127,7 @@ def _follow(
     plan = session.plan
 
     def validate() -> None:
-        emit(Validation(learner.step, source.validation_loss(learner)))
+        emit(source.validation(learner))
 
     if learner.step == 0 and plan.data.valid is not None:
         validate()
@@ -211,8 +211,8 @@ class StepSource(Protocol):
         """Return batches, total weight and groups of the step `number`."""
         ...
 
-    def validation_loss(self, learner: Learner) -> float:
-        """Return the loss over the validation rows."""
+    def validation(self, learner: Learner) -> Validation:
+        """Measure the learner on the validation rows."""
         ...
 
 
@@ -245,7 +245,10 @@ class Documents:
         documents = [dataset[index] for index in chosen]
         return _compared(made, documents, scores)
 
-    def validation_loss(self, learner: Learner) -> float:
+    def validation(self, learner: Learner) -> Validation:
+        return Validation(learner.step, self._validation_loss(learner))
+
+    def _validation_loss(self, learner: Learner) -> float:
         made, valid = self._plan.execution, self._plan.data.valid
         assert valid is not None
         if self._plan.inputs.objective is None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import Batch, DType, Place, Step, Trainer
+from vox_core.contract import Batch, DType, Place, Step, Trainer, Validation
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.blocks import cut
 from vox_core.data.formats import place_of
@@ -112,21 +112,24 @@ class Rollouts:
         self._sampled = self._placed(answers, rewards)
         return self._sampled
 
-    def validation_loss(self, _learner: Learner) -> float:
-        """Return the negative mean reward of one greedy answer to each validation prompt; with a
-        teacher, how much less likely than the model the teacher finds a token, in nats."""
+    def validation(self, learner: Learner) -> Validation:
+        """Measure one greedy answer to each validation prompt. The loss is the negative mean
+        reward; with a teacher, how much less likely than the model the teacher finds a token, in
+        nats."""
         valid = self._plan.data.valid
         assert valid is not None
         answers = self._sample(valid, range(len(valid)), 0, 1, 0.0)
         if self._reward is not None or self._reference is None:
-            return -float(np.mean(self._judged(valid, answers)))
+            rewards = self._judged(valid, answers)
+            mean = float(np.mean(rewards))
+            return Validation(learner.step, -mean, mean, margin(rewards))
         apart = total = 0.0
         for answer in answers:
             batch = batch_of([answer])
             scores_K = self._reference(batch)[batch.weights_T != 0]
             apart += float((answer.log_probs_K - scores_K).sum(dtype=np.float64))
             total += len(scores_K)
-        return apart / total
+        return Validation(learner.step, apart / total)
 
     def _sample(
         self,
@@ -242,6 +245,13 @@ class Rollouts:
             lines.append({**values, "reward": reward, "tokens": length})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         files.append(self._plan.run.path / ROLLOUTS, text.encode())
+
+
+def margin(rewards: Sequence[float]) -> float | None:
+    """Return half the width of the mean's 95 % interval, by the normal approximation."""
+    if len(rewards) < 2:
+        return None
+    return float(1.96 * np.std(rewards, ddof=1) / math.sqrt(len(rewards)))
 
 
 def batch_of(answers: Sequence[Rollout]) -> Batch:

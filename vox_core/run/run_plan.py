@@ -18,6 +18,7 @@ from vox_core import files, models
 from vox_core.contract import Advice, Notice
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
+from vox_core.data.sides import learns_from_answers
 from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, command
 from vox_core.host.provide import no_provider, providers
 from vox_core.run import folder, plan, resume
@@ -100,6 +101,13 @@ class RunPlan:
         if self.inputs.objective is None:  # which may read any field, as may a reward
             for name, count in unused_fields([*rows.train, *rows.valid]).items():
                 yield f'the field "{name}" of {_count(count, "row")} is not used'
+        temperature = self.settings.rollout_temperature
+        if learns_from_answers(self.inputs.objective) and temperature != 1:
+            yield (
+                f"--rollout-temperature {temperature:g} samples from another distribution than the "
+                "one that is trained: log-probabilities are those at temperature 1 (TRL divides "
+                "the logits by the temperature in training, too)"
+            )
         yield from dict.fromkeys((*data.train.notes, *(data.valid.notes if data.valid else ())))
         longer = f"longer than {self.contract.seq_len} tokens"
         for what, dataset in (("training row", data.train), ("validation row", data.valid)):

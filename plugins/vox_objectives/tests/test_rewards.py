@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vox_core.errors import ConfigError
 from vox_objectives import rewards
 
 TESTS = {"answer": "assert double(2) == 4"}
@@ -47,3 +48,27 @@ def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch
     assert reward.judge({}, "four") == 4.0
     reward.close()
     assert [process.poll() is None for process in started] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        ("completions, **kwargs", "(completions, **kwargs) of lists, as TRL calls it"),
+        ("prompts, completions, **kwargs", "of lists, as TRL calls it"),
+        ("answer", "is a function (answer)"),
+        ("row, answer, *, scale", "is a function (row, answer, *, scale)"),
+    ],
+)
+def test_a_function_with_other_parameters_is_refused_at_once(tmp_path, parameters, found):
+    file = tmp_path / "judge.py"
+    file.write_text(f"def judge({parameters}):\n    return 1.0\n")
+    with pytest.raises(ConfigError) as caught:
+        rewards.reward_of(f"{file}:judge")
+    assert caught.value.code == "VOX-C004"
+    assert found in caught.value.found
+
+
+def test_a_callable_without_a_signature_is_a_function(tmp_path):
+    file = tmp_path / "judge.py"
+    file.write_text("judge = max\n")
+    rewards.reward_of(f"{file}:judge").close()

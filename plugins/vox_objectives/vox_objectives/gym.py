@@ -14,6 +14,8 @@ from vox_core.errors import DataError
 
 SIZE = 500
 """Rows of a task, unless it says otherwise."""
+NO_ANSWER = "(no single answer)"
+"""The completion of a row whose verifier accepts several answers and has no example of its own."""
 
 
 def open_task(reference: str) -> RowStream:
@@ -44,7 +46,7 @@ def open_task(reference: str) -> RowStream:
             remedy=f"did you mean gym:{near[0]}?" if near else "see reasoning-gym's gallery",
         )
     try:
-        options = {key: int(value) for key, value in parse_qsl(said, strict_parsing=bool(said))}
+        options = {key: _number(value) for key, value in parse_qsl(said, strict_parsing=bool(said))}
         task = reasoning_gym.create_dataset(name, **{"size": SIZE, "seed": 0, **options})
     except (TypeError, ValueError, AssertionError) as error:
         raise DataError(
@@ -59,7 +61,8 @@ def open_task(reference: str) -> RowStream:
 
 
 def score(row: Mapping[str, object], answer: str) -> float:
-    """Return the verifier's score of an answer, from 0 to 1.
+    """Return the verifier's score of an answer, from 0 to 1; 0 if the verifier raises, as that of
+    `prime_factorization` does for an answer without numbers.
 
     Raises:
         ValueError: the row is not one of reasoning-gym.
@@ -68,14 +71,26 @@ def score(row: Mapping[str, object], answer: str) -> float:
 
     match row.get("gym"):
         case {"task": str(task), "entry": Mapping() as entry}:
-            return float(get_score_answer_fn(task)(answer=answer.strip(), entry=entry))
-    raise ValueError("the row has no field `gym`; expected rows of --data gym:NAME")
+            verify = get_score_answer_fn(task)
+        case _:
+            raise ValueError("the row has no field `gym`; expected rows of --data gym:NAME")
+    try:
+        return float(verify(answer=answer.strip(), entry=entry))
+    except Exception:  # noqa: BLE001 (verifiers parse the answer, and raise anything)
+        return 0.0
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _rows(name: str, task: Iterator[Mapping[str, object]]) -> Iterator[dict[str, object]]:
     for entry in task:
         yield {
             "prompt": entry["question"],
-            "completion": entry["answer"],
+            "completion": NO_ANSWER if entry["answer"] is None else entry["answer"],
             "gym": {"task": name, "entry": dict(entry)},
         }

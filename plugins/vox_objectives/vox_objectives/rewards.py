@@ -143,7 +143,8 @@ class FunctionReward(Reward):
     """A function `(row, answer) -> number` of a file, in a process of its own.
 
     Raises:
-        ConfigError: C004, the file or the function is missing, or the file cannot be run.
+        ConfigError: C004, the file or the function is missing, the file cannot be run, or the
+            function has other parameters.
     """
 
     def __init__(self, file: Path, function: str) -> None:
@@ -208,7 +209,7 @@ class FunctionReward(Reward):
 
 _LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))\n"
 _CHILD = """
-import contextlib, json, os, runpy, sys, traceback
+import contextlib, inspect, json, os, runpy, sys, traceback
 told = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the function prints is no answer
 
@@ -223,6 +224,19 @@ except BaseException as error:
 if not callable(function):
     tell(fault="is no function of the file")
     raise SystemExit(1)
+try:
+    signature = inspect.signature(function)
+except ValueError:  # of a function written in C
+    pass
+else:
+    if {"prompts", "completions"} & {*signature.parameters}:
+        tell(fault=f"is a function {signature} of lists, as TRL calls it")
+        raise SystemExit(1)
+    try:
+        signature.bind({}, "")
+    except TypeError:
+        tell(fault=f"is a function {signature}")
+        raise SystemExit(1)
 tell(ready=True)
 for line in sys.stdin:
     question = json.loads(line)
@@ -251,11 +265,11 @@ def _last_number(text: str) -> float | None:
 def _no_function(file: Path, function: str, found: str) -> ConfigError:
     return ConfigError(
         "C004",
-        f"there is no reward function {function!r}",
+        f"there is no usable reward function {function!r}",
         where=f"--reward {file}:{function}",
         found=found,
-        expected="a function (row, answer) -> number",
-        remedy="correct the path or the name of the function",
+        expected="a function (row, answer) -> number, for a single answer",
+        remedy="correct the path, the name or the parameters of the function",
     )
 
 
