@@ -106,9 +106,7 @@ def _report(
         valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
-        adapter=AdapterPlan(
-            adapter.method, adapter.rank, len(made.modules), made.trainable_parameters
-        ),
+        adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
         speed=speed(run, steps, took, tuned, run.run.path.parent),
         memory=MemoryPlan(
             seen.prediction.peak,
@@ -120,7 +118,7 @@ def _report(
         ),
         options=tuple(grid),
         suggested=tuple(_suggestions(run, grid, seen, tuned, memory)),
-        disk=DiskPlan(plans.space_needed(made, run.settings), free, where),
+        disk=DiskPlan(plans.space_needed(run), free, where),
         merge=_merge(run),
         run=run.run.path,
         writes=_writes(run),
