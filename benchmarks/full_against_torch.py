@@ -1,6 +1,6 @@
 """Full fine-tuning against a plain transformers and torch loop: each loss, and the weights after.
 
-    python benchmarks/full_against_torch.py                      SmolLM2-135M, 20 steps, float32, CPU
+    python benchmarks/full_against_torch.py                  SmolLM2-135M, 20 steps, float32
     python benchmarks/full_against_torch.py --backend cuda
 
 The loop is tests/parity/reference_loop.py, which imports nothing of vox; both train the same

@@ -158,7 +158,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
         kind = f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules"
         yield "adapter", f"{kind}, {parameters}"
     yield "disk", _room(report.disk)
-    yield "to merge it", f"{_peak(report.merge.memory)}; disk {_room(report.merge.disk)}"
+    if merge := report.merge:
+        yield "to merge it", f"{_peak(merge.memory)}; disk {_room(merge.disk)}"
     yield "would write", f"{report.run}: {', '.join(report.writes)}"
 
 
