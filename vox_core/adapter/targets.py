@@ -163,7 +163,8 @@ def is_beside(path: str) -> bool:
 
 def tied_head(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, str]:
     """Return the stored tensor of an output head -> that of the token embedding."""
-    (embedding,) = [m.tensor for m in _token_embedding(tensors, model_type).values()] or [""]
+    found = _token_embedding(tensors, model_type).values()
+    embedding = next((module.tensor for module in found), "")
     linear = linear_modules(tensors, model_type)
     return {m.tensor: embedding for path, m in linear.items() if embedding and _HEAD.match(path)}
 
