@@ -56,6 +56,19 @@ SETTINGS: dict[str, tuple[int, dict[str, object]]] = {
         1024,
         {"dtype": "fp32", "micro_batch_tokens": 4096, "gradient_checkpointing": True},
     ),
+    "full-bf16-512": (512, {"method": "full", "dtype": "bf16", "micro_batch_tokens": 512}),
+    "full-bf16-2048": (512, {"method": "full", "dtype": "bf16", "micro_batch_tokens": 2048}),
+    "full-fp32-512": (512, {"method": "full", "dtype": "fp32", "micro_batch_tokens": 512}),
+    "full-fp32-2048": (512, {"method": "full", "dtype": "fp32", "micro_batch_tokens": 2048}),
+    "full-fp32-2048-checkpointing": (
+        512,
+        {
+            "method": "full",
+            "dtype": "fp32",
+            "micro_batch_tokens": 2048,
+            "gradient_checkpointing": True,
+        },
+    ),
     "nf4-2048": (512, {"dtype": "bf16", "micro_batch_tokens": 2048, "quant": "nf4"}),
     "nf4-4096-checkpointing": (
         1024,

@@ -102,17 +102,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Fill a folder that appears at `path`, complete, when the block ends without an exception.
 
     Yields the temporary folder to fill, with any files and folders.
+
+    Args:
+        replace: a folder may be there, and is replaced. After a crash between two renames there is
+            none; it is never there in part.
 
     Raises:
         OutputError: `path` exists, or its parent cannot be written.
         StorageError: an I/O error while filling it.
     """
-    require_absent(path)
-    temporary = temporary_beside(path)
+    if not replace:
+        require_absent(path)
+    temporary, before = temporary_beside(path), temporary_beside(path)
     make_folder(temporary)
     try:
         with storage_errors(path):
@@ -122,9 +127,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                     with Path(folder, name).open("rb") as file:
                         disk.calls.fsync(file.fileno())
                 sync_folder(Path(folder))
+            if replace and path.exists():
+                disk.calls.rename(path, before)
             _put_in_place(temporary, path)
+    except BaseException:
+        if before.exists():
+            with suppress(OSError):
+                disk.calls.rename(before, path)
+        raise
     finally:
         remove(temporary)
+        remove(before)
 
 
 @contextmanager

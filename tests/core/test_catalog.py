@@ -135,6 +135,7 @@ def test_our_entries_say_what_the_manifests_say() -> None:
         assert entry.provides == said.provided
         assert entry.requires_tag in (None, said.requires.hardware_tag)
         assert entry.quantisations == said.capabilities.quantisations
+        assert entry.methods == said.capabilities.methods
 
 
 # --- entries --------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_a_broken_backend_asked_for_keeps_the_cause() -> None:
 @pytest.mark.parametrize("explicit", [None, "cpu"])
 def test_a_quantisation_that_only_the_catalog_has_names_who_to_install(explicit) -> None:
     request = replace(TRAIN, quant="affine4", explicit=explicit)
-    environment = Surroundings(MACHINE, known=KNOWN, quantising=("mlx",))
+    environment = Surroundings(MACHINE, known=KNOWN, able=("mlx",))
     with pytest.raises(BackendError) as caught:
         select(request, [CPU], environment)
     assert caught.value.code == "VOX-B002"
@@ -337,7 +337,7 @@ def test_a_quantisation_that_only_the_catalog_has_names_who_to_install(explicit)
 
 def test_a_quantisation_of_a_disabled_backend_names_how_to_take_it_off_the_list() -> None:
     environment = Surroundings(
-        MACHINE, known=KNOWN, quantising=("mlx",), blocked={"mlx": "vox plugin disable mlx"}
+        MACHINE, known=KNOWN, able=("mlx",), blocked={"mlx": "vox plugin disable mlx"}
     )
     with pytest.raises(BackendError) as caught:
         select(replace(TRAIN, quant="affine4"), [CPU, MLX_CPU], environment)

@@ -1,12 +1,14 @@
-"""LoRA fine-tuning in transformers, PEFT and torch alone: the loop that vox is held against.
+"""Fine-tuning in transformers, PEFT and torch alone: the loop that vox is held against.
 
 It imports nothing of vox. Documents come as token ids and weights, step by step, so that both train
 the same documents in the same order; the adapter starts from a folder that PEFT can load.
 
     python tests/parity/reference_loop.py SPEC.json OUT.json
 
-SPEC: model, adapter (folders), lr, warmup, clip, steps: [[[tokens, weights], ...], ...].
-OUT: losses, and the final adapter under OUT's own name with `.adapter` for a suffix.
+SPEC: model, adapter (folders), lr, warmup, clip, steps: [[[tokens, weights], ...], ...]. Without an
+adapter every weight is trained; weight_decay (0 if left out) is not for norms and biases, as in
+transformers' `Trainer`.
+OUT: losses, and the final adapter, or model, under OUT's own name with `.adapter` for a suffix.
 """
 
 from __future__ import annotations
@@ -24,10 +26,15 @@ from transformers import AutoModelForCausalLM
 
 def main(spec_file: str, out_file: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
-    base = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, spec["adapter"], is_trainable=True)
+    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32)
+    if "adapter" in spec:
+        model = PeftModel.from_pretrained(model, spec["adapter"], is_trainable=True)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=spec["lr"], weight_decay=0.0)
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": spec.get("weight_decay", 0)},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=spec["lr"])
     total, losses = len(spec["steps"]), []
     for number, documents in enumerate(spec["steps"], start=1):
         for group in optimizer.param_groups:

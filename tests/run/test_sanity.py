@@ -37,7 +37,7 @@ def at_end(*losses: float, ordered: bool = False) -> str | None:
     [(1e9, "diverge"), (2e-2, "diverge"), (1e-2, None), (2e-4, None), (1e-7, None), (9e-8, "next")],
 )
 def test_rates_that_nobody_uses_are_warned_of(lr: float, said: str | None) -> None:
-    found = rate_warning(lr)
+    found = rate_warning(lr, 2e-4)
     assert (found is None) == (said is None)
     if found and said:
         assert (

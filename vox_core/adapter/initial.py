@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import AdapterSpec, AdapterState, LowRank, ModuleShape
+from vox_core.contract import AdapterSpec, AdapterState, Lazy, LowRank, ModuleShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,9 +35,14 @@ def initial_adapter(
         modules: path -> shape of each module to train.
         read: returns a tensor of the base by its name in the files; used for DoRA's magnitudes
             (the row norms of W) and for `saved`.
-        saved: parameter name -> tensor name, for `modules_to_save`.
+        saved: parameter name -> tensor name, for `modules_to_save`; with the method `full` they
+            are read on access.
     """
     import numpy as np
+
+    whole = Lazy(saved or {}, lambda name: np.asarray(read((saved or {})[name]), np.float32))
+    if spec.method == "full":
+        return AdapterState("full", {}, whole)
 
     start = {
         path: LowRank(
@@ -48,8 +53,8 @@ def initial_adapter(
         )
         for path, shape in modules.items()
     }
-    whole = {name: np.array(read(tensor), np.float32) for name, tensor in (saved or {}).items()}
-    return AdapterState(spec.method, start, whole)
+    kept = {name: value.copy() for name, value in whole.items()}
+    return AdapterState(spec.method, start, kept)
 
 
 def generator(*key: object) -> np.random.Generator:

@@ -33,6 +33,9 @@ class HasShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+# Stored by old releases of transformers, and no parameters: masks and frequencies.
+_BUFFER = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.inv_freq$")
+
 # Modules of multimodal models and speculative decoding beside the language model.
 _BESIDE = re.compile(r"^(model\.)?(mtp|visual|vision_tower|multi_modal_projector)\.")
 
@@ -126,6 +129,44 @@ def select_targets(
         if any(_named(path, target) for target in targets)
         or (ALL_LINEAR in targets and not _HEAD.match(path) and not _BESIDE.match(path))
     }
+
+
+def trained_parameters(
+    tensors: Mapping[str, HasShape], model_type: str, targets: Iterable[str], *, tied: bool
+) -> dict[str, str]:
+    """Return parameter name -> tensor name of the weights that the method `full` trains.
+
+    Args:
+        targets: linear modules, as `select_targets` takes them, weights and biases; none: every
+            parameter of the language model.
+        tied: the output head has the weights of the embedding, which are trained once.
+
+    Raises:
+        PlanError: P002, a target names no module.
+    """
+    chosen = select_targets(linear_modules(tensors, model_type), targets := tuple(targets))
+
+    def is_trained(name: str) -> bool:
+        owner = name.rpartition(".")[0]
+        if targets:
+            return owner in chosen
+        return not (is_beside(name) or _BUFFER.search(name) or (tied and _HEAD.match(owner)))
+
+    names = parameter_names(tensors, model_type)
+    return {name: tensor for name, tensor in names.items() if is_trained(name)}
+
+
+def is_beside(path: str) -> bool:
+    """Whether a module or parameter lies beside the language model, as a vision tower does."""
+    return bool(_BESIDE.match(path))
+
+
+def tied_head(tensors: Mapping[str, HasShape], model_type: str) -> dict[str, str]:
+    """Return the stored tensor of an output head -> that of the token embedding."""
+    found = _token_embedding(tensors, model_type).values()
+    embedding = next((module.tensor for module in found), "")
+    linear = linear_modules(tensors, model_type)
+    return {m.tensor: embedding for path, m in linear.items() if embedding and _HEAD.match(path)}
 
 
 def quantised_modules(

@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from vox_core.contract import Quant
+from vox_core.contract import Method, Quant
 from vox_core.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -184,6 +184,9 @@ class PluginEntry(CatalogEntry):
     )
     quantisations: Annotated[tuple[Quant, ...], AfterValidator(_each_once)] = Field(
         (), description=f"of a backend, a list of {', '.join(get_args(Quant))}"
+    )
+    methods: Annotated[tuple[Method, ...], AfterValidator(_each_once)] = Field(
+        (), description=f"of a backend, a list of {', '.join(get_args(Method))}"
     )
     requires_tag: str | None = Field(
         None,

@@ -66,7 +66,7 @@ def train(
     as_json: bool,
     **flags: Any,
 ) -> TrainReport:
-    """Fine-tune a model on your data; writes an adapter.
+    """Fine-tune a model on your data; writes an adapter, or with --method full a model.
 
     FILES are data files, as for --data. vox chooses an installed backend and prints why. Ctrl-C
     finishes the current step and saves everything; --resume continues the run.
@@ -112,8 +112,9 @@ def _show(report: TrainReport) -> None:
     if hint := _hint(report):
         click.echo(hint)
     if not report.stopped:
-        chat, merge = command("vox", "chat", report.run), command("vox", "merge", report.run)
-        click.echo(printable(f"next: {chat}   or   {merge}"))
+        merge = command("vox", "merge", report.run)
+        then = f"load the checkpoint {report.model}" if report.model else merge
+        click.echo(printable(f"next: {command('vox', 'chat', report.run)}   or   {then}"))
 
 
 def _hint(report: TrainReport) -> str:

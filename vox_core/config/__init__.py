@@ -22,6 +22,8 @@ from vox_core.config.loading import (
 )
 from vox_core.config.sections import (
     DEFAULT_MODEL as DEFAULT_MODEL,
+    FULL_LR as FULL_LR,
+    LORA_LR as LORA_LR,
     SECTIONS as SECTIONS,
     ChatSettings as ChatSettings,
     ConvertSettings as ConvertSettings,

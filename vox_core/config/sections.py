@@ -30,6 +30,7 @@ from vox_core.contract import (
     DataPolicy,
     Dedup,
     MalformedRows,
+    Method,
     ObjectiveSpec,
     Quant,
     Unrated,
@@ -141,6 +142,12 @@ class DataSettings(Section):
 
 DEFAULT_MODEL = "smollm2-135m"
 
+LORA_LR, FULL_LR = 2e-4, 2e-5
+"""Default peak learning rates of adapters and of the method `full`."""
+
+_OF_ADAPTERS = ("adapter", "rank", "alpha", "dropout", "modules_to_save", "quant")
+"""Settings that make no sense with the method `full`."""
+
 
 class TrainSettings(DataSettings):
     """`vox train`."""
@@ -170,7 +177,9 @@ class TrainSettings(DataSettings):
     adapter: Path | None = Field(
         None, description="Start from this adapter: a run, or a folder saved by PEFT or mlx-lm."
     )
-    method: Literal["lora", "rslora", "dora"] = Field("lora", description="Adapter type.")
+    method: Method = Field(
+        "lora", description="Adapter type; full: train the model's own weights, without an adapter."
+    )
     objective: str = Field(
         "sft",
         description="What training minimises: sft, or an objective of a plugin, such as dpo, orpo, "
@@ -204,7 +213,8 @@ class TrainSettings(DataSettings):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Adapter dropout.")
     targets: Names = Field(
         ("all-linear",),
-        description="Modules that get an adapter: all-linear, or names. Repeatable.",
+        description="Modules that get an adapter: all-linear, or names. With --method full: the "
+        "linear modules to train, instead of every weight. Repeatable.",
     )
     modules_to_save: Names = Field(
         (), description="Modules trained in full, such as lm_head. Repeatable."
@@ -232,7 +242,9 @@ class TrainSettings(DataSettings):
     optimizer: Literal["adamw", "adamw-8bit"] = Field(
         "adamw", description="AdamW; adamw-8bit stores its state of large tensors in 8 bits."
     )
-    lr: Annotated[float, Field(gt=0)] = Field(2e-4, description="Peak learning rate.")
+    lr: Annotated[float, Field(gt=0)] = Field(
+        LORA_LR, description=f"Peak learning rate; with --method full {FULL_LR} by default."
+    )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="Learning rate schedule after warm-up."
     )
@@ -289,6 +301,21 @@ class TrainSettings(DataSettings):
         if paths:
             self.__dict__["data"] = paths
             self.model_fields_set.add("data")
+        return self
+
+    @model_validator(mode="after")
+    def _without_adapter(self) -> Self:
+        """Set the defaults of the method `full`, and refuse settings of an adapter beside it."""
+        if self.method != "full":
+            return self
+        defaults = type(self).model_fields
+        given = [n for n in _OF_ADAPTERS if getattr(self, n) != defaults[n].default]
+        if given:
+            names = ", ".join(map(kebab, given))
+            raise ValueError(f"method full trains the weights themselves: leave out {names}")
+        for name, value in (("lr", FULL_LR), ("targets", ())):
+            if name not in self.model_fields_set:
+                self.__dict__[name] = value
         return self
 
 

@@ -4,7 +4,8 @@ The core drives and a backend computes: order, schedule, losses, skipped steps, 
 stopping and sampling are the core's. Plain Python and numpy cross the seam.
 
 A model computes with adapters by name; `adapter=None` is the base. A `Trainer`'s learners are
-adapters, too: under its name a learner is scored and sampled from as it is now.
+adapters, too: under its name a learner is scored and sampled from as it is now. A learner of the
+method `full` trains the base's own weights: it is the only one, and there is no base beside it.
 
 Shape legend: T tokens of a batch, V vocabulary.
 """
@@ -37,7 +38,8 @@ class Update:
         lr: learning rate, schedule applied.
         total_weight: divides the accumulated gradients, before anything else is done with them.
         clip: bound of the global norm of the divided gradients; 0 disables clipping.
-        beta1, beta2, eps, weight_decay: AdamW's; every trained tensor decays.
+        beta1, beta2, eps, weight_decay: AdamW's. Every trained tensor decays, except with the
+            method `full` those of one dimension: norms and biases, as in transformers' `Trainer`.
     """
 
     number: int
@@ -188,8 +190,10 @@ class Trainer(Model):
 
     @abstractmethod
     def state(self, learner: str) -> TrainState:
-        """Return float32 copies of values and moments. `step` is the number of updates that the
-        learner was added with or has had since, `skipped` is 0; the core sets both."""
+        """Return float32 copies of values and moments; with the method `full` they may be views,
+        in mappings that read on access, valid until the next update. `step` is the number of
+        updates that the learner was added with or has had since, `skipped` is 0; the core sets
+        both."""
 
     def peak_memory(self) -> int | None:
         """Return the peak bytes in use on the device; None where that is the process's memory."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 API_VERSION = "2.0"
 """Version of the seam, `major.minor`; a plugin declares the one it was written for."""
 
-Method: TypeAlias = Literal["lora", "rslora", "dora"]
+Method: TypeAlias = Literal["lora", "rslora", "dora", "full"]
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 DType: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Quant: TypeAlias = Literal[
@@ -85,6 +85,9 @@ class DataPolicy:
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
     """Type, rank, scale and modules of the adapter; `scale` multiplies `B @ A`.
+
+    With `full` the base's own weights are trained: rank, alpha and dropout are 0, and `targets`
+    without a name stands for every weight.
 
     LoRA: Hu et al. 2021 (arXiv:2106.09685). rsLoRA: Kalajdzievski 2023 (arXiv:2312.03732).
     DoRA: Liu et al. 2024 (arXiv:2402.09353).
@@ -238,7 +241,8 @@ class ExecutionPlan:
 
     Args:
         modules: path -> shape of every linear module that gets an adapter.
-        saved: parameter name -> tensor name, of the parameters trained in full (`modules_to_save`).
+        saved: parameter name -> tensor name, of the parameters trained in full: those of
+            `modules_to_save`, or with the method `full` all that are trained.
         gradient_checkpointing: recompute the activations inside a layer in the backward pass (Chen
             et al., arXiv:1604.06174). Changes memory and time, not results.
         longest: tokens of the longest document, training and validation; 0 if unknown.
@@ -270,6 +274,6 @@ class ExecutionPlan:
 
     @property
     def trainable_parameters(self) -> int:
-        """Number of parameters of A and B (without `modules_to_save`)."""
+        """Number of parameters of A and B, without those of `saved`."""
         rank = self.contract.adapter.rank
         return sum(rank * (m.in_features + m.out_features) for m in self.modules.values())

@@ -6,14 +6,40 @@ Shape legend: R adapter rank, I input features, O output features.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vox_core.contract.spec import Method
 
 if TYPE_CHECKING:
     from vox_core.contract.arrays import Floats
+
+V = TypeVar("V")
+
+
+class Lazy(Mapping[str, V]):
+    """Tensors by name, each read on access and not kept.
+
+    So a whole model's state crosses the seam without a second copy in memory.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], V]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> V:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +58,13 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterState:
-    """An adapter in vox's canonical form.
+    """An adapter in vox's canonical form, or the trained weights of a model.
 
     Args:
-        method: `lora`, `rslora` or `dora`.
-        modules: module path in the Hugging Face model -> its update.
-        saved: parameter name -> whole float32 tensor, for `modules_to_save`.
+        method: `lora`, `rslora`, `dora` or `full`.
+        modules: module path in the Hugging Face model -> its update; empty with `full`.
+        saved: parameter name -> whole float32 tensor, for `modules_to_save`; with `full` every
+            trained parameter, a tied one once, under the name of the embedding.
     """
 
     method: Method
@@ -49,8 +76,10 @@ class AdapterState:
         module = self.modules[path]
         return module.alpha / (math.sqrt(module.rank) if self.method == "rslora" else module.rank)
 
-    def tensors(self) -> dict[str, Floats]:
+    def tensors(self) -> Mapping[str, Floats]:
         """Every trained tensor by its canonical name; optimizer state uses the same names."""
+        if self.method == "full":
+            return self.saved
         named: dict[str, Floats] = {}
         for path, module in self.modules.items():
             named[f"{path}.lora_A.weight"] = module.A_RI
@@ -61,6 +90,8 @@ class AdapterState:
 
     def with_tensors(self, named: Mapping[str, Floats]) -> AdapterState:
         """Return the same adapter with other values: the inverse of `tensors`."""
+        if self.method == "full":
+            return replace(self, saved=named)
         modules = {
             path: replace(
                 module,
@@ -85,6 +116,8 @@ class TrainState:
         skipped: number of those steps skipped for a NaN or infinite loss or gradient. AdamW's bias
             correction counts updates, the schedule counts steps.
 
+    With the method `full` the mappings of `adapter` and `moments` may be `Lazy`.
+
     `step` is also the data cursor (the order of examples is a function of seed and step) and the
     state of the random generators (functions of seed, step and micro-batch).
     """
@@ -98,3 +131,9 @@ class TrainState:
     def updates(self) -> int:
         """Number of updates applied to the adapter, AdamW's own count."""
         return self.step - self.skipped
+
+    def copy(self) -> TrainState:
+        """Return a state that shares no memory with this one."""
+        values = {name: value.copy() for name, value in self.adapter.tensors().items()}
+        moments = {name: (m.copy(), v.copy()) for name, (m, v) in self.moments.items()}
+        return replace(self, adapter=self.adapter.with_tensors(values), moments=moments)

@@ -75,15 +75,15 @@ class Surroundings:
         accelerators: those that the core detects without a plugin.
         blocked: id of a plugin that the user disabled or blocked -> where.
         known: ids of the catalog.
-        quantising: ids, from the catalog, of plugins for this machine that have the quantisation
-            that the request needs.
+        able: ids, from the catalog, of plugins for this machine that have the quantisation and the
+            method that the request needs, where not every backend has them.
     """
 
     machine: Machine
     accelerators: tuple[Accelerator, ...] = ()
     blocked: Mapping[str, str] = field(default_factory=dict)
     known: Collection[str] = ()
-    quantising: tuple[str, ...] = ()
+    able: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Seen:
             machine=self.machine,
             blocked=self.blocked,
             known=known,
-            quantising=_quantising(request, self._accelerators) if known else (),
+            able=_able(request, self._accelerators) if known else (),
         )
         asked = [plugin for plugin in backends if needs_probe(request, plugin, environment)]
         unasked = [plugin for plugin in asked if plugin.id not in self._hardware]
@@ -79,14 +79,17 @@ class Seen:
         return [Candidate(plugin, hardware.get(plugin.id)) for plugin in backends], environment
 
 
-def _quantising(request: Request, present: tuple[probe.Accelerator, ...]) -> tuple[str, ...]:
-    if request.quant in (None, "none"):
+def _able(request: Request, present: tuple[probe.Accelerator, ...]) -> tuple[str, ...]:
+    quantised = request.quant not in (None, "none")
+    if not quantised and request.method != "full":  # every backend has the rest
         return ()
     tags = {each.tag for each in present}
     return tuple(
         entry.id
         for entry in known().plugins.values()
-        if request.quant in entry.quantisations and not objections(entry, tags)
+        if (not quantised or request.quant in entry.quantisations)
+        and (request.method is None or request.method in entry.methods)
+        and not objections(entry, tags)
     )
 
 

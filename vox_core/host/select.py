@@ -131,7 +131,7 @@ def _explicit(request: Request, judged: Sequence[Judged], environment: Surroundi
             remedy=chosen.repair(environment),
         ) from chosen.found.fault
     if chosen.refusal:
-        raise _none_usable(request, [chosen], environment)
+        raise _none_usable(request, [chosen], environment, judged)
     return _selection(chosen, f"asked for ({request.asked})", judged)
 
 
@@ -238,9 +238,16 @@ def _none_installed(environment: Surroundings) -> BackendError:
 
 
 def _none_usable(
-    request: Request, judged: Sequence[Judged], environment: Surroundings
+    request: Request,
+    judged: Sequence[Judged],
+    environment: Surroundings,
+    installed: Sequence[Judged] = (),
 ) -> BackendError:
-    """Return the error with a table of every candidate and its reason."""
+    """Return the error with a table of every candidate and its reason.
+
+    Args:
+        installed: all candidates, where one was named.
+    """
     rows = [each.verdict for each in judged]
     ids, versions = (max(len(getattr(v, key)) for v in rows) for key in ("id", "version"))
     who = "no usable backend" if request.explicit is None else f"{request.explicit!r} is unusable"
@@ -254,28 +261,35 @@ def _none_usable(
         "B002",
         f"{who} for `{request.operation}`" + (f" with {wished}" if wished else ""),
         faults=[f"{v.id:<{ids}}  {v.version:<{versions}}  {v.status:<8}  {v.reason}" for v in rows],
-        remedy=f"{_way_out(request, judged, environment)}{TELLS_MORE}",
+        remedy=f"{_way_out(request, judged, environment, installed)}{TELLS_MORE}",
     )
 
 
-def _way_out(request: Request, judged: Sequence[Judged], environment: Surroundings) -> str:
+def _way_out(
+    request: Request,
+    judged: Sequence[Judged],
+    environment: Surroundings,
+    installed: Sequence[Judged],
+) -> str:
     """Return the remedy that admits the named backend, or else the requirement that no backend
     meets."""
     (first, *others) = judged
-    if elsewhere := _who_quantises(judged, environment):
+    if elsewhere := _who_is_able(installed or judged, environment):
         return elsewhere
     if others or first.refusal is None or first.refusal.kind in ("capability", "automatic"):
         return _concession(request, judged)
     return f"{first.repair(environment)}, or "
 
 
-def _who_quantises(judged: Sequence[Judged], environment: Surroundings) -> str:
-    """Return the remedy that adds a plugin with the requested quantisation."""
+def _who_is_able(judged: Sequence[Judged], environment: Surroundings) -> str:
+    """Return the remedy that uses or adds a plugin with the requested quantisation and method."""
     here = {each.found.id: each for each in judged}
-    for name in environment.quantising:
+    for name in environment.able:
         if name not in here:
             return f"{_install(name, environment)}, which has it; or "
         refusal = here[name].refusal
+        if refusal and refusal.kind == "explicit":
+            return f"choose --backend {name}, which has it; or "
         if refusal and refusal.kind == "blocked":
             return f"{here[name].repair(environment)}, or "
     return ""

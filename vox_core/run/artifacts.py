@@ -1,4 +1,4 @@
-"""What a run leaves beside its checkpoints: adapter, manifest, tokenizer, model card, report.
+"""What a run leaves beside its checkpoints: adapter or model, manifest, tokenizer, card, report.
 
 Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
 whole, the adapter's own two first, so that a folder with an adapter always has one that loads, and
@@ -6,6 +6,7 @@ the manifest last: its step marks a run that has ended, after which nothing goes
 
     vox_adapter.json    for programs
     README.md           for people: the model card
+    model/              with the method `full`: a plain checkpoint, instead of adapter and tokenizer
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from packaging.requirements import Requirement
 
 from vox_core import files
 from vox_core.adapter.peft import write_adapter
-from vox_core.adapter.targets import linear_modules
+from vox_core.adapter.targets import linear_modules, tied_head
 from vox_core.contract import (
     ExecutionPlan,
     FineTuneContract,
@@ -30,12 +31,21 @@ from vox_core.contract import (
     RunEnd,
     TrainState,
 )
-from vox_core.digests import TOKENIZER_FILES
+from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES
 from vox_core.errors import InputError, StorageError, command
 from vox_core.models import LocalModel
 from vox_core.run import checkpoint
-from vox_core.run.folder import CARD, MANIFEST
+from vox_core.run.folder import CARD, MANIFEST, MODEL
+from vox_core.run.hf_checkpoint import (
+    Tensors,
+    as_stored,
+    copy_tokenizer,
+    declare_dtype,
+    write_checkpoint,
+)
+from vox_core.run.plan import has_tied_head
 from vox_core.run.resume import last_step
+from vox_core.weights import numpy_dtype
 
 if TYPE_CHECKING:
     from vox_core.host.load import Backend
@@ -59,7 +69,8 @@ class TrainReport:
         seconds: from the first write to the last.
         startup_seconds: from the start of planning to the end of the first step.
         best_step, best_loss: the best validation after a step.
-        adapter_step: the step whose adapter was written.
+        adapter_step: the step whose adapter, or model, was written.
+        model: the checkpoint, with the method `full`.
         rows: of one epoch.
         epochs: passes over them; None where --max-steps has set the length.
         warnings: those of this command, in order.
@@ -77,6 +88,7 @@ class TrainReport:
     best_step: int | None = None
     best_loss: float | None = None
     adapter_step: int | None = None
+    model: Path | None = None
     rows: int | None = None
     epochs: float | None = None
     warnings: tuple[str, ...] = ()
@@ -92,13 +104,19 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
     before, after = progress.first_and_last
     best_loss = None if progress.best_step is None else progress.best_loss
     made, model, run = plan.execution, plan.inputs.model, plan.run.path
-    _write_adapter(run, plan.inputs, plan.execution, state)
-    _write_tokenizer(run, model)
     measured = best_loss if state.step == progress.best_step else after
-    files.write_text(run / CARD, card(made, model, state.step, before, measured))
+    about = card(made, model, state.step, before, measured, plan.trained_elements)
+    if state.adapter.method == "full":
+        with files.atomic_folder(run / MODEL, replace=True) as folder:
+            _write_model(folder, plan.inputs, made, state)
+            files.write_text(folder / CARD, about)
+    else:
+        _write_adapter(run, plan.inputs, made, state)
+        _write_tokenizer(run, model)
+    files.write_text(run / CARD, about)
     used = checkpoint.origin(plan.run.checkpoints, last).backends
-    about = {"last_step": last, "backends": [each.model_dump() for each in used]}
-    files.write_json(run / MANIFEST, {**manifest(plan.inputs, made, state.step), **about})
+    steps = {"last_step": last, "backends": [each.model_dump() for each in used]}
+    files.write_json(run / MANIFEST, {**manifest(plan.inputs, made, state.step), **steps})
     session.emit(RunEnd(last, "stopped" if stopped else "done", session.elapsed()))
     return TrainReport(
         run=run,
@@ -113,6 +131,7 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
         best_step=progress.best_step,
         best_loss=best_loss,
         adapter_step=state.step,
+        model=plan.run.model,
         rows=made.contract.data.rows,
         epochs=None if plan.settings.max_steps else plan.settings.epochs,
         warnings=tuple(session.warnings),
@@ -132,26 +151,30 @@ def report_of_ended(plan: RunPlan) -> TrainReport:
         seconds=0.0,
         valid_before=before,
         valid_after=after,
+        model=plan.run.model,
     )
 
 
 def emergency_save(error: StorageError, plan: RunPlan, state: TrainState) -> StorageError:
-    """Write the adapter of a run whose last checkpoint cannot be written, in the first folder that
-    takes it: hours of training are in it, and it is a third of a checkpoint.
+    """Write the adapter or model of a run whose last checkpoint cannot be written, in the first
+    folder that takes it: hours of training are in it, and it is a third of a checkpoint.
 
     Returns:
         `error`, with the place, or that there is none.
     """
-    name = f"vox-adapter-{plan.run.path.resolve().name}-{uuid.uuid4().hex[:8]}"
-    fault = f"the adapter after step {state.step} could be kept nowhere"
+    kind = "model" if state.adapter.method == "full" else "adapter"
+    name = f"vox-{kind}-{plan.run.path.resolve().name}-{uuid.uuid4().hex[:8]}"
+    fault = f"the {kind} after step {state.step} could be kept nowhere"
     for parent in (plan.run.path, Path(tempfile.gettempdir()), Path.cwd()):
         try:
             with files.atomic_folder(parent / name) as folder:
-                # No manifest names the base.
-                _write_adapter(folder, plan.inputs, plan.execution, state, by_path=True)
+                if kind == "model":
+                    _write_model(folder, plan.inputs, plan.execution, state)
+                else:  # no manifest names the base
+                    _write_adapter(folder, plan.inputs, plan.execution, state, by_path=True)
         except (StorageError, InputError):
             continue
-        fault = f"the adapter after step {state.step} is kept in {parent / name}"
+        fault = f"the {kind} after step {state.step} is kept in {parent / name}"
         break
     resume = command("vox", "train", "--resume", plan.run.path)
     return error.but(faults=[*error.faults, fault], remedy=f"{error.remedy}: {resume}")
@@ -189,6 +212,28 @@ def _write_adapter(
         modules=linear_modules(inputs.weights.tensors, model.model_type),
         dropout=plan.contract.adapter.dropout,
     )
+
+
+def _write_model(folder: Path, inputs: RunInputs, plan: ExecutionPlan, state: TrainState) -> None:
+    """Write a plain checkpoint in the dtype that the run computed in, tensor by tensor, in the
+    base's shards."""
+    weights = as_stored(inputs.weights, plan.dtype)
+    parameters = {tensor: name for name, tensor in plan.saved.items()}
+    if has_tied_head(inputs.config):  # which some files store twice
+        pairs = tied_head(weights.tensors, inputs.model.model_type).items()
+        parameters |= {head: parameters[token] for head, token in pairs if token in parameters}
+
+    def tensors(names: list[str]) -> Tensors:
+        for name in names:
+            if name in parameters:
+                dtype = numpy_dtype(weights.tensors[name].dtype)
+                yield name, state.adapter.saved[parameters[name]].astype(dtype, copy=False)
+            else:
+                yield name, weights.read(name)
+
+    write_checkpoint(folder, weights, tensors)
+    copy_tokenizer(inputs.model.templated, folder)
+    declare_dtype(folder / CONFIG_FILE, plan.dtype)
 
 
 def base_name(model: LocalModel) -> str:
@@ -237,15 +282,25 @@ def versions(backend: Backend) -> dict[str, str]:
 
 
 def card(
-    plan: ExecutionPlan, model: LocalModel, step: int, before: float | None, after: float | None
+    plan: ExecutionPlan,
+    model: LocalModel,
+    step: int,
+    before: float | None,
+    after: float | None,
+    parameters: int,
 ) -> str:
-    """The model card, with the metadata block that the Hugging Face hub reads."""
+    """The model card, with the metadata block that the Hugging Face hub reads.
+
+    Args:
+        parameters: number of those that are trained.
+    """
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
+    whole = adapter.method == "full"
+    kind = f"rank {adapter.rank}, alpha {adapter.alpha:g}, {len(plan.modules)} modules"
     rows = {
         "base model": f"{model.id} ({model.model_type})",
         "objective": _objective(contract),
-        "method": f"{adapter.method}, rank {adapter.rank}, alpha {adapter.alpha:g}, "
-        f"{len(plan.modules)} modules, {plan.trainable_parameters:,} parameters",
+        "method": f"{adapter.method}, {'' if whole else f'{kind}, '}{parameters:,} parameters",
         "data": f"{contract.data.rows} examples, {contract.data.tokens:,} tokens, "
         f"{contract.data.trained_tokens:,} of them trained",
         "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
@@ -257,7 +312,7 @@ def card(
         **_held_out(before, after, rewarded=bool(contract.rollouts.reward)),
         "contract": f"`{contract.digest}`",
     }
-    return _CARD.format(
+    return (_MODEL_CARD if whole else _CARD).format(
         model=model.id,
         hub=model.hub or model.id,
         weights=_CONVERTED.format(model=model, sha256=(model.revision or "")[:12])
@@ -318,6 +373,32 @@ or with PEFT:
     model = AutoPeftModelForCausalLM.from_pretrained(".")
 {weights}
 `vox_adapter.json` holds the digests of base model and data. `plan.json` holds every setting.
+"""
+
+_MODEL_CARD = """\
+---
+base_model: {hub}
+library_name: transformers
+pipeline_tag: text-generation
+tags: [vox]
+{licence}---
+
+# {model}, fine-tuned
+
+All weights trained with vox (`--method full`).
+
+| | |
+|---|---|
+{table}
+
+## Use it
+
+    vox chat RUN
+
+or with transformers, from the run's folder `model`:
+
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("RUN/model")
 """
 
 _CONVERTED = """

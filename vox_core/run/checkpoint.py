@@ -1,14 +1,15 @@
 """Checkpoints: a `TrainState` on disk, the same for every backend, complete or absent.
 
-    step-N/adapter.safetensors     float32, canonical names
+    step-N/adapter.safetensors     float32, canonical names; with the method `full` the weights
     step-N/moments.safetensors     float32, `<canonical name>.exp_avg` and `.exp_avg_sq`
     step-N/state.json              step, contract digest, backends, losses, the adapter's structure
     step-N/MANIFEST.json           size and SHA-256 of the three
 
 `save` fills and flushes a temporary folder, renames it, flushes its parent and reads everything
 back; the digests are those of the bytes that were to be written. `load` returns a state only if
-every file matches the manifest. `prune` renames a folder before it removes it, so that a crash
-never leaves half a checkpoint under a checkpoint's name. No pickle.
+every file matches the manifest; a whole model's tensors are then read on access. `prune` renames a
+folder before it removes it, so that a crash never leaves half a checkpoint under a checkpoint's
+name. No pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import disk, files
-from vox_core.contract import AdapterState, LowRank, Method, TrainState
+from vox_core.contract import AdapterState, Lazy, LowRank, Method, TrainState
 from vox_core.errors import ModelError, PlanError, StorageError
 from vox_core.run.folder import numbered, step_of
 from vox_core.weights import SafetensorsFile
@@ -38,6 +39,7 @@ MOMENTS = "moments.safetensors"
 STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 FILES = (ADAPTER, MOMENTS, STATE)
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 LARGEST = 1 << 26
 """Bytes of a JSON file: ten times what the largest model's structure takes."""
 
@@ -198,7 +200,8 @@ def load(folder: Path) -> TrainState:
     """The state in one checkpoint folder; P003 if it is not what its manifest says, or no state."""
     record = _verified(folder)
     try:
-        named, halves = _tensors(folder / ADAPTER), _tensors(folder / MOMENTS)
+        whole = record.method == "full"
+        named, halves = (_tensors(folder / name, on_access=whole) for name in (ADAPTER, MOMENTS))
     except (ModelError, StorageError) as error:
         raise damaged(folder, "; ".join((error.what, *error.faults))) from error
     return TrainState(
@@ -279,28 +282,31 @@ def _adapter(folder: Path, record: Record, named: Mapping[str, Floats]) -> Adapt
         )
         for path, alpha in record.alpha.items()
     }
-    return AdapterState(record.method, modules, {name: named[name] for name in record.saved})
+    saved = named if record.method == "full" else {name: named[name] for name in record.saved}
+    return AdapterState(record.method, modules, saved)
 
 
 def _moments(
     folder: Path, named: Mapping[str, Floats], halves: Mapping[str, Floats]
-) -> dict[str, tuple[Floats, Floats]]:
-    moments = {
-        name: (halves[first], halves[second])
-        for name in named
-        if (first := f"{name}.exp_avg") in halves and (second := f"{name}.exp_avg_sq") in halves
-    }
+) -> Mapping[str, tuple[Floats, Floats]]:
+    stepped = [n for n in named if all(f"{n}.{kind}" in halves for kind in _MOMENTS)]
+
+    def pair(name: str) -> tuple[Floats, Floats]:
+        return halves[f"{name}.exp_avg"], halves[f"{name}.exp_avg_sq"]
+
+    moments = Lazy(stepped, pair)
     fit = all(m.shape == v.shape == named[name].shape for name, (m, v) in moments.items())
     if not fit or len(halves) != 2 * len(moments):
         raise damaged(folder, f"{MOMENTS} does not hold two moments of tensors in {ADAPTER}")
     return moments
 
 
-def _tensors(path: Path) -> dict[str, Floats]:
+def _tensors(path: Path, *, on_access: bool) -> Mapping[str, Floats]:
     import numpy as np
 
     file = SafetensorsFile(path)
-    return {name: np.array(file.read(name), np.float32) for name in file.tensors}
+    read = Lazy(file.tensors, lambda name: np.asarray(file.read(name), np.float32))
+    return read if on_access else {name: value.copy() for name, value in read.items()}
 
 
 def _set_aside(folder: Path) -> None:
@@ -346,12 +352,15 @@ def save(parent: Path, state: TrainState, origin: Origin) -> Path:
 
 
 def _fill(folder: Path, state: TrainState, origin: Origin) -> None:
-    moments = {
-        f"{name}.{kind}": moment
-        for name, pair in state.moments.items()
-        for kind, moment in zip(("exp_avg", "exp_avg_sq"), pair, strict=True)
-    }
     adapter = state.adapter
+    values = adapter.tensors()
+    shapes = {name: value.shape for name, value in values.items()}
+    of_moments = {f"{name}.{kind}": shapes[name] for name in state.moments for kind in _MOMENTS}
+    moments = (
+        (f"{name}.{kind}", moment)
+        for name, pair in state.moments.items()
+        for kind, moment in zip(_MOMENTS, pair, strict=True)
+    )
     more = {
         "step": state.step,
         "skipped": state.skipped,
@@ -361,17 +370,18 @@ def _fill(folder: Path, state: TrainState, origin: Origin) -> None:
     }
     record = Record.model_validate({**dict(origin), **more})
     entries = {
-        ADAPTER: _write(folder / ADAPTER, _stored(adapter.tensors())),
-        MOMENTS: _write(folder / MOMENTS, _stored(moments)),
+        ADAPTER: _write(folder / ADAPTER, _stored(shapes, values.items())),
+        MOMENTS: _write(folder / MOMENTS, _stored(of_moments, moments)),
         STATE: _write(folder / STATE, [record.model_dump_json(indent=2).encode()]),
     }
     manifest = Manifest.model_validate({"files": entries})
     _write(folder / MANIFEST, [manifest.model_dump_json(indent=2).encode()])
 
 
-def _stored(tensors: Mapping[str, Floats]) -> Iterable[bytes | memoryview]:
-    specs = {name: ("F32", value.shape) for name, value in tensors.items()}
-    return safetensors_bytes(specs, tensors.items())
+def _stored(
+    shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Floats]]
+) -> Iterable[bytes | memoryview]:
+    return safetensors_bytes({name: ("F32", shape) for name, shape in shapes.items()}, tensors)
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> Entry:

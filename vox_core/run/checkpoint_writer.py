@@ -4,16 +4,18 @@ The training thread copies the state and goes on; one thread writes, and there i
 checkpoint under way: the next one waits for it. Its outcome is announced on the training thread, at
 the next step, after it has been written, flushed and read back and older ones have been pruned.
 
+A whole model's state (method `full`) is not copied: training waits while it is written, tensor by
+tensor.
+
 A disk that is full or broken costs a checkpoint and not the run: a warning says so, and the next
 one tries again. The last checkpoint of a run is written while the run waits, and has to succeed.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,17 +109,18 @@ class CheckpointWriter:
         return True
 
     def submit(self, state: TrainState, *, last: bool = False) -> None:
-        """Have `state` written: a copy of it, so that training may go on; the `last` as it is."""
+        """Have `state` written: a copy of it, so that training may go on; the `last`, and a whole
+        model's, as it is."""
         asked = self._asked or time.monotonic()
         _require_finite(state, self._parent)
         self.settle()
         self._saved, self._asked = time.monotonic(), None
-        owned, origin, best = (
-            state if last else copy.deepcopy(state),
-            self._origin_at(state.step),
-            self._progress,
-        )
-        work = self._pool.submit(self._write, owned, origin, best.best_step)
+        whole = state.adapter.method == "full"
+        owned = state if last or whole else state.copy()
+        origin, best = self._origin_at(state.step), self._progress.best_step
+        work = self._pool.submit(self._write, owned, origin, best)
+        if whole:
+            wait([work])
         self._under_way = _UnderWay(state.step, asked, time.monotonic() - asked, work)
 
     def poll(self) -> None:
@@ -188,14 +191,14 @@ class CheckpointWriter:
 
 
 def _require_finite(state: TrainState, checkpoints: Path) -> None:
-    """Refuse to keep an adapter with NaN or infinite values (T001)."""
+    """Refuse to keep NaN or infinite values (T001)."""
     import numpy as np
 
     bad = [name for name, value in state.adapter.tensors().items() if not np.isfinite(value).all()]
     if bad:
         raise TrainingError(
             "T001",
-            "the adapter is not finite",
+            "the trained weights are not finite",
             where=checkpoints,
             found=f"after step {state.step}: {bad[0]}, and {len(bad) - 1} more tensors",
             remedy="go on from the checkpoint before it: "

@@ -89,11 +89,12 @@ class RunController:
         unfinished = stopped and not self._progress.exhausted
         if unfinished or not self._plan.settings.load_best_at_end or step in (None, state.step):
             return state, notices
+        what = "model" if state.adapter.method == "full" else "adapter"
         if best := checkpoint.load_step(self._plan.run.checkpoints, step or 0):
-            notice = Notice(f"the adapter is that of the best step: {self._best()}")
+            notice = Notice(f"the {what} is that of the best step: {self._best()}")
             return best, [*notices, notice]
         text = f"the checkpoint of the best step, {step}, is missing or damaged"
-        notice = Notice(f"{text}: the adapter is that of the last step", "warning")
+        notice = Notice(f"{text}: the {what} is that of the last step", "warning")
         return state, [*notices, notice]
 
     def _why_stopped(self) -> Iterator[Notice]:

@@ -31,6 +31,8 @@ RECORD = "run.json"
 """Written with the first checkpoint: the run has to go on from one."""
 CARD = "README.md"
 CHECKPOINTS = "checkpoints"
+MODEL = "model"
+"""The result of the method `full`: a plain checkpoint."""
 START = "start"
 """Copy of the adapter that training started from."""
 BAD_BATCHES = "bad_batches.jsonl"
@@ -56,6 +58,12 @@ class RunFolder:
     @property
     def telemetry(self) -> Path:
         return self.path / TELEMETRY
+
+    @property
+    def model(self) -> Path | None:
+        """The checkpoint that a run of the method `full` left; None if there is none."""
+        folder = self.path / MODEL
+        return folder if (self.path / PLAN).is_file() and folder.is_dir() else None
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON object of the run; A001 if the file is missing or broken."""

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,16 @@ from vox_core import bounded_json, files
 from vox_core.contract import DType
 from vox_core.data.tokenizer import GENERATION_CONFIG
 from vox_core.digests import TOKENIZER_FILES
-from vox_core.weights import INDEX, WEIGHTS, WeightFolder, Weights, write_safetensors
+from vox_core.weights import (
+    INDEX,
+    STORED_AS,
+    WEIGHTS,
+    TensorInfo,
+    WeightFolder,
+    Weights,
+    numpy_dtype,
+    write_safetensors,
+)
 from vox_core.weights.quantised import plain_config
 
 if TYPE_CHECKING:
@@ -57,6 +67,22 @@ def write_checkpoint(
         config = bounded_json.read(folder / "config.json")
         if (plain := plain_config(config)) != config:
             files.write_json(folder / "config.json", plain)
+
+
+def as_stored(weights: Weights, dtype: DType | None) -> Weights:
+    """Return `weights` with floating-point tensors rounded to `dtype`; None keeps their own."""
+
+    def stored(info: TensorInfo) -> TensorInfo:
+        if dtype is None or info.dtype not in STORED_AS.values():
+            return info
+        return replace(info, dtype=STORED_AS[dtype])
+
+    tensors = {name: stored(info) for name, info in weights.tensors.items()}
+
+    def read(name: str) -> NDArray[Any]:
+        return weights.read(name).astype(numpy_dtype(tensors[name].dtype), copy=False)
+
+    return Weights(weights.folder, tensors, weights.where, read)
 
 
 def copy_tokenizer(templated: Path | None, folder: Path) -> None:

@@ -15,8 +15,10 @@ from vox_core.contract import (
     Event,
     ExecutionPlan,
     LoadJob,
+    Model,
     ObjectiveMetrics,
     OptimizerSpec,
+    Quant,
     Step,
     StepDone,
     Trainer,
@@ -271,24 +273,44 @@ def _compared(
 def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepSource]:
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if "rollouts" not in needs:
-        compared = "reference" in needs
-        yield Documents(plan, References.of(plan, trainer, context.emit) if compared else None)
+        references = None
+        if "reference" in needs:
+            with _with_base(plan, trainer, context) as base:
+                references = References.of(plan, base, context.emit)
+        yield Documents(plan, references)
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
         if "reference" in needs:
+            base = stack.enter_context(_with_base(plan, trainer, context))
             if start := plan.inputs.start:
-                trainer.add_adapter(REFERENCE, start.adapter)
-            reference = partial(trainer.log_probs, adapter=REFERENCE if start else None)
+                base.add_adapter(REFERENCE, start.adapter)
+            reference = partial(base.log_probs, adapter=REFERENCE if start else None)
         if teacher := plan.inputs.teacher:
-            job = LoadJob(teacher.base.path, plan.execution.dtype, teacher.quant)
-            model = stack.enter_context(contextlib.closing(plan.inputs.backend.load(job, context)))
+            model = stack.enter_context(_loaded(plan, context, teacher.base.path, teacher.quant))
             if teacher.adapter:
                 model.add_adapter(NAME, teacher.adapter)
             reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
         if reward := plan.inputs.reward:
             stack.callback(reward.close)
         yield Rollouts(plan, trainer, reference)
+
+
+@contextlib.contextmanager
+def _with_base(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[Model]:
+    """Yield a model that has the base: the trainer, or one beside it if the base itself learns."""
+    if plan.contract.adapter.method != "full":
+        yield trainer
+        return
+    with _loaded(plan, context, plan.inputs.model.path, plan.inputs.quant) as base:
+        yield base
+
+
+def _loaded(
+    plan: RunPlan, context: Context, folder: Path, quant: Quant
+) -> contextlib.closing[Model]:
+    job = LoadJob(folder, plan.execution.dtype, quant)
+    return contextlib.closing(plan.inputs.backend.load(job, context))
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:

@@ -37,8 +37,14 @@ from vox_core.host.provide import write_model
 from vox_core.host.seen import Seen
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.dequantised_base import trained_weights
-from vox_core.run.folder import CARD
-from vox_core.run.hf_checkpoint import copy_tokenizer, declare_dtype, plain_copy, write_checkpoint
+from vox_core.run.folder import CARD, RunFolder
+from vox_core.run.hf_checkpoint import (
+    as_stored,
+    copy_tokenizer,
+    declare_dtype,
+    plain_copy,
+    write_checkpoint,
+)
 from vox_core.run.proof import (
     ROUNDOFF,
     Proof,
@@ -49,7 +55,7 @@ from vox_core.run.proof import (
     require_merged,
 )
 from vox_core.run.reference import ModelReference, resolve_reference
-from vox_core.weights import STORED_AS, TensorInfo, WeightFolder, Weights, numpy_dtype
+from vox_core.weights import WeightFolder, Weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +109,8 @@ def merge(
         raise _nothing_to_merge(reference, "no such folder")
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
+        if model := RunFolder(Path(reference)).model:
+            raise _merged_already(reference, model)
         raise _nothing_to_merge(reference, "a base model")
     if settings.quant != "none":
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
@@ -178,7 +186,7 @@ class _Merger:
     dtype: DType | None
 
     def __post_init__(self) -> None:
-        self.stored = _as_stored(self.onto, self.dtype)
+        self.stored = as_stored(self.onto, self.dtype)
         self.targets = {each.shape.tensor: each for each in _targets(self.source, self.adapter)}
         self.probe_T = probe_tokens(load_tokenizer(self.source.base.path))
 
@@ -257,20 +265,6 @@ class _Merger:
         return probe_logits(self.backend, job, self.context, self.probe_T, adapter)
 
 
-def _as_stored(weights: Weights, dtype: DType | None) -> Weights:
-    """Return `weights` with floating-point tensors rounded to `dtype`; None keeps their own."""
-
-    def stored(info: TensorInfo) -> TensorInfo:
-        return replace(info, dtype=STORED_AS[dtype]) if dtype and info.dtype in ROUNDOFF else info
-
-    tensors = {name: stored(info) for name, info in weights.tensors.items()}
-
-    def read(name: str) -> NDArray[Any]:
-        return weights.read(name).astype(numpy_dtype(tensors[name].dtype), copy=False)
-
-    return Weights(weights.folder, tensors, weights.where, read)
-
-
 def _targets(source: ModelReference, adapter: AdapterState) -> list[MergeTarget]:
     targets = [MergeTarget(path, source.modules[path]) for path in adapter.modules]
     for name, value in adapter.saved.items():
@@ -311,7 +305,7 @@ def space_needed(
         dtype: what is stored; None keeps each tensor's own.
         quant: what the result is quantised to.
     """
-    merged = _as_stored(weights, dtype).nbytes
+    merged = as_stored(weights, dtype).nbytes
     copies = [each.nbytes for each in (weights, trained) if not isinstance(each, WeightFolder)]
     return merged + max([0, *copies, merged if quant != "none" else 0])
 
@@ -338,4 +332,15 @@ def _nothing_to_merge(reference: str, found: str) -> AdapterError:
         found=found,
         expected="a run folder of `vox train`, or a folder saved by PEFT",
         remedy="correct the path; vox runs list shows the runs",
+    )
+
+
+def _merged_already(reference: str, model: Path) -> AdapterError:
+    return AdapterError(
+        "A001",
+        "there is nothing to merge: the run trained the model's own weights",
+        where=reference,
+        found="a run with --method full",
+        expected="a run that trained an adapter",
+        remedy=f"use its checkpoint as it is: {model}",
     )

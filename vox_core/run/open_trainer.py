@@ -35,7 +35,7 @@ from vox_core.contract import (
 from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Encoder
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import BackendError, PlanError
+from vox_core.errors import BackendError, ConfigError, PlanError
 from vox_core.models import identity
 from vox_core.run import checkpoint
 from vox_core.run.artifacts import versions, write_adapter_folder
@@ -349,10 +349,20 @@ def open_trainer(
         settings: those named in `SETTINGS` count.
 
     Raises:
-        InputError: the model or the adapter cannot be had, or no installed backend can train it.
+        InputError: the model or the adapter cannot be had, no installed backend can train it, or
+            the method is `full`.
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set & {*SETTINGS}}
     chosen = validate(TrainSettings, given)
+    if chosen.method == "full":
+        raise ConfigError(
+            "C004",
+            "a loop of one's own trains adapters",
+            where="vox.open_trainer",
+            found="method full",
+            expected="lora, rslora or dora",
+            remedy="train the weights themselves with vox.train(method='full')",
+        )
     start = starting_adapter(chosen, progress)
     chosen = start.adopted(chosen) if start else chosen
     inputs = read_inputs(chosen, backend_origin, None, progress, only_planned=True, start=start)

@@ -15,6 +15,7 @@ from vox_core.adapter.targets import (
     parameter_names,
     quantised_modules,
     select_targets,
+    trained_parameters,
 )
 from vox_core.contract import (
     AdapterSpec,
@@ -138,15 +139,7 @@ def make_plan(
             trained_tokens=train.trained_tokens,
             valid_digest=valid.digest if valid else None,
         ),
-        adapter=AdapterSpec(
-            method=settings.method,
-            rank=settings.rank,
-            alpha=settings.alpha,
-            dropout=settings.dropout,
-            targets=settings.targets,
-            modules_to_save=settings.modules_to_save,
-            start=inputs.start.digest if inputs.start else None,
-        ),
+        adapter=_adapter_spec(settings, inputs),
         quant=inputs.quant,
         optimizer=OptimizerSpec(
             lr=settings.lr,
@@ -188,6 +181,20 @@ def make_plan(
     )
 
 
+def _adapter_spec(settings: TrainSettings, inputs: RunInputs) -> AdapterSpec:
+    if settings.method == "full":
+        return AdapterSpec("full", 0, 0.0, 0.0, settings.targets)
+    return AdapterSpec(
+        method=settings.method,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        dropout=settings.dropout,
+        targets=settings.targets,
+        modules_to_save=settings.modules_to_save,
+        start=inputs.start.digest if inputs.start else None,
+    )
+
+
 def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
     """How the model answers prompts to learn from; the default if it does not."""
     if not learns_from_answers(inputs.objective):
@@ -211,6 +218,8 @@ def _modules(
 ) -> tuple[dict[str, str], dict[str, ModuleShape]]:
     """Parameters that are trained whole, and modules with an adapter; or every fault."""
     tensors, stored = inputs.weights.tensors, inputs.weights.quantised
+    if contract.adapter.method == "full":
+        return _whole_model(contract, inputs), {}
     linear = linear_modules(tensors, contract.model.model_type)
     modules = select_targets(linear, contract.adapter.targets)
     saved = {
@@ -227,14 +236,39 @@ def _modules(
         *_width_faults(contract.quant, quantised),
         *_whole_faults(contract.quant, saved, {*stored, *(m.tensor for m in quantised.values())}),
     ]
+    _require_none(faults)
+    return saved, trained
+
+
+def _whole_model(contract: FineTuneContract, inputs: RunInputs) -> dict[str, str]:
+    """Parameters that the method `full` trains; or every fault."""
+    config, weights = inputs.config, inputs.weights
+    model_type, targets = contract.model.model_type, contract.adapter.targets
+    faults = [*_reasons_why_not(contract, {}, config)]
+    if weights.quant != "none":
+        faults.append(
+            f"--method full: the model's weights are quantised ({weights.quant}) and cannot be "
+            "trained; name the full-precision model"
+        )
+    if found := _experts(config, weights.tensors):
+        faults.append(f"--method full: a mixture of experts ({found}) needs an adapter")
+    _require_none(faults)
+    return trained_parameters(weights.tensors, model_type, targets, tied=has_tied_head(config))
+
+
+def _require_none(faults: Collection[str]) -> None:
     if faults:
         raise PlanError(
             "P001",
             "the contract cannot be carried out",
-            faults=faults,
+            faults=tuple(faults),
             remedy="change these settings and run again",
         )
-    return saved, trained
+
+
+def has_tied_head(config: Mapping[str, Any]) -> bool:
+    """Whether the output head has the weights of the token embedding."""
+    return bool(text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings")))
 
 
 def resolve_dtype(choice: str, hardware: Hardware) -> DType:

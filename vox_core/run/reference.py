@@ -1,8 +1,8 @@
 """What a reference on the command line stands for: a base model, or an adapter and its base.
 
 A reference is a run folder, a folder saved by PEFT or mlx-lm, or anything that `models.resolve`
-knows (merged folders included). The base of an adapter is found by what the adapter's manifest says
-and held against it: another base is refused, not tried.
+knows (merged folders included). A run of the method `full` is a model. The base of an adapter is
+found by what the adapter's manifest says and held against it: another base is refused, not tried.
 """
 
 from __future__ import annotations
@@ -150,11 +150,13 @@ def _adapter_folder(path: Path) -> Path | None:
     """Return `path` if it has an adapter; refuse a run without one, or a folder inside it."""
     if (path / CONFIG).is_file():
         return path
+    if RunFolder(path).model:
+        return None
     saved = any((path / CHECKPOINTS).glob("step-*"))
     inside = sorted(p.parent.name for kind in (CONFIG, PLAN) for p in path.glob(f"*/{kind}"))
     found = None
     if (path / PLAN).is_file() and saved:
-        what = "the run has not ended, so it has no adapter yet"
+        what = "the run has not ended, so it has no result yet"
         remedy = f"finish it: {command('vox', 'train', '--resume', path)}"
     elif (path / PLAN).is_file():
         what, remedy = (

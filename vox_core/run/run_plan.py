@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
+from vox_core.config import FULL_LR, LORA_LR
 from vox_core.contract import Advice, Notice
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
@@ -29,6 +30,7 @@ from vox_core.run.resume import PreviousRun
 from vox_core.run.sanity import rate_warning
 from vox_core.run.sources import Sources, data_files, model_files
 from vox_core.run.start import starting_adapter
+from vox_core.weights import STORED_AS, numpy_dtype
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
@@ -71,6 +73,13 @@ class RunPlan:
         return self.execution.contract
 
     @property
+    def trained_elements(self) -> int:
+        """Number of parameters that are trained, whole tensors included."""
+        tensors, made = self.inputs.weights.tensors, self.execution
+        whole = sum(math.prod(tensors[name].shape) for name in made.saved.values())
+        return made.trainable_parameters + whole
+
+    @property
     def fresh(self) -> bool:
         """It begins."""
         return self.previous is None
@@ -87,7 +96,8 @@ class RunPlan:
             f"{_count(data.rows, 'example')}, {data.tokens:,} tokens, "
             f"{data.trained_tokens:,} of them trained; {_count(self.contract.total_steps, 'step')}"
         )
-        if wrong := rate_warning(self.contract.optimizer.lr):
+        usual = FULL_LR if self.contract.adapter.method == "full" else LORA_LR
+        if wrong := rate_warning(self.contract.optimizer.lr, usual):
             yield wrong
         for text in rows.report.told() if rows.report else ():
             yield Notice(text)
@@ -201,7 +211,7 @@ def plan_run(
     _require_validated(settings, data)
     if previous:
         made = _going_on(made, previous, auto=auto)
-    require_space(made.execution, settings, run.path)
+    require_space(made, run.path)
     return made
 
 
@@ -241,28 +251,34 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def require_space(made: ExecutionPlan, settings: TrainSettings, folder: Path) -> None:
+def require_space(made: RunPlan, folder: Path) -> None:
     """Refuse a run whose results would not fit on the disk (S001)."""
-    needed, (parent, free) = space_needed(made, settings), space_free(folder)
+    needed, (parent, free) = space_needed(made), space_free(folder)
     if free < needed:
         raise StorageError(
             "S001",
             "there is not enough room for the run",
             where=parent,
             found=f"{free / 1e6:,.0f} MB free",
-            expected=f"{needed / 1e6:,.0f} MB for the adapter and its checkpoints",
+            expected=f"{needed / 1e6:,.0f} MB for the result and the checkpoints",
             remedy="free space on that disk, or choose another one with --out",
         )
 
 
-def space_needed(made: ExecutionPlan, settings: TrainSettings) -> int:
-    """Bytes: adapter and two moments in each checkpoint, one more while the newest is written, and
-    the adapter. Where there is validation, the best step has one of its own."""
+def space_needed(run: RunPlan) -> int:
+    """Bytes: values and two moments in each checkpoint, one more while the newest is written, and
+    the result; with the method `full` that is a whole model, and the one before it while it is
+    replaced. Where there is validation, the best step has a checkpoint of its own."""
+    settings, made = run.settings, run.execution
     kept = settings.keep + (made.contract.data.valid_digest is not None)
     if settings.keep_every:
         apart = math.lcm(settings.keep_every, settings.save_every or 1)
         kept += made.contract.total_steps // apart
-    return 4 * made.trainable_parameters * (3 * (kept + 1) + 1)
+    checkpoints = 4 * run.trained_elements * 3 * (kept + 1)
+    if made.contract.adapter.method != "full":
+        return checkpoints + 4 * run.trained_elements
+    every = sum(math.prod(info.shape) for info in run.inputs.weights.tensors.values())
+    return checkpoints + 2 * every * numpy_dtype(STORED_AS[made.dtype]).itemsize
 
 
 def space_free(folder: Path) -> tuple[Path, int]:

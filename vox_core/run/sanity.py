@@ -35,14 +35,14 @@ _UNIFORM = 0.98
 collapsed, the loss of a batch scatters around it."""
 
 
-def rate_warning(lr: float) -> Notice | None:
-    """What to say of a learning rate that nobody uses."""
+def rate_warning(lr: float, default: float) -> Notice | None:
+    """What to say of a learning rate that nobody uses; `default` is the method's."""
     if LEAST_LR <= lr <= MOST_LR:
         return None
     effect = "training will probably diverge" if lr > MOST_LR else "next to nothing is learnt"
     return Notice(
-        f"--lr {lr:g} is outside the range in which adapters are trained ({LEAST_LR:g} to "
-        f"{MOST_LR:g}): {effect}; 2e-4 is the default",
+        f"--lr {lr:g} is outside the range in which models are trained ({LEAST_LR:g} to "
+        f"{MOST_LR:g}): {effect}; {default:g} is the default",
         "warning",
     )
 

@@ -15,6 +15,7 @@ from vox_core import models
 from vox_core.data.checked import CheckedFile
 from vox_core.data.templated import templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256
+from vox_core.run.folder import RunFolder
 
 
 def resolve_model(
@@ -26,6 +27,8 @@ def resolve_model(
 ) -> models.LocalModel:
     """The model that `reference` names, with another chat template if one is given.
 
+    A run of the method `full` stands for the checkpoint that it left.
+
     Args:
         template: a name of a template, or a Jinja file.
 
@@ -35,7 +38,8 @@ def resolve_model(
         DataError: D005, the template cannot be used.
         StorageError: the disk is full, or an I/O error.
     """
-    model = models.resolve(reference, revision=revision, progress=progress)
+    trained = RunFolder(Path(reference)).model
+    model = models.resolve(str(trained or reference), revision=revision, progress=progress)
     if template is None:
         return model
     folder, notes = templated(model.path, template)

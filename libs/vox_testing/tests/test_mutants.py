@@ -42,6 +42,8 @@ WITH = {
     "a merge ignores DoRA's magnitude": "dora",
     "a load ignores DoRA's magnitude": "dora",
     "an update keeps its gradient": "update",
+    "the head has no gradient of its own": "a tied head",
+    "masters are in the dtype of the weights": "bf16",
     "an infinite norm with a finite loss is applied": "3e+38",
     "rope_parameters are ignored": "theta in rope_parameters",
     "rope_scaling is ignored": "linear rope_scaling",

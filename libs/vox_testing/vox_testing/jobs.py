@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core.adapter.initial import generator, initial_adapter
-from vox_core.adapter.targets import linear_modules, parameter_names, select_targets
+from vox_core.adapter.targets import (
+    linear_modules,
+    parameter_names,
+    select_targets,
+    trained_parameters,
+)
 from vox_core.contract import (
     AdapterSpec,
     AdapterState,
@@ -117,7 +122,7 @@ def plan(
     dtype: DType = "fp32",
     quant: Quant = "none",
     dropout: float = 0.0,
-    targets: tuple[str, ...] = ("all-linear",),
+    targets: tuple[str, ...] | None = None,
     modules_to_save: tuple[str, ...] = (),
     clip: float = 1.0,
     weight_decay: float = 0.0,
@@ -130,12 +135,17 @@ def plan(
     backend: str = "cpu",
     device: str = "cpu",
 ) -> ExecutionPlan:
-    """Make a plan for the model of `folder`; `modules_to_save` are whole paths."""
-    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    """Make a plan for the model of `folder`; `modules_to_save` are whole paths. Without `targets`
+    adapters are on every linear module, and the method `full` trains every weight."""
+    config = json.loads((folder / "config.json").read_text())
+    model_type, full = config["model_type"], method == "full"
+    if targets is None:
+        targets = () if full else ("all-linear",)
+    spec = AdapterSpec(method, rank, ALPHA, dropout, targets, modules_to_save)
     contract = FineTuneContract(
         model=ModelIdentity(None, model_type, "", ""),
         data=DataIdentity("", 0, 0, 0),
-        adapter=AdapterSpec(method, rank, ALPHA, dropout, targets, modules_to_save),
+        adapter=AdapterSpec("full", 0, 0.0, 0.0, targets) if full else spec,
         quant=quant,
         optimizer=OptimizerSpec(
             1e-3, "constant", 0.0, weight_decay, clip, beta1, beta2, eps, optimizer
@@ -149,6 +159,9 @@ def plan(
     names = parameter_names(tensors, model_type)
     saved = {f"{path}.weight": names[f"{path}.weight"] for path in modules_to_save}
     modules = select_targets(linear_modules(tensors, model_type), targets)
+    if full:
+        tied = bool(config.get("tie_word_embeddings"))
+        saved, modules = trained_parameters(tensors, model_type, targets, tied=tied), {}
     return ExecutionPlan(contract, backend, "0", device, dtype, 4096, modules, 0, 0, saved)
 
 

@@ -242,10 +242,11 @@ class Subject:
         spec, seed = plan.contract.optimizer, plan.contract.seed
         with self.trainer(plan, steps, model) as trainer:
             learner = Learner(trainer, start, spec, seed)
-            states, events = [learner.state()], []
+            views = plan.contract.adapter.method == "full"
+            states, events = [learner.state().copy() if views else learner.state()], []
             for step in steps:
                 events.append(learner.take(step))
-                states.append(learner.state())
+                states.append(learner.state().copy() if views else learner.state())
         return Run(events, states)
 
     @contextmanager

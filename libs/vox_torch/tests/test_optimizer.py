@@ -36,7 +36,7 @@ def gradients(step):
 
 def updated(kind, steps):
     made = masters()
-    update = kind(made)
+    update = kind(made, [True] * len(made))
     for step in range(1, steps + 1):
         for master, gradient in zip(made, gradients(step), strict=True):
             master.grad.copy_(gradient)
@@ -121,7 +121,7 @@ def test_moments_too_small_to_matter_are_zero():
 def test_an_update_goes_on_bit_for_bit(steps):
     """Codes and scales that bitsandbytes made are told from moments in float32."""
     made, update = updated(AdamW8Bit, steps)
-    other = AdamW8Bit(made)
+    other = AdamW8Bit(made, [True] * len(made))
     for master in made:
         other.restore(master, steps, tuple(m.clone() for m in update.moments(master)))
         kept, told = update._adamw.state[master], other._adamw.state[master]

@@ -116,10 +116,12 @@ class Together:
         return _chosen(self._body_output(laid), laid.chosen_K)
 
     def _above(self) -> list[nn.Parameter]:
-        """Return the trained parameters outside the body: those of the head."""
+        """Return the trained parameters of the head, a tied one included, and of what else is
+        outside the body."""
         heads = [child for child in self._model.children() if child is not self._body]
         found = [p for head in heads for p in head.parameters() if p.requires_grad]
         below = {id(p) for p in self._body.parameters()} if found else set()
+        below -= {id(p) for p in self._model.get_output_embeddings().parameters()}
         return [p for p in found if id(p) not in below]
 
     def _body_output(self, laid: EndToEnd) -> Any:

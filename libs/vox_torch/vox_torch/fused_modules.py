@@ -8,8 +8,7 @@ results are those of transformers' modules up to the order of rounding.
 
 A table lists the classes that these functions reproduce; tests compare each entry with the
 original, on weights of realistic size. A module of any other class, subclasses included, keeps its
-own forward, and so does one that is trained itself. Before its first step a run compares the result
-with transformers (reference_check.py).
+own forward. Before its first step a run compares the result with transformers (reference_check.py).
 
 This module imports torch; import it lazily.
 
@@ -34,8 +33,8 @@ _CHUNK_ELEMENTS = 2**18
 class RmsNorm(torch.autograd.Function):
     """`x / sqrt(mean(x^2) + eps) * (offset + weight)` (Zhang & Sennrich, arXiv:1910.07467).
 
-    The weight is frozen. `late`: multiply by the weight after rounding to the dtype of x (Llama),
-    not before (Gemma).
+    `late`: multiply by the weight after rounding to the dtype of x (Llama), not before (Gemma). The
+    weight's gradient is summed in float32.
     """
 
     @staticmethod
@@ -54,16 +53,20 @@ class RmsNorm(torch.autograd.Function):
         return y_XH.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         x_XH, weight_H, scale_X1 = ctx.saved_tensors
         g_XH = g.reshape(x_XH.shape)
         gradient_XH = torch.empty_like(x_XH)
+        gradient_H = scale_X1.new_zeros(len(weight_H)) if ctx.needs_input_grad[1] else None
         for at in _chunks(x_XH):
             unit = x_XH[at] * scale_X1[at]
+            if gradient_H is not None:
+                gradient_H += (g_XH[at] * unit).sum(dim=0)
             g_unit = at_least_float32(g_XH[at] * weight_H)
             along = (g_unit * unit).mean(dim=1, keepdim=True)
             torch.mul(g_unit.addcmul_(unit, along, value=-1), scale_X1[at], out=gradient_XH[at])
-        return gradient_XH.view(g.shape), None, None, None
+        of_weight = None if gradient_H is None else gradient_H.to(weight_H.dtype)
+        return gradient_XH.view(g.shape), of_weight, None, None
 
 
 def _column(x_XH: torch.Tensor) -> torch.Tensor:
@@ -127,8 +130,7 @@ def _fused(module: nn.Module) -> nn.Module | None:
         return None
     family = kind.__name__.removesuffix("RMSNorm").removesuffix("MLP")
     if kind.__name__ == f"{family}RMSNorm" and family in _SCALED | _CENTRED:
-        trained = module.get_parameter("weight").requires_grad
-        return None if trained else FusedNorm(module, centred=family in _CENTRED)
+        return FusedNorm(module, centred=family in _CENTRED)
     if kind.__name__ == f"{family}MLP" and family in _GATED:
         tanh = _TANH.get(type(module.act_fn).__name__)
         return None if tanh is None else FusedFeedForward(module, tanh)
@@ -136,7 +138,7 @@ def _fused(module: nn.Module) -> nn.Module | None:
 
 
 class FusedNorm(nn.Module):
-    """An RMS norm with a frozen weight; a copy whose weight is trained computes as the original.
+    """An RMS norm.
 
     Args:
         norm: the module to replace, with `weight` (H,) and an epsilon.
@@ -145,13 +147,11 @@ class FusedNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, *, centred: bool) -> None:
         super().__init__()
-        self.weight, self.original = norm.weight, norm
+        self.weight: nn.Parameter = norm.weight  # type: ignore[assignment]
         self.eps: float = norm.eps if centred else norm.variance_epsilon  # type: ignore[assignment]
         self.centred = centred
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.requires_grad:
-            return self.original(x)  # type: ignore[no-any-return]
         weight_H = at_least_float32(self.weight) + 1 if self.centred else self.weight
         y: torch.Tensor = RmsNorm.apply(x, weight_H, self.eps, not self.centred)
         return y

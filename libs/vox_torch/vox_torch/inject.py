@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vox_core.adapter import peft
+from vox_core.adapter.targets import is_beside
 from vox_core.contract import AdapterState
-from vox_core.errors import AdapterError
+from vox_core.errors import AdapterError, ModelError
 from vox_torch.libraries import import_bitsandbytes
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Adapters:
     def __init__(self, base: PreTrainedModel) -> None:
         self.base = base
         self._peft: PeftModel | None = None
-        self._keys: dict[str, str] = {}
+        self._keys: dict[str, str | None] = {}  # None: the base's own weights are trained
         self._selected: str | None = None
         self._numbers = itertools.count()
 
@@ -47,20 +48,18 @@ class Adapters:
         name.
 
         Adapters of a bfloat16 base are bfloat16, too, so that their matrix products run on the same
-        hardware units; the optimizer holds float32 master weights.
+        hardware units; the optimizer holds float32 master weights. With the method `full` the
+        parameters are the base's own.
 
         Raises:
-            AdapterError: A002, PEFT's parameters have other names or shapes than the adapter's.
+            AdapterError: A002, the parameters have other names or shapes than the adapter's.
         """
         import_bitsandbytes()  # or PEFT imports it, with its warnings
-        require_linear(self.base, state)
-        # PEFT's names are attributes of modules, which may hold no dot; names of vox's are free.
-        key = f"adapter{next(self._numbers)}"
-        self._inject(key, peft_config(self.base, state, dropout))
-        self._keys[name] = key
-        self.select(name)
-        parameters = dict(trained_parameters(self.base, key))
         values = state.tensors()
+        if state.method == "full":
+            parameters = self._own(name, values)
+        else:
+            parameters = self._peft_parameters(name, state, dropout)
         faults = [f"{path}: only one of them has it" for path in parameters.keys() ^ values.keys()]
         faults += [
             f"{path}: {values[path].shape}, the base needs {tuple(parameter.shape)}"
@@ -86,10 +85,11 @@ class Adapters:
 
     def remove(self, name: str) -> None:
         """Remove an adapter; the base is selected."""
-        assert self._peft is not None
         self.select(None)
         key = self._keys.pop(name)
-        if self._keys:
+        if self._peft is None:
+            self.base.requires_grad_(False)
+        elif self._keys:
             with _advice_silenced():
                 self._peft.delete_adapter(key)
         else:
@@ -106,6 +106,23 @@ class Adapters:
             self._peft.base_model.enable_adapter_layers()
             self._peft.set_adapter(self._keys[name])
         self._selected = name
+
+    def _own(self, name: str, values: Mapping[str, object]) -> dict[str, nn.Parameter]:
+        """Let the base's parameters of these names be trained."""
+        self._keys[name] = None
+        named = self.base.named_parameters()
+        return {path: each.requires_grad_() for path, each in named if path in values}
+
+    def _peft_parameters(
+        self, name: str, state: AdapterState, dropout: float
+    ) -> dict[str, nn.Parameter]:
+        require_linear(self.base, state)
+        # PEFT's names are attributes of modules, which may hold no dot; names of vox's are free.
+        key = f"adapter{next(self._numbers)}"
+        self._inject(key, peft_config(self.base, state, dropout))
+        self._keys[name] = key
+        self.select(name)
+        return dict(trained_parameters(self.base, key))
 
     def _inject(self, key: str, config: LoraConfig) -> None:
         with _advice_silenced():
@@ -153,6 +170,20 @@ def require_linear(base: PreTrainedModel, state: AdapterState) -> None:
             expected="linear layers; experts that are stored one by one are not",
             faults=strange,
             remedy="train other modules: --targets q_proj --targets v_proj …",
+        )
+
+
+def require_every_weight(base: PreTrainedModel, trained: Collection[str]) -> None:
+    """Raise an M002 if the language model has a parameter that is not trained: the files call it
+    something else, or lack it."""
+    names = [name for name, _ in base.named_parameters() if not is_beside(name)]
+    if missing := [name for name in names if name not in trained]:
+        raise ModelError(
+            "M002",
+            "the model that transformers builds has weights that its files do not name",
+            where=base.name_or_path,
+            faults=missing,
+            remedy="train with an adapter, or only some modules with --targets",
         )
 
 

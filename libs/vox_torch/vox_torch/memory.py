@@ -118,7 +118,7 @@ class Shortage:
         ways = [f"--micro-batch-tokens {tokens}", shorter]
         if not plan.gradient_checkpointing:
             ways.insert(0, "--gradient-checkpointing")
-        if plan.contract.quant == "none":
+        if plan.contract.quant == "none" and plan.contract.adapter.method != "full":
             ways.append("--quant nf4")
         return f"the step was not applied; resume or train again with {', '.join(ways)}"
 

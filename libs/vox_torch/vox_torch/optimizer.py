@@ -27,12 +27,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.contract import Optimizer, TrainState, Update
+from vox_core.contract import Lazy, Optimizer, TrainState, Update
 from vox_torch.arrays import at_least_float32
 from vox_torch.libraries import import_bitsandbytes
 
 if TYPE_CHECKING:
     import torch
+
+    from vox_core.contract import Floats
 
     Moments: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,11 +49,11 @@ _LEAST_SCALE = 2.0**-100
 class AdamW:
     """PyTorch's AdamW; float64 masters have float64 moments, rounded to float32 after each step."""
 
-    def __init__(self, masters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, masters: Sequence[torch.Tensor], decayed: Sequence[bool]) -> None:
         import torch
 
         self._masters = masters
-        self._adamw = torch.optim.AdamW(list(masters), fused=True)
+        self._adamw = torch.optim.AdamW(_groups(masters, decayed), fused=True)
 
     def step(self, update: Update) -> None:
         """Update every master from its gradient."""
@@ -63,6 +65,9 @@ class AdamW:
         """Return the first and second moment; None before the first step."""
         kept = self._adamw.state.get(master)
         return (kept["exp_avg"], kept["exp_avg_sq"]) if kept else None
+
+    def has_moments(self, master: torch.Tensor) -> bool:
+        return bool(self._adamw.state.get(master))
 
     def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
         """Continue from float32 moments after `step` updates."""
@@ -89,12 +94,12 @@ class AdamW:
 class AdamW8Bit:
     """bitsandbytes' AdamW with 8-bit moments, on float32 masters."""
 
-    def __init__(self, masters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, masters: Sequence[torch.Tensor], decayed: Sequence[bool]) -> None:
         library = import_bitsandbytes()
         on_host = masters[0].device.type == "cpu"
         kind = library.optim.AdamW8bit if on_host else library.optim.PagedAdamW8bit
         self._masters = masters
-        self._adamw: Any = kind(list(masters))
+        self._adamw: Any = kind(_groups(masters, decayed))
 
     def step(self, update: Update) -> None:
         _configure(self._adamw, update)
@@ -120,11 +125,19 @@ class AdamW8Bit:
         )
         return first, second
 
+    def has_moments(self, master: torch.Tensor) -> bool:
+        return bool(self._adamw.state.get(master))
+
     def restore(self, master: torch.Tensor, step: int, moments: Moments) -> None:
         import torch
 
-        place = next(i for i, each in enumerate(self._masters) if each is master)
-        self._adamw.init_state(self._adamw.param_groups[0], master, 0, place)
+        group, place = next(
+            (at, place)
+            for at, group in enumerate(self._adamw.param_groups)
+            for place, each in enumerate(group["params"])
+            if each is master
+        )
+        self._adamw.init_state(self._adamw.param_groups[group], master, group, place)
         kept = self._adamw.state[master]
         kept["step"] = step
         for n, moment in enumerate(moments, 1):
@@ -179,18 +192,27 @@ def _storable(scales: torch.Tensor) -> torch.Tensor:
     return torch.where(rounded < _LEAST_SCALE, 0.0, rounded)
 
 
+def _groups(masters: Sequence[torch.Tensor], decayed: Sequence[bool]) -> list[dict[str, Any]]:
+    """Return the parameter groups: tensors with weight decay, and those without."""
+    pairs = list(zip(masters, decayed, strict=True))
+    groups = {decays: [m for m, each in pairs if each == decays] for decays in (True, False)}
+    return [{"params": some, "decays": decays} for decays, some in groups.items() if some]
+
+
 def _configure(optimizer: torch.optim.Optimizer, update: Update) -> None:
     for group in optimizer.param_groups:
         group.update(
             lr=update.lr,
             betas=(update.beta1, update.beta2),
             eps=update.eps,
-            weight_decay=update.weight_decay,
+            weight_decay=update.weight_decay if group["decays"] else 0.0,
         )
 
 
 class MasterAdamW:
     """The trained parameters of a learner, their master weights, gradients and moments.
+
+    A parameter in float32 or wider is its own master.
 
     Args:
         parameters: by canonical name.
@@ -204,10 +226,15 @@ class MasterAdamW:
 
         self._names, self._structure = list(parameters), start.adapter
         self._parameters = list(parameters.values())
-        self._masters = [at_least_float32(p.detach()).clone() for p in self._parameters]
+        self._masters = [at_least_float32(p.detach()) for p in self._parameters]
+        pairs = zip(self._parameters, self._masters, strict=True)
+        self._rounded = [(p, m) for p, m in pairs if p.dtype != m.dtype]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        self._adamw = AdamW8Bit(self._masters) if kind == "adamw-8bit" else AdamW(self._masters)
+        self._whole = start.adapter.method == "full"
+        decayed = [not self._whole or master.ndim > 1 for master in self._masters]
+        made = AdamW8Bit if kind == "adamw-8bit" else AdamW
+        self._adamw = made(self._masters, decayed)
         self._updates = start.updates
         self._restore(start)
 
@@ -216,7 +243,7 @@ class MasterAdamW:
         import torch
 
         pairs = [
-            (m.grad, p.grad.to(m.dtype))
+            (m.grad, p.grad)
             for p, m in zip(self._parameters, self._masters, strict=True)
             if p.grad is not None
         ]
@@ -244,7 +271,7 @@ class MasterAdamW:
         self.drop()
 
     def update(self, update: Update) -> float:
-        """Divide and clip the gradients, update the masters and copy them to the adapter.
+        """Divide and clip the gradients, update the masters and copy them to the parameters.
 
         Returns:
             The global norm of the divided gradients. If it is not finite, only the gradients are
@@ -260,8 +287,9 @@ class MasterAdamW:
                 torch._foreach_mul_(gradients, update.clip / (norm + 1e-6))
             self._count_from(update.number)
             self._adamw.step(update)
-            with torch.no_grad():
-                torch._foreach_copy_(self._parameters, self._masters)
+            if self._rounded:
+                with torch.no_grad():
+                    torch._foreach_copy_(*map(list, zip(*self._rounded, strict=True)))
         self.forget()
         return norm
 
@@ -288,16 +316,22 @@ class MasterAdamW:
                 self._adamw.restore(master, state.updates, (first, second))
 
     def state(self) -> TrainState:
-        """Return masters and moments as numpy, under canonical names."""
+        """Return masters and moments as numpy, under canonical names: copies, or with the method
+        `full` views."""
         named = dict(zip(self._names, self._masters, strict=True))
-        adapter = self._structure.with_tensors({n: _numpy(m) for n, m in named.items()})
-        moments = {
-            name: (_numpy(kept[0]), _numpy(kept[1]))
-            for name, master in named.items()
-            if (kept := self._adamw.moments(master))
-        }
-        return TrainState(self._updates, adapter, moments)
+
+        def moments(name: str) -> tuple[Floats, Floats]:
+            kept = self._adamw.moments(named[name])
+            assert kept is not None, name
+            return _numpy(kept[0]), _numpy(kept[1])
+
+        stepped = {name: m for name, m in named.items() if self._adamw.has_moments(m)}
+        values = Lazy(named, lambda name: _numpy(named[name]))
+        adapter = self._structure.with_tensors(values)
+        state = TrainState(self._updates, adapter, Lazy(stepped, moments))
+        return state if self._whole else state.copy()
 
 
-def _numpy(tensor: torch.Tensor) -> object:
-    return tensor.detach().float().cpu().numpy().copy()
+def _numpy(tensor: torch.Tensor) -> Floats:
+    array: Floats = tensor.detach().float().cpu().numpy()
+    return array

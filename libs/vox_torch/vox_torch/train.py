@@ -26,7 +26,7 @@ from vox_core.contract import (
     Weigh,
 )
 from vox_torch.base import load_base
-from vox_torch.inject import Adapters
+from vox_torch.inject import Adapters, require_every_weight
 from vox_torch.layout import Part, Scores, halves, in_rows, whole
 from vox_torch.load import TorchModel
 from vox_torch.lora import fuse
@@ -150,7 +150,11 @@ class TorchTrainer(TorchModel, Trainer):
         return Adapters(base)
 
     def _attach(self, name: str, state: TrainState) -> Mapping[str, nn.Parameter]:
-        return self._adapters.add(name, state.adapter, self._plan.contract.adapter.dropout)
+        spec = self._plan.contract.adapter
+        parameters = self._adapters.add(name, state.adapter, spec.dropout)
+        if spec.method == "full" and not spec.targets:
+            require_every_weight(self._adapters.base, parameters)
+        return parameters
 
     def _attach_again(self, name: str, state: TrainState) -> Mapping[str, nn.Parameter]:
         """Free the model, and load it again as transformers and PEFT compute it."""

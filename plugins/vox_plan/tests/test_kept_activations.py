@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import vox_cpu
-from vox_core.contract import Batch, DType
+from vox_core.contract import Batch, DType, Method
 from vox_core.host.manifest import MemoryProfile, parse_manifest
 from vox_core.weights import open_weights
 from vox_plan.architecture import read_architecture
@@ -55,7 +55,7 @@ def kept(folder: Path, plan: ExecutionPlan) -> int:
     seen: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape[-1:] != (VOCABULARY,):
+        if VOCABULARY not in tensor.shape[-2:]:  # logits, and the gradient of a head
             seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
@@ -80,15 +80,21 @@ def counted(folder: Path, plan: ExecutionPlan) -> int:
         rank=plan.contract.adapter.rank,
         modules=plan.modules,
         batch=WorstCase(TOKENS, TOKENS, TOKENS, TOKENS // DOCUMENTS),
+        saved=tuple(plan.saved.values()),
     )
     model = read_architecture(weights.tensors, config)
     return predict(model, demand, PROFILE).activations
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [*((family, "bf16") for family in FAMILIES), ("llama", "fp32")]
+    ("family", "dtype", "method"),
+    [
+        *((family, "bf16", "lora") for family in FAMILIES),
+        ("llama", "fp32", "lora"),
+        ("llama", "bf16", "full"),
+    ],
 )
-def test_of_each_family(family: str, dtype: DType, tmp_path: Path) -> None:
+def test_of_each_family(family: str, dtype: DType, method: Method, tmp_path: Path) -> None:
     folder = make_model(family, tmp_path / "base")
-    plan = replace(jobs.plan(folder), dtype=dtype)
+    plan = replace(jobs.plan(folder, method=method), dtype=dtype)
     assert counted(folder, plan) == pytest.approx(kept(folder, plan), rel=0.1)

@@ -18,6 +18,7 @@ from vox_core.host.manifest import MemoryProfile
 from vox_plan.activations import Elements, kept_beside, kept_by_layer, working_of_layer
 from vox_plan.architecture import read_architecture
 from vox_plan.memory import (
+    BYTES,
     Demand,
     WorstCase,
     adapter_bytes,
@@ -183,6 +184,21 @@ def test_the_adapter_has_masters_gradients_and_moments(dtype: DType, each: int) 
     assert adapter_bytes(model, asked) == LAYERS * 2 * (H + Q) * each
     beside = 4 + 8 + 2  # a checkpoint's masters and moments; A as it was, and no B
     assert adapter_bytes(model, asked, in_process=True) == LAYERS * 2 * (H + Q) * (each + beside)
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bf16", 16), ("fp32", 12)])
+def test_full_has_masters_gradients_and_moments_beside_the_weights(dtype: DType, each: int) -> None:
+    """Float32 weights are their own masters, and no checkpoint is copied. A micro-batch has
+    gradients in the compute dtype, or activations if they are more."""
+    tensors = llama()
+    model, every = read_architecture(tensors, CONFIG), tuple(tensors)
+    asked = demand(tensors, dtype=dtype, method="full", modules={}, saved=every)
+    count = sum(model.elements.values())
+    assert adapter_bytes(model, asked, in_process=True) == each * count
+    few = predict(model, replace(asked, batch=WorstCase(1, 1, 1, 1)), EXACT)
+    assert few.activations + few.transients == BYTES[dtype] * (count + V * H)
+    many = predict(model, replace(asked, batch=WorstCase(10**4, 10**4, 1, 40)), EXACT)
+    assert many.activations > few.activations + few.transients
 
 
 def test_magnitudes_and_what_is_trained_whole_count_too() -> None:

@@ -151,13 +151,15 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     yield from _data(report)
     yield "steps", _steps(report)
     adapter = report.adapter
-    yield (
-        "adapter",
-        f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules, "
-        f"{adapter.trainable_parameters:,} parameters",
-    )
+    parameters = f"{adapter.trainable_parameters:,} parameters"
+    if adapter.method == "full":
+        yield "full fine-tuning", parameters
+    else:
+        kind = f"{adapter.method}, rank {adapter.rank}, {adapter.modules} modules"
+        yield "adapter", f"{kind}, {parameters}"
     yield "disk", _room(report.disk)
-    yield "to merge it", f"{_peak(report.merge.memory)}; disk {_room(report.merge.disk)}"
+    if merge := report.merge:
+        yield "to merge it", f"{_peak(merge.memory)}; disk {_room(merge.disk)}"
     yield "would write", f"{report.run}: {', '.join(report.writes)}"
 
 

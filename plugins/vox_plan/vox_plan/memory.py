@@ -150,10 +150,13 @@ class Prediction:
     Args:
         runtime: the process and its libraries, before there is a model.
         weights: the base.
-        adapter: the adapter with its masters, gradients and moments.
+        adapter: the adapter with its masters, gradients and moments; with the method `full` those
+            of the trained weights, which are the base's own.
         activations: what the layers keep for the backward.
         transients: what exists for a moment: logits; the gradients and the dequantised weight of
             the layer whose backward is computed, and with checkpointing all else of that layer.
+            With `full` also what the gradients of a micro-batch exceed activations by: they grow
+            while activations are freed.
     """
 
     runtime: int
@@ -170,6 +173,9 @@ class Prediction:
 def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Prediction:
     """The peak of training `model` on a backend that is as `profile` says."""
     activations, transients = _of_a_step(model, demand, profile)
+    if demand.method == "full":
+        gradients = _gradients(model, demand)
+        transients = max(transients, gradients - activations)
     return Prediction(
         runtime=profile.runtime_bytes,
         weights=weight_bytes(model, demand.quant, demand.dtype),
@@ -193,12 +199,26 @@ def trained_tensors(model: Architecture, demand: Demand) -> Iterator[int]:
 def adapter_bytes(model: Architecture, demand: Demand, *, in_process: bool = False) -> int:
     """Each parameter and its gradient in the compute dtype; in float32 its master, the master's
     gradient and two moments (AdamW), or these in 8 bits with a scale for 256. In the memory of the
-    process, float32 masters and moments once more while a checkpoint is written, and the start."""
+    process, float32 masters and moments once more while a checkpoint is written, and the start.
+
+    With the method `full` the parameters are the base's, a float32 one is its own master, and
+    gradients in the compute dtype exist during a micro-batch alone (`_gradients`). A checkpoint is
+    written tensor by tensor."""
     tensors = list(trained_tensors(model, demand))
     eight_bit = [size for size in tensors if demand.optimizer != "adamw" and size >= _LEAST_8_BIT]
     spared = sum(2 * (4 * size - size - 4 * -(-size // 256)) for size in eight_bit)
     beside = 3 * 4 + _START if in_process else 0
+    if demand.method == "full":
+        masters = 4 if BYTES[demand.dtype] < 4 else 0
+        return sum(tensors) * (masters + 3 * 4) - spared
     return sum(tensors) * (2 * BYTES[demand.dtype] + 4 * 4 + beside) - spared
+
+
+def _gradients(model: Architecture, demand: Demand) -> int:
+    """Gradients of a micro-batch in the compute dtype, at the end of its backward, and that of the
+    embedding once more before it is added to that of a tied head."""
+    tensors = list(trained_tensors(model, demand))
+    return BYTES[demand.dtype] * (sum(tensors) + max(tensors, default=0))
 
 
 def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> tuple[float, float]:
@@ -236,7 +256,10 @@ def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Laye
 
 def _kept(model: Architecture, layer: Layer, demand: Demand, laid: int, fused: bool) -> float:
     number = BYTES[demand.dtype]
-    kept = kept_by_layer(model, layer, demand.modules, fused=fused).bytes(number)
+    trained = [
+        p for p, m in layer.linear.items() if p in demand.modules or m.tensor in demand.saved
+    ]
+    kept = kept_by_layer(model, layer, trained, fused=fused).bytes(number)
     kept += number * kept_beside(layer, demand.modules, demand.method == "dora", demand.dropout)
     # Soft-capped scores are kept as a matrix: tanh and weights in the compute dtype, the softmax in
     # float32 (transformers' eager attention, and vox_torch/attention.py).

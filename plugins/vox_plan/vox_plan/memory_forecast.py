@@ -256,7 +256,8 @@ def _profile(run: RunPlan) -> MemoryProfile:
 def _quants(run: RunPlan) -> Collection[Quant]:
     manifest, weights = run.inputs.backend.found.manifest, run.inputs.weights
     has = manifest.capabilities.quantisations if manifest else ()
-    saved = tuple(run.execution.saved.values())
+    whole = run.contract.adapter.method == "full"
+    saved = tuple(weights.tensors if whole else run.execution.saved.values())
     return possible_quants(has, weights.quant, run.inputs.config, weights.tensors, saved)
 
 

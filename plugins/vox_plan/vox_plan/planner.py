@@ -106,9 +106,7 @@ def _report(
         valid=_data(run.data.valid, run.left_out("valid")) if run.data.valid else None,
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
-        adapter=AdapterPlan(
-            adapter.method, adapter.rank, len(made.modules), made.trainable_parameters
-        ),
+        adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
         speed=speed(run, steps, took, tuned, run.run.path.parent),
         memory=MemoryPlan(
             seen.prediction.peak,
@@ -120,8 +118,8 @@ def _report(
         ),
         options=tuple(grid),
         suggested=tuple(_suggestions(run, grid, seen, tuned, memory)),
-        disk=DiskPlan(plans.space_needed(made, run.settings), free, where),
-        merge=_merge(run),
+        disk=DiskPlan(plans.space_needed(run), free, where),
+        merge=None if run.contract.adapter.method == "full" else _merge(run),
         run=run.run.path,
         writes=_writes(run),
         warnings=tuple(
@@ -246,6 +244,9 @@ def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
 def _writes(run: RunPlan) -> tuple[str, ...]:
     source = run.inputs.model.tokenizer
     tokenizer = [name for name in plans.TOKENIZER_FILES if (source / name).is_file()]
+    result = ["adapter_model.safetensors", "adapter_config.json", *tokenizer]
+    if run.contract.adapter.method == "full":
+        result = [f"{folder.MODEL}/ (a plain checkpoint)"]
     rows = run.inputs.rows.report
     skipped = (folder.SKIPPED,) if rows and any(rows.listed) else ()
     return (
@@ -257,8 +258,8 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
             folder.RECORD,
         ),
         f"{folder.CHECKPOINTS}/step-N (the newest {run.settings.keep})",
-        *("adapter_model.safetensors", "adapter_config.json", folder.MANIFEST),
-        *tokenizer,
+        *result,
+        folder.MANIFEST,
         folder.CARD,
     )
 

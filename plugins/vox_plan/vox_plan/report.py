@@ -212,7 +212,7 @@ class PlanReport:
     options: tuple[Option, ...]
     suggested: tuple[Suggestion, ...]
     disk: DiskPlan
-    merge: MergePlan
+    merge: MergePlan | None
     run: Path
     writes: tuple[str, ...]
     warnings: tuple[str, ...]

@@ -17,6 +17,7 @@ A backend's test file is one line; `vox_testing.plugin` says how the backend is 
     randomness.py      seeds, dropout
     state.py           restoring and resuming
     whole.py           tensors that are trained whole, an adapter on the output head
+    full.py            the method `full`: the model's own weights are trained
     learners.py        several learners on one base
     faults.py          errors in the user's terms, nothing on stdout
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 from vox_testing.suite.configurations import *
 from vox_testing.suite.faults import *
+from vox_testing.suite.full import *
 from vox_testing.suite.generate import *
 from vox_testing.suite.gradients import *
 from vox_testing.suite.learners import *

@@ -99,7 +99,8 @@ def _updated(
     first_hat = new_first / (1 - update.beta1**update.number)
     second_hat = new_second / (1 - update.beta2**update.number)
     adam = first_hat / (np.sqrt(second_hat) + update.eps)
-    return new_second, -update.lr * (adam + update.weight_decay * value)
+    decays = before.adapter.method != "full" or value.ndim > 1
+    return new_second, -update.lr * (adam + update.weight_decay * decays * value)
 
 
 @trains

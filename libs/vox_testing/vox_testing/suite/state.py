@@ -79,10 +79,10 @@ def test_a_restored_state_is_the_same_to_the_bit(vox_subject: Subject, method: M
 def test_a_state_does_not_change_later(vox_subject: Subject) -> None:
     """Neither one that was returned, nor the one that was given."""
     start = stirred(vox_subject.train(curve(1)).state)
-    given = _copy(start)
+    given = start.copy()
     with vox_subject.learning(start=start) as trainer:
         early = trainer.state(NAME)
-        kept = _copy(early)
+        kept = early.copy()
         trainer.accumulate(batch(documents(2)), 0, NAME)
         trainer.update(Update(2, 1e-2, 1.0), NAME)
         assert distance(trainer.state(NAME), kept) > 0
@@ -98,9 +98,3 @@ def require_same(found: TrainState, expected: TrainState) -> None:
     for name, pair in expected.moments.items():
         for each, value in zip(found.moments[name], pair, strict=True):
             assert np.array_equal(each, value), f"moments of {name}"
-
-
-def _copy(state: TrainState) -> TrainState:
-    values = {name: value.copy() for name, value in state.adapter.tensors().items()}
-    moments = {name: (a.copy(), b.copy()) for name, (a, b) in state.moments.items()}
-    return replace(state, adapter=state.adapter.with_tensors(values), moments=moments)
