@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vox_core.contract import AdapterSpec, AdapterState, Lazy, LowRank, ModuleShape
+from vox_core.contract import AdapterSpec, AdapterState, LazyMapping, LowRank, ModuleShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def initial_adapter(
     """
     import numpy as np
 
-    whole = Lazy(saved or {}, lambda name: np.asarray(read((saved or {})[name]), np.float32))
+    whole = LazyMapping(saved or {}, lambda name: np.asarray(read((saved or {})[name]), np.float32))
     if spec.method == "full":
         return AdapterState("full", {}, whole)
 

@@ -97,7 +97,7 @@ from vox_core.contract.spec import (
 )
 from vox_core.contract.state import (
     AdapterState as AdapterState,
-    Lazy as Lazy,
+    LazyMapping as LazyMapping,
     LowRank as LowRank,
     TrainState as TrainState,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 
-class Lazy(Mapping[str, V]):
+class LazyMapping(Mapping[str, V]):
     """Tensors by name, each read on access and not kept.
 
     So a whole model's state crosses the seam without a second copy in memory.
@@ -116,7 +116,7 @@ class TrainState:
         skipped: number of those steps skipped for a NaN or infinite loss or gradient. AdamW's bias
             correction counts updates, the schedule counts steps.
 
-    With the method `full` the mappings of `adapter` and `moments` may be `Lazy`.
+    With the method `full` the mappings of `adapter` and `moments` may be `LazyMapping`.
 
     `step` is also the data cursor (the order of examples is a function of seed and step) and the
     state of the random generators (functions of seed, step and micro-batch).

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import disk, files
-from vox_core.contract import AdapterState, Lazy, LowRank, Method, TrainState
+from vox_core.contract import AdapterState, LazyMapping, LowRank, Method, TrainState
 from vox_core.errors import ModelError, PlanError, StorageError
 from vox_core.run.folder import numbered, step_of
 from vox_core.weights import SafetensorsFile
@@ -294,7 +294,7 @@ def _moments(
     def pair(name: str) -> tuple[Floats, Floats]:
         return halves[f"{name}.exp_avg"], halves[f"{name}.exp_avg_sq"]
 
-    moments = Lazy(stepped, pair)
+    moments = LazyMapping(stepped, pair)
     fit = all(m.shape == v.shape == named[name].shape for name, (m, v) in moments.items())
     if not fit or len(halves) != 2 * len(moments):
         raise damaged(folder, f"{MOMENTS} does not hold two moments of tensors in {ADAPTER}")
@@ -305,7 +305,7 @@ def _tensors(path: Path, *, on_access: bool) -> Mapping[str, Floats]:
     import numpy as np
 
     file = SafetensorsFile(path)
-    read = Lazy(file.tensors, lambda name: np.asarray(file.read(name), np.float32))
+    read = LazyMapping(file.tensors, lambda name: np.asarray(file.read(name), np.float32))
     return read if on_access else {name: value.copy() for name, value in read.items()}
 
 

@@ -97,8 +97,6 @@ class HeadLoss:
         """
         import torch
 
-        from vox_torch.functions import gradient_in_forward
-
         trained = slice(0, scored.trained)
         untrained_K = self.log_probs(hidden_KH, scored, scored.trained)
         chunks = list(self._chunks(scored, trained))
@@ -106,7 +104,7 @@ class HeadLoss:
             return hidden_KH[trained].sum(), untrained_K  # zero, with a gradient
         hidden_NH = hidden_KH if len(untrained_K) == 0 else hidden_KH[trained]
         if torch.is_grad_enabled():
-            loss, nll_N = gradient_in_forward(self._of, hidden_NH, chunks, parameters)
+            loss, nll_N = self._with_gradients(hidden_NH, chunks, parameters)
         else:
             parts = [self._of(hidden_NH[at], *given) for at, *given in chunks]
             loss = torch.stack([of_chunk for of_chunk, _ in parts]).sum()
@@ -118,13 +116,11 @@ class HeadLoss:
         weights that follow from it. Nothing is trained inside `logits`."""
         import torch
 
-        from vox_torch.functions import gradient_in_forward
-
         if len(hidden_KH) == 0:
             return hidden_KH.sum(1)
         ones = replace(scored, weights_K=torch.ones_like(scored.weights_K))
         chunks = list(self._chunks(ones, slice(0, len(hidden_KH))))
-        return gradient_in_forward(self._of, hidden_KH, chunks, ())[1]
+        return self._with_gradients(hidden_KH, chunks, ())[1]
 
     def log_probs(self, hidden_KH: torch.Tensor, scored: Scored, first: int = 0) -> torch.Tensor:
         """Return log p(target) of the positions from `first` on, in float32 or wider, without a
@@ -137,6 +133,13 @@ class HeadLoss:
                 for at, targets_C, _ in self._chunks(scored, slice(first, len(hidden_KH)))
             ]
             return torch.cat(parts) if parts else at_least_float32(hidden_KH.new_zeros(0))
+
+    def _with_gradients(
+        self, hidden_KH: torch.Tensor, chunks: list[Chunk], parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from vox_torch.functions import gradient_in_forward
+
+        return gradient_in_forward(self._of, hidden_KH, chunks, parameters)
 
     def _chunks(self, scored: Scored, within: slice) -> Iterator[Chunk]:
         for start in range(within.start, within.stop, self._chunk):

@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.contract import Lazy, Optimizer, TrainState, Update
+from vox_core.contract import LazyMapping, Optimizer, TrainState, Update
 from vox_torch.arrays import at_least_float32
 from vox_torch.libraries import import_bitsandbytes
 
@@ -326,9 +326,9 @@ class MasterAdamW:
             return _numpy(kept[0]), _numpy(kept[1])
 
         stepped = {name: m for name, m in named.items() if self._adamw.has_moments(m)}
-        values = Lazy(named, lambda name: _numpy(named[name]))
+        values = LazyMapping(named, lambda name: _numpy(named[name]))
         adapter = self._structure.with_tensors(values)
-        state = TrainState(self._updates, adapter, Lazy(stepped, moments))
+        state = TrainState(self._updates, adapter, LazyMapping(stepped, moments))
         return state if self._whole else state.copy()
 
 
