@@ -1,5 +1,7 @@
 """Models, adapters and backends: find, read, write, load and compare them."""
 
+from typing import TYPE_CHECKING
+
 from vox_core.adapter.mlx import (
     is_mlx_folder as is_mlx_folder,
     mlx_dropout as mlx_dropout,
@@ -48,3 +50,6 @@ from vox_core.weights import (
     open_weights as open_weights,
 )
 from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx
+
+if not TYPE_CHECKING:  # for `help()`; type checkers go by the `as` of each import
+    __all__ = [name for name in dir() if not name.startswith("_")]

@@ -32,7 +32,8 @@ class Weights:
 
     Args:
         folder: where the files are.
-        tensors: every tensor of the model, file after file.
+        tensors: every tensor of the model, file after file; a `TensorInfo` has `shape`, `dtype` (as
+            safetensors names it, such as `BF16`) and `nbytes`.
         where: tensor -> the file that holds it, or would in a dequantised copy.
         read: tensor -> its values, read-only.
         quant: quantisation of the stored tensors.

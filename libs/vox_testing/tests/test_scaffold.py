@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.core.author_env import Environment
 
+from vox_core.api.models import WeightFolder
 from vox_core.contract import API_VERSION
-from vox_core.errors import ConfigError, OutputError, StorageError
+from vox_core.errors import ConfigError, ModelError, OutputError, StorageError
 from vox_core.host.manifest import Manifest, parse_manifest
+from vox_testing.llama import write_llama
 from vox_testing.scaffold import Kind, Project, render, write
+from vox_testing.suite.faults import BROKEN
 
 KINDS: tuple[Kind, ...] = ("torch", "bare")
 NAMES = {"torch": "vox_on_torch", "bare": "vox_bare"}
@@ -65,6 +69,23 @@ def test_a_bare_backend_declares_nothing() -> None:
     told = manifest(render(project("bare")), NAMES["bare"])
     assert not told.is_backend
     assert told.capabilities.methods == told.capabilities.dtypes == ()
+
+
+@pytest.mark.parametrize("fault", [None, *BROKEN])
+def test_a_bare_model_refuses_a_broken_folder(fault: str | None, tmp_path: Path) -> None:
+    """With the shapes that its author adds, it passes the suite's test of broken models."""
+    module: dict[str, Any] = {}
+    exec(render(project("bare"))[f"{NAMES['bare']}/model.py"], module)
+    folder = write_llama(tmp_path)
+    shapes = {name: info.shape for name, info in WeightFolder(folder).tensors.items()}
+    written = type("Written", (module["BaseModel"],), {"shapes": lambda self: shapes})
+    if fault is None:
+        written(folder, "fp32").close()
+        return
+    BROKEN[fault](folder)
+    with pytest.raises(ModelError) as caught:
+        written(folder, "fp32")
+    assert caught.value.code == ("VOX-M005" if fault == "no weights" else "VOX-M002")
 
 
 # --- what is refused ------------------------------------------------------------------------------
