@@ -61,6 +61,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
     done = vox("train", "--out", "runs/a", "--json")
     assert json.loads(done.out) == {
         "run": "runs/a",
+        "model": None,
         "stopped": False,
         "steps": 3,
         "warnings": [],

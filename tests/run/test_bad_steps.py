@@ -110,7 +110,7 @@ def test_an_adapter_that_holds_no_numbers_is_no_checkpoint(tiny, settings, monke
 
     monkeypatch.setattr(Learner, "state", spoilt)
     asked = settings(tiny("llama"), save_every=2)
-    with pytest.raises(TrainingError, match="the adapter is not finite"):
+    with pytest.raises(TrainingError, match="the trained weights are not finite"):
         train(asked)
     assert [p.name for p in checkpoint.numbered(asked.out / "checkpoints")] == ["step-2"]
     _require_finite(checkpoint.load_newest(asked.out / "checkpoints")[0], asked.out)

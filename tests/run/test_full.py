@@ -19,7 +19,7 @@ from vox_core import disk, files
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
 from vox_core.contract import StepDone, TrainState
 from vox_core.data.batching import documents_in_step
-from vox_core.errors import AdapterError, BackendError, ConfigError, PlanError, StorageError
+from vox_core.errors import AdapterError, BackendError, ConfigError, StorageError
 from vox_core.run import artifacts, checkpoint
 from vox_core.run.checkpoint_writer import CheckpointWriter
 from vox_core.run.load import open_model
@@ -261,9 +261,10 @@ def test_settings_of_an_adapter_are_refused():
 
 def test_a_quantised_model_is_refused(tiny, full, tmp_path):
     settings = full(_quantised(tiny("llama"), tmp_path / "quantised"))
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(BackendError) as caught:
         train(settings)
-    assert "mxfp4" in str(caught.value) and "full-precision" in str(caught.value)
+    assert "mxfp4" in str(caught.value)
+    assert caught.value.remedy == "name the full-precision model"
 
 
 def _quantised(base: Path, out: Path) -> Path:

@@ -35,8 +35,8 @@ def choose_for(
         unquantised = replace(request, quant=None)
         if weights.quant == "none" or not explain(unquantised, seen=seen).selection:
             raise
-        raise error.but(
-            where=f"{weights.folder}, whose weights are quantised ({weights.quant})",
-            remedy=f"install a backend that has {weights.quant}, or "
-            + FULL_PRECISION.partition(",")[0],
-        ) from error
+        remedy = FULL_PRECISION.partition(",")[0]
+        if request.method != "full":
+            remedy = f"install a backend that has {weights.quant}, or {remedy}"
+        where = f"{weights.folder}, whose weights are quantised ({weights.quant})"
+        raise error.but(where=where, remedy=remedy) from error
