@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from vox_core.config import GenerateSettings, MergeSettings
 from vox_core.contract import LoadJob
+from vox_core.errors import AdapterError
 from vox_core.host import Request, choose
 from vox_core.run.context import Context
 from vox_core.run.load import open_model
@@ -101,6 +103,27 @@ def test_modules_to_save_are_trained_whole_saved_and_merged(tiny, settings, tmp_
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     assert relative(hf_logits(merged), expected) < FLOAT32
     assert not torch.equal(merged.lm_head.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("targets", "fault"),
+    [(["q_proj"], "share it"), ([], "no module with low-rank matrices")],
+    ids=["tied", "saved alone"],
+)
+def test_an_adapter_that_no_backend_could_load_is_refused(tiny, tmp_path, targets, fault):
+    """PEFT trains a copy of a tied embedding, and its head stays as it was."""
+    from peft import LoraConfig, get_peft_model
+
+    family, saved = ("qwen2", "embed_tokens") if targets else ("llama", "lm_head")
+    base = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=[saved])
+    get_peft_model(base, config).save_pretrained(tmp_path)
+    if not targets:
+        tensors = load_file(path := tmp_path / "adapter_model.safetensors")
+        save_file({name: t for name, t in tensors.items() if "lora" not in name}, path)
+    with pytest.raises(AdapterError, match=fault) as caught:
+        resolve_reference(str(tmp_path))
+    assert caught.value.code == "VOX-A002"
 
 
 def test_an_adapter_that_peft_saved_generates_and_merges(tiny, tmp_path):

@@ -233,12 +233,15 @@ def require_fit(
     modules: Mapping[str, ModuleShape],
     parameters: Mapping[str, tuple[int, ...]],
     where: object,
+    *,
+    tied: bool = False,
 ) -> None:
     """Check that an adapter fits a base.
 
     Args:
         modules: the base's linear modules.
         parameters: the shapes of its stored parameters.
+        tied: the base's output head has the weights of its token embedding.
 
     Raises:
         AdapterError: A002, listing every module and whole tensor that is unknown or has another
@@ -246,17 +249,19 @@ def require_fit(
     """
     faults = [fault for path in state.modules if (fault := _misfit(state, path, modules))]
     for name, value in state.saved.items():
-        if name not in parameters:
+        if tied and (_TOKENS.search(name) or _HEAD.match(name.rpartition(".")[0])):
+            faults.append(f"{name}: in the base, token embedding and output head share it")
+        elif name not in parameters:
             faults.append(f"{name}: the base stores no such weights of their own (are they tied?)")
         elif value.shape != parameters[name]:
             faults.append(f"{name}: the adapter has {value.shape}, the base {parameters[name]}")
-    if not faults and (state.modules or state.saved):
+    if state.modules and not faults:
         return
     raise AdapterError(
         "A002",
         "the adapter does not belong to this base model",
         where=where,
-        found="no trained module at all" if not faults else None,
+        found=None if faults else "no module with low-rank matrices",
         faults=faults,
         remedy="name the base model it was trained on, with --model",
     )

@@ -5,6 +5,7 @@ from vox_core.run.generate import (
     Prompt as Prompt,
     Token as Token,
     cache_bytes as cache_bytes,
+    most_rows as most_rows,
 )
 from vox_core.run.sampling import (
     Sampling as Sampling,

@@ -22,6 +22,7 @@ from vox_core.run.sampling import Sampling, log_prob, next_token
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
+    from vox_core.host.probe import Hardware
 
 ROWS_ON_CPU = 8
 ROWS_ON_ACCELERATOR = 32
@@ -170,6 +171,12 @@ class _Row:
         elif len(self.tokens) >= self.prompt.longest:
             finish = "length"
         return Token(self.index, token, log_prob(logits_V, token) if log_probs else None, finish)
+
+
+def most_rows(hardware: Hardware) -> int:
+    """Return how many rows are generated at once on the first device."""
+    on_cpu = not hardware.devices or hardware.devices[0].tag == "cpu"
+    return ROWS_ON_CPU if on_cpu else ROWS_ON_ACCELERATOR
 
 
 def cache_bytes(config: Mapping[str, Any], dtype: DType) -> int | None:

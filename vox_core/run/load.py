@@ -23,13 +23,12 @@ from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.generate import (
     CACHE_SHARE,
-    ROWS_ON_ACCELERATOR,
-    ROWS_ON_CPU,
     Finish,
     Generator,
     Prompt,
     Token,
     cache_bytes,
+    most_rows,
 )
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.reference import adapter_digest, resolve_reference
@@ -343,7 +342,7 @@ def batch_generator(
 ) -> Generator:
     """Return a generator whose KV cache has `CACHE_SHARE` of the memory that the weights leave."""
     device = hardware.devices[0] if hardware.devices else None
-    rows = ROWS_ON_CPU if device is None or device.tag == "cpu" else ROWS_ON_ACCELERATOR
+    rows = most_rows(hardware)
     free = device and (device.available_bytes or device.memory_bytes)
     each = cache_bytes(config, dtype)
     if not free or not each:

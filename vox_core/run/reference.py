@@ -21,6 +21,7 @@ from vox_core.data.templated import TEMPLATE
 from vox_core.digests import folder_digest
 from vox_core.errors import AdapterError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
+from vox_core.run.plan import has_tied_head
 from vox_core.run.sources import resolve_model
 from vox_core.weights import Weights, open_weights
 from vox_formats.mlx_adapter import MlxBase
@@ -244,7 +245,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _require_belonging(source: ModelReference, folder: Path) -> None:
     assert source.adapter is not None
-    require_fit(source.adapter, source.modules, source.shapes, folder)
+    tied = has_tied_head(bounded_json.read(source.base.path / "config.json"))
+    require_fit(source.adapter, source.modules, source.shapes, folder, tied=tied)
     trained_on = _base_described(folder).get("weights_digest")
     if trained_on and trained_on != (found := folder_digest(source.base.path)):
         raise AdapterError(

@@ -59,6 +59,7 @@ REPORT = PlanReport(
         planning.MemoryPlan(GB, {"runtime": GB}, 8 * GB, 4 * GB, True),
         planning.DiskPlan(2 * GB, 9 * GB, Path("disk")),
     ),
+    objective="sft",
     run=Path("runs/m"),
     writes=("plan.json", "README.md"),
     warnings=(),

@@ -310,6 +310,8 @@ def test_every_part_of_a_small_llama() -> None:
         "adapter": adapter_bytes(model, asked, in_process=True),
         "activations": LAYERS * A_LAYER + ENDS,
         "transients": LOGITS + WORKING,
+        "caches": 0,
+        "teacher": 0,
     }
     assert found.peak == sum(asdict(found).values())
 

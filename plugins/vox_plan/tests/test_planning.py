@@ -134,6 +134,34 @@ def test_settings_that_save_memory_are_in_the_prediction(tiny, settings):
     assert peaks["rank"]["adapter"] > was["adapter"]
 
 
+def test_answers_need_caches_and_longer_documents(tiny, settings, data, monkeypatch, capsys):
+    given = {"objective": "grpo", "reward": "exact", "rollouts": 4, "batch_size": 3}
+    asked = settings(tiny("llama"), **given, rollout_tokens=24, micro_batch_tokens=512)
+    found, planned = plan(asked), plan_run(asked)
+    rows = planned.data.train
+    prompt = max(len(each) - int((each.weights_T > 0).sum()) for each in rows)
+    longest, config = prompt + 24, planned.inputs.config
+    assert found.steps.largest["longest"] == longest
+    assert found.steps.largest["trained"] == min(12, 512 // longest) * 24
+    # Keys and values of two layers with 2 heads, in float32; 8 of the 12 answers at once.
+    size = 2 * 2 * 2 * config["hidden_size"] // config["num_attention_heads"] * 4
+    assert found.memory.parts["caches"] == 8 * longest * size
+    show(found)
+    printed = capsys.readouterr().out
+    assert "of 4 answers to each of 3 prompts" in printed
+    assert "supervised training alone" in printed
+    monkeypatch.setattr(memory_forecast, "most_rows", lambda _: 32)
+    assert plan(asked).memory.parts["caches"] == 12 * longest * size
+    with pytest.raises(ConfigError, match="in supervised training"):
+        plan(asked, measured=True)
+
+
+def test_a_teacher_is_in_memory_too(tiny, settings):
+    model = tiny("llama")
+    found = plan(settings(model, objective="distill", teacher=str(model))).memory.parts
+    assert found["teacher"] == found["weights"] > 0
+
+
 def test_the_grid_is_for_the_backend_and_the_device(tiny, settings, free):
     free(GB)
     found = plan(settings(tiny("llama")))

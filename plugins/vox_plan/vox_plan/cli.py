@@ -27,6 +27,7 @@ from vox_core.api.commands import (
     with_files,
 )
 from vox_core.api.progress import display
+from vox_core.contract import SFT
 
 if TYPE_CHECKING:
     from vox_plan.memory_forecast import Option
@@ -139,7 +140,8 @@ def _rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     yield "peak memory", _peak(report.memory)
     if report.memory.measured is not None:
         yield "  so far", f"{megabytes(report.memory.measured)}, in the steps that were measured"
-    yield from ((f"  {name}", megabytes(size)) for name, size in report.memory.parts.items())
+    parts = report.memory.parts.items()
+    yield from ((f"  {name}", megabytes(size)) for name, size in parts if size)
     yield from _speed(report)
     yield "backend", report.backend.why.removeprefix("backend ")
     yield "model", _model(report)
@@ -204,7 +206,9 @@ def _steps(report: PlanReport) -> str:
     steps = report.steps
     number = "as many as the data gives" if steps.total is None else str(steps.total)
     text = f"{number}, of {steps.batch_size} examples"
-    if (work := steps.work) is None:
+    if steps.answers:
+        text = f"{number}, of {steps.answers} answers to each of {steps.batch_size} prompts"
+    elif (work := steps.work) is None:
         text += f", about {steps.tokens:,} tokens"
     else:
         text += (
@@ -217,10 +221,10 @@ def _steps(report: PlanReport) -> str:
 def _speed(report: PlanReport) -> Iterator[tuple[str, str]]:
     speed = report.speed
     if speed is None:
-        yield (
-            "time",
-            "unknown: no earlier run of this model here; --measure runs a few steps",
-        )
+        why = "no earlier run of this model here; --measure runs a few steps"
+        if report.objective != SFT.name:
+            why = "vox predicts that of supervised training alone"
+        yield "time", f"unknown: {why}"
         return
     how = {
         "measured": f"{speed.steps} steps measured now",

@@ -19,7 +19,7 @@ stands beside it; `benchmarks/memory.py` holds the whole against real runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +115,17 @@ def worst_case_batch(
     return WorstCase(*(max(column) for column in zip(*found, strict=True)))
 
 
+def rollout_batch(prompt: int, answer: int, *, count: int, micro_batch_tokens: int) -> WorstCase:
+    """`count` answers to the longest prompt, none of which ends before its limit.
+
+    Args:
+        prompt, answer: tokens.
+    """
+    longest = prompt + answer
+    together = max(1, min(count, micro_batch_tokens // longest))
+    return WorstCase(together * longest, together * longest, together * answer, longest)
+
+
 def _extent(documents: Sequence[Document]) -> WorstCase:
     lengths = [len(document) for document in documents]
     trained = sum(int(np.count_nonzero(document.weights_T)) for document in documents)
@@ -129,6 +140,8 @@ class Demand:
         modules: path -> shape of every linear module that gets an adapter.
         batch: the micro-batch that needs most.
         saved: tensor names of what is trained whole.
+        caches: bytes of the KV caches of answers that are sampled at once.
+        teacher: bytes of the weights of the model that is learned from.
     """
 
     dtype: DType
@@ -141,6 +154,8 @@ class Demand:
     dropout: bool = False
     saved: Collection[str] = field(default_factory=tuple)
     optimizer: Optimizer = "adamw"
+    caches: int = 0
+    teacher: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,8 @@ class Prediction:
             the layer whose backward is computed, and with checkpointing all else of that layer.
             With `full` also what the gradients of a micro-batch exceed activations by: they grow
             while activations are freed.
+        caches: the KV caches of answers that are sampled at once.
+        teacher: the weights of the model that is learned from.
     """
 
     runtime: int
@@ -164,10 +181,12 @@ class Prediction:
     adapter: int
     activations: int
     transients: int
+    caches: int = 0
+    teacher: int = 0
 
     @property
     def peak(self) -> int:
-        return self.runtime + self.weights + self.adapter + self.activations + self.transients
+        return sum(astuple(self))
 
 
 def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Prediction:
@@ -182,6 +201,8 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         adapter=adapter_bytes(model, demand, in_process=profile.in_process),
         activations=round(activations),
         transients=round(transients),
+        caches=demand.caches,
+        teacher=demand.teacher,
     )
 
 

@@ -7,10 +7,18 @@ quantisation, then no recomputing, then as many tokens as fit.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vox_core.api.plans import Device, MemoryProfile, RunPlan, possible_quants
+from vox_core.api.generating import cache_bytes, most_rows
+from vox_core.api.plans import (
+    Device,
+    MemoryProfile,
+    RunPlan,
+    positions,
+    possible_quants,
+)
 from vox_core.contract import Quant
 from vox_core.errors import PlanError
 from vox_plan.architecture import Architecture, read_architecture
@@ -20,6 +28,7 @@ from vox_plan.memory import (
     WorstCase,
     predict,
     predict_merge,
+    rollout_batch,
     trained_tensors,
     weight_bytes,
     worst_case_batch,
@@ -91,6 +100,12 @@ def forecast(run: RunPlan) -> MemoryForecast:
         total=device.memory_bytes if device else None,
         free=device.available_bytes if device else None,
     )
+
+
+def samples_answers(run: RunPlan) -> bool:
+    """Whether the run learns from its own answers."""
+    objective = run.inputs.objective
+    return objective is not None and "rollouts" in objective.needs
 
 
 def forecast_merge(run: RunPlan) -> dict[str, int]:
@@ -233,11 +248,47 @@ def _demand(run: RunPlan) -> Demand:
         dropout=adapter.dropout > 0,
         saved=tuple(plan.saved.values()),
         optimizer=plan.contract.optimizer.name,
+        caches=_caches(run),
+        teacher=_teacher(run),
     )
+
+
+def _caches(run: RunPlan) -> int:
+    """Bytes of the KV caches of a full batch of answers; 0 where none are sampled."""
+    if not samples_answers(run):
+        return 0
+    rows = min(most_rows(run.inputs.selection.hardware), _answers(run))
+    each = cache_bytes(run.inputs.config, run.execution.dtype) or 0
+    return rows * sum(_rollout(run)) * each
+
+
+def _teacher(run: RunPlan) -> int:
+    """Bytes of the teacher's weights, which stay in memory; 0 without one."""
+    if (teacher := run.inputs.teacher) is None:
+        return 0
+    config = json.loads((teacher.base.path / "config.json").read_bytes())
+    model = read_architecture(teacher.weights.tensors, config, teacher.weights.quantised)
+    return weight_bytes(model, teacher.quant, run.execution.dtype)
+
+
+def _answers(run: RunPlan) -> int:
+    """Answers that a step samples."""
+    prompts = min(run.contract.batch_size, run.data.train.groups)
+    return prompts * run.settings.rollouts
+
+
+def _rollout(run: RunPlan) -> tuple[int, int]:
+    """Tokens of the longest prompt, and of the longest answer to it."""
+    data, limit = run.data.train, positions(run.inputs.config)
+    prompt, answer = int((data.lengths_D - data.trained_D()).max()), run.settings.rollout_tokens
+    return prompt, answer if limit is None else min(answer, limit - prompt)
 
 
 def _batch(run: RunPlan, tokens: int) -> WorstCase:
     contract = run.contract
+    if samples_answers(run):
+        prompt, answer = _rollout(run)
+        return rollout_batch(prompt, answer, count=_answers(run), micro_batch_tokens=tokens)
     return worst_case_batch(
         run.data.train,
         steps=contract.total_steps,

@@ -13,6 +13,7 @@ from typing import Any
 
 from vox_core.api import plans
 from vox_core.api.plans import Origin, Progress, RunPlan, Tell, TrainSettings, folder
+from vox_core.contract import SFT
 from vox_core.errors import ConfigError, VoxError
 from vox_plan.advise import cached
 from vox_plan.memory import WorstCase
@@ -23,6 +24,7 @@ from vox_plan.memory_forecast import (
     fitting,
     forecast,
     forecast_merge,
+    samples_answers,
     suggest,
 )
 from vox_plan.report import (
@@ -69,7 +71,10 @@ def plan(
         StorageError: the results would not fit on the disk.
     """
     if measured and not settings.data and not settings.resume:
-        raise _no_documents()
+        raise _cannot_measure("no --data", "--data", "add --data, or leave out --measure")
+    if measured and settings.objective != SFT.name:
+        found = f"--objective {settings.objective}"
+        raise _cannot_measure(found, "supervised training", "leave out --measure")
     fetching = plans.Fetching(progress)
     run = plans.with_advice(
         plans.plan_run(
@@ -107,7 +112,7 @@ def _report(
         assumed=None if there else {"documents": len(train), "tokens": len(train[0])},
         steps=steps,
         adapter=AdapterPlan(adapter.method, adapter.rank, len(made.modules), run.trained_elements),
-        speed=speed(run, steps, took, tuned, run.run.path.parent),
+        speed=None if run.inputs.objective else speed(run, steps, took, tuned, run.run.path.parent),
         memory=MemoryPlan(
             seen.prediction.peak,
             asdict(seen.prediction),
@@ -120,6 +125,7 @@ def _report(
         suggested=tuple(_suggestions(run, grid, seen, tuned, memory)),
         disk=DiskPlan(plans.space_needed(run), free, where),
         merge=None if run.contract.adapter.method == "full" else _merge(run),
+        objective=run.settings.objective,
         run=run.run.path,
         writes=_writes(run),
         warnings=tuple(
@@ -153,6 +159,7 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
     made, contract = run.execution, run.contract
     rows = run.data.train.groups
     each_step = min(contract.batch_size, rows)
+    answers = run.settings.rollouts if samples_answers(run) else None
     return StepPlan(
         total=contract.total_steps if there else None,
         batch_size=contract.batch_size,
@@ -161,7 +168,8 @@ def _steps(run: RunPlan, batch: WorstCase, there: bool) -> StepPlan:
         gradient_checkpointing=made.gradient_checkpointing,
         seq_len=contract.seq_len,
         largest=batch._asdict(),
-        work=_work(run) if there else None,
+        work=_work(run) if there and not answers else None,
+        answers=answers,
         validations=_validations(run, run.settings.eval_every) if there else 0,
     )
 
@@ -264,12 +272,12 @@ def _writes(run: RunPlan) -> tuple[str, ...]:
     )
 
 
-def _no_documents() -> ConfigError:
+def _cannot_measure(found: str, expected: str, remedy: str) -> ConfigError:
     return ConfigError(
         "C004",
-        "how long a run takes is measured on its own documents",
+        "how long a run takes is measured on its own documents, in supervised training",
         where="--measure",
-        found="no --data",
-        expected="--data",
-        remedy="add --data, or leave out --measure",
+        found=found,
+        expected=expected,
+        remedy=remedy,
     )

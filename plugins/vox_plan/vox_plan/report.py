@@ -56,7 +56,8 @@ class StepPlan:
         total: optimizer steps; None without data.
         tokens: of an average step.
         largest: the micro-batch that needs most memory.
-        work: of all steps; None without data.
+        work: of all steps; None without data, or if the model answers.
+        answers: to each prompt, if the model answers.
         validations: passes over the validation data, the one before the first step included.
     """
 
@@ -68,6 +69,7 @@ class StepPlan:
     seq_len: int
     largest: dict[str, int]
     work: Work | None = None
+    answers: int | None = None
     validations: int = 0
 
 
@@ -213,6 +215,7 @@ class PlanReport:
     suggested: tuple[Suggestion, ...]
     disk: DiskPlan
     merge: MergePlan | None
+    objective: str
     run: Path
     writes: tuple[str, ...]
     warnings: tuple[str, ...]
