@@ -23,7 +23,7 @@ from typing import Any
 TASK = "gym:syllogism?size=500&seed=1"
 HELD_OUT = "gym:syllogism?size=200&seed=1000001"
 COMMON = ["--model", "smollm2-135m", "--objective", "grpo", "--reward", "gym"]
-COMMON += ["--rollout-tokens", "4", "--lr", "5e-4", "--schedule", "constant", "--warmup", "0"]
+COMMON += ["--rollout-tokens", "4", "--schedule", "constant", "--warmup", "0"]
 VARIED = "gym:spell_backward?size=50&seed=1&min_word_len=3&max_word_len=3"
 STEPS = 5
 
@@ -40,9 +40,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def reward(folder: Path) -> str:
     run = folder / "reward"
-    train(
-        run, TASK, "--valid", HELD_OUT, "--batch-size", "4", "--rollouts", "8", "--max-steps", "40"
-    )
+    flags = ("--lr", "2e-4", "--batch-size", "4", "--rollouts", "8", "--max-steps", "40")
+    train(run, TASK, "--valid", HELD_OUT, *flags)
     lines = read(run / "telemetry.jsonl")
     found = [line for line in lines if line["event"] == "validation"]
     took = lines[-1]["time"] - lines[0]["time"]
@@ -56,7 +55,8 @@ def reward(folder: Path) -> str:
 
 def backends(folder: Path) -> str:
     losses, answers = [], []
-    flags = ("--dtype", "fp32", "--batch-size", "1", "--rollouts", "6", "--max-steps", str(STEPS))
+    flags = ("--lr", "5e-4", "--dtype", "fp32", "--batch-size", "1", "--rollouts", "6")
+    flags += ("--max-steps", str(STEPS))
     for name in ("cpu", "mlx"):
         train(folder / name, VARIED, *flags, "--backend", name)
         lines = read(folder / name / "telemetry.jsonl")
