@@ -191,9 +191,9 @@ class Trainer(Model):
     @abstractmethod
     def state(self, learner: str) -> TrainState:
         """Return float32 copies of values and moments; with the method `full` they may be views,
-        in mappings that read on access, valid until the next update. `step` is the number of
-        updates that the learner was added with or has had since, `skipped` is 0; the core sets
-        both."""
+        in mappings that read on access, valid until the next update or `close` and read by the
+        calling thread alone. `step` is the number of updates that the learner was added with or
+        has had since, `skipped` is 0; the core sets both."""
 
     def peak_memory(self) -> int | None:
         """Return the peak bytes in use on the device; None where that is the process's memory."""
