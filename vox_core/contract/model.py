@@ -139,8 +139,8 @@ class Trainer(Model):
 
     Numerics: the gradient of a step is that of `-sum(weight * log_prob)` over all its batches,
     divided by `Update.total_weight`, whatever the cut into batches; documents never see one
-    another; gradients, master weights and moments are float32 or wider; dropout is a function of
-    the seed.
+    another; accumulated gradients, master weights and moments are float32 or wider; dropout is a
+    function of the seed.
     """
 
     @abstractmethod

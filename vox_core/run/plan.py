@@ -273,9 +273,8 @@ def has_tied_head(config: Mapping[str, Any]) -> bool:
     """Whether the output head has the weights of the token embedding, by `config.json` or else by
     transformers' default for the `model_type`."""
     key, model_type = "tie_word_embeddings", str(config.get("model_type"))
-    for part in (text_config(config), config):
-        if key in part:
-            return bool(part[key])
+    if (said := text_config(config).get(key, config.get(key))) is not None:
+        return bool(said)
     from transformers import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING and bool(getattr(CONFIG_MAPPING[model_type](), key, False))

@@ -52,17 +52,15 @@ class References:
     valid: Scores
 
     @classmethod
-    def of(cls, plan: RunPlan, open_model: Callable[[], Model], emit: Observe) -> References:
-        """Take them from the cache, or open the model and compute them."""
+    def of(cls, plan: RunPlan, opened: Callable[[], Model], emit: Observe) -> References:
+        """Take them from the cache, or compute them with the model that `opened` returns."""
         train, valid = plan.data.train, plan.data.valid
-        scores = _scores(plan, open_model, train, emit)
-        held_out = _scores(plan, open_model, valid, emit) if valid else scores
+        scores = _scores(plan, opened, train, emit)
+        held_out = _scores(plan, opened, valid, emit) if valid else scores
         return cls(scores, held_out)
 
 
-def _scores(
-    run: RunPlan, open_model: Callable[[], Model], dataset: Dataset, emit: Observe
-) -> Scores:
+def _scores(run: RunPlan, opened: Callable[[], Model], dataset: Dataset, emit: Observe) -> Scores:
     plan, contract, start = run.execution, run.contract, run.inputs.start
     decides = {
         "model": contract.model.weights_digest,
@@ -81,7 +79,7 @@ def _scores(
 
     def make(folder: Path) -> None:
         emit(Notice(f"computing the reference's log-probabilities of {len(dataset)} documents"))
-        name, model = REFERENCE if start else None, open_model()
+        name, model = REFERENCE if start else None, opened()
         if start:
             model.add_adapter(REFERENCE, start.adapter)
         scores = reference_log_probs(model, name, dataset, plan.micro_batch_tokens)
