@@ -137,7 +137,8 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         raise
     finally:
         remove(temporary)
-        remove(before)
+        if path.exists():  # or what was there before could not be put back
+            remove(before)
 
 
 @contextmanager

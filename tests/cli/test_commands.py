@@ -89,6 +89,9 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
     assert hints() == [
         "hint: 3 steps are few. Try --epochs 3 (9 steps), --lr 1e-3, or more than 20 examples"
     ]
+    assert hints(model=Path("runs/a/model")) == [
+        "hint: 3 steps are few. Try --epochs 3 (9 steps), or more than 20 examples"
+    ]
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
     monkeypatch.setattr("vox_core.cli.train.SHORT_RUN", 3)
     assert hints() == []
@@ -115,13 +118,14 @@ def test_a_run_stopped_at_once_says_what_is_kept(vox, monkeypatch, step, kept) -
 
 @pytest.mark.parametrize(
     ("adapter", "said"),
-    [(2, "this adapter"), (3, "--load-best-at-end would have written its adapter")],
+    [(2, "this"), (3, "--load-best-at-end would have written its")],
 )
 def test_the_best_step_is_shown_where_it_is_not_the_last(vox, monkeypatch, adapter, said) -> None:
     best = {"best_step": 2, "best_loss": 0.5, "adapter_step": adapter}
-    monkeypatch.setattr("vox_core.run.train.train", Training(report=best))
-    done = vox("train", "--out", "runs/a")
-    assert f"best             0.5000 after step 2; {said}" in done.out.splitlines()
+    for what, report in (("adapter", best), ("model", {**best, "model": Path("runs/a/model")})):
+        monkeypatch.setattr("vox_core.run.train.train", Training(report=report))
+        lines = vox("train", "--out", "runs/a").out.splitlines()
+        assert f"best             0.5000 after step 2; {said} {what}" in lines
 
 
 def test_the_flags_of_stopping_and_going_on_reach_the_service(vox, monkeypatch) -> None:

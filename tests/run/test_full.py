@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import vox_core
@@ -17,17 +20,29 @@ from tests.parity import reference_loop
 from tests.run.interrupted import curve, cut_after, killed, resumed, stop_after
 from vox_core import disk, files
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
-from vox_core.contract import StepDone, TrainState
+from vox_core.contract import LazyMapping, StepDone, TrainState
 from vox_core.data.batching import documents_in_step
-from vox_core.errors import AdapterError, BackendError, ConfigError, StorageError
+from vox_core.errors import (
+    AdapterError,
+    BackendError,
+    ConfigError,
+    ModelError,
+    PlanError,
+    PluginError,
+    StorageError,
+    TrainingError,
+)
+from vox_core.host.load import Backend
 from vox_core.run import artifacts, checkpoint
 from vox_core.run.checkpoint_writer import CheckpointWriter
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
+from vox_core.run.plan import has_tied_head
 from vox_core.run.reference import resolve_reference
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder
+from vox_torch.train import TorchTrainer
 
 Make = Callable[..., TrainSettings]
 # DESIGN.md: two right float32 implementations agree to 1e-5 on losses and to 1e-3 on what is
@@ -92,6 +107,68 @@ def test_targets_are_all_that_is_trained(tiny, full):
     before, after = weights(tiny("llama")), weights(run / "model")
     moved = {name for name in before if (before[name] != after[name]).any()}
     assert moved == {name for name in before if "down_proj" in name or "lm_head" in name}
+
+
+@pytest.fixture(scope="module")
+def twice(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied model whose configuration leaves that to the default, and whose files have the head,
+    too."""
+    folder = tmp_path_factory.mktemp("twice") / "base"
+    shutil.copytree(tiny("gpt2"), folder)
+    add_tensor(folder, "lm_head.weight", "transformer.wte.weight")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def add_tensor(folder: Path, name: str, like: str) -> None:
+    """Store a copy of a tensor under another name."""
+    stored = load_file(folder / "model.safetensors")
+    stored[name] = stored[like].copy()
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_a_head_that_is_stored_twice_is_written_twice(twice, full):
+    model = weights(train(full(twice, max_steps=1)).run / "model")
+    assert model.keys() == weights(twice).keys()
+    embedding = model["transformer.wte.weight"]
+    assert np.array_equal(model["lm_head.weight"], embedding)
+    assert (embedding != weights(twice)["lm_head.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    "given", [{"targets": ("lm_head",)}, {"method": "lora", "modules_to_save": ("lm_head",)}]
+)
+def test_a_tied_head_is_not_trained_by_itself(given, twice, full):
+    with pytest.raises(PlanError) as caught:
+        plan_run(full(twice, **given))
+    assert caught.value.code == "VOX-P001" and "tie" in caught.value.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "tied"),
+    [
+        ({"model_type": "gpt2"}, True),
+        ({"model_type": "gpt2", "tie_word_embeddings": False}, False),
+        ({"model_type": "llama"}, False),
+        ({"model_type": "llama", "tie_word_embeddings": True}, True),
+        ({"model_type": "gemma3", "text_config": {}}, True),
+        ({"model_type": "gemma3", "text_config": {"tie_word_embeddings": False}}, False),
+        ({"model_type": "of tomorrow"}, False),
+    ],
+)
+def test_a_head_is_tied_as_transformers_ties_it(config, tied):
+    assert has_tied_head(config) is tied
+
+
+def test_a_tensor_that_transformers_ignores_is_named(tiny, full, tmp_path):
+    shutil.copytree(tiny("llama"), tmp_path / "base")
+    add_tensor(tmp_path / "base", "model.beside.weight", "model.norm.weight")
+    with pytest.raises(ModelError) as caught:
+        train(full(tmp_path / "base"))
+    assert caught.value.code == "VOX-M002" and "model.beside.weight" in caught.value.faults[0]
+    assert "--model" not in caught.value.remedy
 
 
 # --- what comes out -------------------------------------------------------------------------------
@@ -190,10 +267,10 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
         with files.atomic_folder(folder, replace=True) as made:
             (made / "file").write_text(text)
     assert (folder / "file").read_text() == "new"
-    rename = disk.calls.rename
+    rename, broken = disk.calls.rename, []
 
     def failing(source: Path, target: Path) -> None:
-        if target == folder and (source / "file").read_text() == "newer":
+        if target in broken or (target == folder and (source / "file").read_text() == "newer"):
             raise OSError(5, "Input/output error")
         rename(source, target)
 
@@ -202,6 +279,11 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
         (made / "file").write_text("newer")
     assert (folder / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    broken.append(folder)  # it cannot be put back either
+    with pytest.raises(StorageError), files.atomic_folder(folder, replace=True) as made:
+        (made / "file").write_text("newer")
+    (kept,) = tmp_path.iterdir()
+    assert (kept / "file").read_text() == "new"
 
 
 def test_a_whole_models_state_is_written_as_it_is_before_the_next_step(
@@ -220,6 +302,49 @@ def test_a_whole_models_state_is_written_as_it_is_before_the_next_step(
     writer.close()
 
 
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
+    """`views(check)`: `check(trainer)` is called wherever a state's weight is read."""
+
+    def checked(check: Callable[[TorchTrainer], None]) -> None:
+        whole = TorchTrainer.state
+
+        def state(self: TorchTrainer, learner: str) -> TrainState:
+            found = whole(self, learner)
+            values = found.adapter.saved
+
+            def read(name: str) -> np.ndarray:
+                check(self)
+                return values[name]
+
+            return replace(found, adapter=replace(found.adapter, saved=LazyMapping(values, read)))
+
+        monkeypatch.setattr(TorchTrainer, "state", state)
+
+    return checked
+
+
+def test_a_state_is_read_by_the_training_thread_while_the_trainer_is_open(tiny, full, views):
+    begun, read = threading.get_ident(), []
+
+    def check(trainer: TorchTrainer) -> None:
+        assert threading.get_ident() == begun and hasattr(trainer, "_adapters")
+        read.append(trainer)
+
+    views(check)
+    train(full(tiny("llama"), max_steps=2, save_every=1))
+    assert read
+
+
+def test_a_state_that_cannot_be_read_is_the_backends_fault(tiny, full, views):
+    def check(trainer: TorchTrainer) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    views(check)
+    with pytest.raises(PluginError, match="illegal memory access"):
+        train(full(tiny("llama"), max_steps=1))
+
+
 def test_a_full_disk_at_the_end_leaves_a_model(tiny, ended, full, tmp_path):
     state = checkpoint.load(ended / "checkpoints" / "step-2")
     plan = plan_run(full(tiny("llama", shard="50KB"), out=tmp_path / "other"))
@@ -234,18 +359,53 @@ def test_a_full_disk_at_the_end_leaves_a_model(tiny, ended, full, tmp_path):
 
 
 def test_the_reference_of_an_objective_stays_the_base(tiny, full, tmp_path, monkeypatch):
-    """Also for a run that goes on and finds no cached scores: the trainer's base has learnt."""
-    pairs = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": f"{n}?", "chosen": f"{n} it is.", "rejected": "Why?"} for n in range(6)]
-    pairs.write_text("\n".join(map(json.dumps, rows)))
-    given = {"data": [pairs], "objective": "dpo", "save_every": 1, "keep": 9, "max_steps": 3}
+    """Also for a run that goes on and finds no cached scores: the trainer's base has learnt. With
+    cached ones the base is not loaded again."""
+    given, loaded = {**pairs(tmp_path), "save_every": 1, "keep": 9, "max_steps": 3}, []
     monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    load = Backend.load
+    monkeypatch.setattr(Backend, "load", lambda *job: loaded.append(job) or load(*job))
     whole = train(full(tiny("llama"), **given, out=tmp_path / "whole")).run
+    assert len(loaded) == 1
     losses = [float.fromhex(loss) for loss in curve(whole).values()]
     assert losses[0] == pytest.approx(np.log(2), rel=1e-6) and losses[-1] < losses[0]
     killed(full(tiny("llama"), **given), cut_after(2))
+    assert len(loaded) == 1
     shutil.rmtree(tmp_path / "cache" / "reference")
     assert_same_model(resumed(tmp_path / "run").run, whole)
+
+
+def pairs(folder: Path) -> dict[str, object]:
+    """Settings of a run on preferences."""
+    rows = [{"prompt": f"{n}?", "chosen": f"{n} it is.", "rejected": "Why?"} for n in range(6)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"data": [folder / "pairs.jsonl"], "objective": "dpo"}
+
+
+def test_a_second_model_that_does_not_fit_says_how_to_go_on(tiny, full, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vox_torch.load.load_base", fail)
+    with pytest.raises(TrainingError) as caught:
+        train(full(tiny("llama"), **pairs(tmp_path)))
+    assert caught.value.code == "VOX-T002" and "--quant" not in caught.value.remedy
+    assert f"vox train --resume {tmp_path / 'run'}" in caught.value.remedy
+
+
+def test_a_reference_needs_a_backend_that_loads(tiny, full, tmp_path, monkeypatch):
+    """Found while planning. Without a reference nothing is loaded."""
+
+    def require(self: Backend, operation: str) -> None:
+        if operation == "load":
+            raise BackendError("B004", "no vox_load", remedy="choose another one")
+
+    monkeypatch.setattr(Backend, "require", require)
+    with pytest.raises(BackendError, match="no vox_load"):
+        plan_run(full(tiny("llama"), **pairs(tmp_path)))
+    plan_run(full(tiny("llama"), **pairs(tmp_path), method="lora"))
+    plan_run(full(tiny("llama")))
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -37,12 +37,18 @@ def at_end(*losses: float, ordered: bool = False) -> str | None:
     [(1e9, "diverge"), (2e-2, "diverge"), (1e-2, None), (2e-4, None), (1e-7, None), (9e-8, "next")],
 )
 def test_rates_that_nobody_uses_are_warned_of(lr: float, said: str | None) -> None:
-    found = rate_warning(lr, 2e-4)
+    found = rate_warning(lr, "lora")
     assert (found is None) == (said is None)
     if found and said:
         assert (
             found.level == "warning" and said in found.message and f"--lr {lr:g}" in found.message
         )
+
+
+def test_full_fine_tuning_has_a_range_of_its_own() -> None:
+    assert rate_warning(1e-3, "full") is None
+    found = rate_warning(2e-3, "full")
+    assert found and "to 0.001)" in found.message and "2e-05 is the default" in found.message
 
 
 @pytest.mark.parametrize("first", [Validation(0, UNIFORM + 0.1), step(1, UNIFORM + 0.1)])

@@ -36,6 +36,7 @@ from vox_core.run.loop import is_validated as is_validated
 from vox_core.run.pinned_plan import digest_of as digest_of
 from vox_core.run.plan import (
     has_linear_attention as has_linear_attention,
+    has_tied_head as has_tied_head,
     positions as positions,
     possible_quants as possible_quants,
     text_config as text_config,

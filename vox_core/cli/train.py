@@ -123,9 +123,10 @@ def _hint(report: TrainReport) -> str:
     better = report.best_step is None or report.best_step == report.steps
     if report.epochs is None or report.steps >= SHORT_RUN or not (whole and better):
         return ""
+    rate = "" if report.model else " --lr 1e-3,"  # whole models are wrecked by it
     return (
         f"hint: {report.steps} steps are few. Try --epochs {MORE * report.epochs:g} "
-        f"({MORE * report.steps} steps), --lr 1e-3, or more than {report.rows} examples"
+        f"({MORE * report.steps} steps),{rate} or more than {report.rows} examples"
     )
 
 
@@ -134,5 +135,6 @@ def _best(report: TrainReport) -> str:
     if report.best_step is None or report.best_step == report.steps:
         return ""
     written = report.adapter_step == report.best_step
-    which = "this adapter" if written else "--load-best-at-end would have written its adapter"
+    what = "model" if report.model else "adapter"
+    which = f"this {what}" if written else f"--load-best-at-end would have written its {what}"
     return f"{report.best_loss:.4f} after step {report.best_step}; {which}"

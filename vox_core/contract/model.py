@@ -139,8 +139,8 @@ class Trainer(Model):
 
     Numerics: the gradient of a step is that of `-sum(weight * log_prob)` over all its batches,
     divided by `Update.total_weight`, whatever the cut into batches; documents never see one
-    another; gradients, master weights and moments are float32 or wider; dropout is a function of
-    the seed.
+    another; accumulated gradients, master weights and moments are float32 or wider; dropout is a
+    function of the seed.
     """
 
     @abstractmethod
@@ -191,9 +191,9 @@ class Trainer(Model):
     @abstractmethod
     def state(self, learner: str) -> TrainState:
         """Return float32 copies of values and moments; with the method `full` they may be views,
-        in mappings that read on access, valid until the next update. `step` is the number of
-        updates that the learner was added with or has had since, `skipped` is 0; the core sets
-        both."""
+        in mappings that read on access, valid until the next update or `close` and read by the
+        calling thread alone. `step` is the number of updates that the learner was added with or
+        has had since, `skipped` is 0; the core sets both."""
 
     def peak_memory(self) -> int | None:
         """Return the peak bytes in use on the device; None where that is the process's memory."""

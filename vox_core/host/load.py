@@ -13,14 +13,15 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import pluggy
 
 from vox_core.contract import (
+    LazyMapping,
     LoadJob,
     MergeJob,
     MergeResult,
@@ -28,6 +29,7 @@ from vox_core.contract import (
     RunContext,
     Trainer,
     TrainJob,
+    TrainState,
 )
 from vox_core.errors import BackendError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
@@ -166,6 +168,18 @@ class _Guarded:
                 return method(*args, **kwargs)
 
         return guarded
+
+    def state(self, learner: str) -> TrainState:
+        """Return a learner's state; what the views of a whole model raise is guarded, too."""
+        state: TrainState = self.__getattr__("state")(learner)
+        if state.adapter.method != "full":
+            return state
+
+        def guarded(values: Mapping[str, Item]) -> Mapping[str, Item]:
+            return LazyMapping(values, foreign_errors(self._plugin, "state")(values.__getitem__))
+
+        saved, moments = guarded(state.adapter.saved), guarded(state.moments)
+        return replace(state, adapter=replace(state.adapter, saved=saved), moments=moments)
 
 
 def _register(manager: pluggy.PluginManager, found: Found) -> None:

@@ -4,8 +4,8 @@ The training thread copies the state and goes on; one thread writes, and there i
 checkpoint under way: the next one waits for it. Its outcome is announced on the training thread, at
 the next step, after it has been written, flushed and read back and older ones have been pruned.
 
-A whole model's state (method `full`) is not copied: training waits while it is written, tensor by
-tensor.
+A whole model's state (method `full`) is not copied: the training thread writes it itself, tensor by
+tensor, because a backend need not let another thread read it.
 
 A disk that is full or broken costs a checkpoint and not the run: a warning says so, and the next
 one tries again. The last checkpoint of a run is written while the run waits, and has to succeed.
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from vox_core.contract import CheckpointWritten, Event, Notice, TrainState
 from vox_core.errors import StorageError, TrainingError, command
@@ -27,6 +28,7 @@ from vox_core.run.folder import numbered
 from vox_core.run.progress import Progress
 
 LOWER_RATE = ("--allow-change", "lr", "--lr", "LOWER")
+_Written: TypeAlias = tuple[Path, float, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class _UnderWay:
     step: int
     asked: float
     held: float
-    work: Future[tuple[Path, float, str | None]]
+    work: Future[_Written]
 
 
 class CheckpointWriter:
@@ -115,12 +117,16 @@ class CheckpointWriter:
         _require_finite(state, self._parent)
         self.settle()
         self._saved, self._asked = time.monotonic(), None
-        whole = state.adapter.method == "full"
-        owned = state if last or whole else state.copy()
         origin, best = self._origin_at(state.step), self._progress.best_step
-        work = self._pool.submit(self._write, owned, origin, best)
-        if whole:
-            wait([work])
+        if state.adapter.method == "full":
+            work = Future[_Written]()
+            try:
+                work.set_result(self._write(state, origin, best))
+            except StorageError as error:
+                work.set_exception(error)
+        else:
+            owned = state if last else state.copy()
+            work = self._pool.submit(self._write, owned, origin, best)
         self._under_way = _UnderWay(state.step, asked, time.monotonic() - asked, work)
 
     def poll(self) -> None:
@@ -168,9 +174,7 @@ class CheckpointWriter:
         finally:
             self._pool.shutdown()
 
-    def _write(
-        self, state: TrainState, origin: Origin, best: int | None
-    ) -> tuple[Path, float, str | None]:
+    def _write(self, state: TrainState, origin: Origin, best: int | None) -> _Written:
         path = checkpoint.save(self._parent, state, origin)
         if best is not None and (self._parent / f"step-{best}").is_dir():
             self._kept_best = best  # else the disk was full for it, and the one before stays

@@ -114,6 +114,9 @@ def read_inputs(
     quant = settled_quant(settings.quant, weights.quant)
     request = replace(request, model_type=model.model_type, quant=quant)
     backend, selection = choose_for(request, weights, seen)
+    full_reference = settings.method == "full" and objective and "reference" in objective.needs
+    if settings.teacher or full_reference:  # a second model beside the trainer
+        backend.require("load")
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = bounded_json.read(model.path / "config.json")
     seq_len = sequence_length(settings, config)

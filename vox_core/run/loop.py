@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,7 +36,7 @@ from vox_core.data.batching import (
     validation_batches,
 )
 from vox_core.data.sides import learns_from_answers
-from vox_core.errors import StorageError
+from vox_core.errors import StorageError, TrainingError, command
 from vox_core.run.artifacts import emergency_save, versions
 from vox_core.run.checkpoint import BackendUse, Origin, Retention
 from vox_core.run.checkpoint_writer import CheckpointWriter, Due
@@ -62,27 +62,32 @@ class Trained:
     stopped: bool
 
 
-def run_training(session: Session) -> Trained:
+@contextlib.contextmanager
+def run_training(session: Session) -> Iterator[Trained]:
     """Take every step, or stop on the way, and write the last checkpoint.
+
+    The trainer is open within the context: the state may be views of its memory.
 
     Raises:
         WorkError: a step, a checkpoint or the backend failed.
     """
     with contextlib.closing(_checkpoint_writer(session)) as writer:
         session.controller.settle = writer.settle
-        trained = _take_steps(session, writer)
-        try:
-            writer.finish(trained.state)
-        except StorageError as error:
-            raise emergency_save(error, session.plan, trained.state) from error
-    return trained
+        with _take_steps(session, writer) as trained:
+            try:
+                writer.finish(trained.state)
+            except StorageError as error:
+                raise emergency_save(error, session.plan, trained.state) from error
+            yield trained
 
 
-def _take_steps(session: Session, writer: CheckpointWriter) -> Trained:
+@contextlib.contextmanager
+def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]:
     plan, start = session.plan, session.start
     first = next(steps_of(plan, start.step + 1), None)
     if first is None or session.progress.exhausted:  # killed before all was written
-        return Trained(start, stopped=False)
+        yield Trained(start, stopped=False)
+        return
 
     def emit(event: Event) -> None:
         session.emit(session.metrics.measured(event) if isinstance(event, StepDone) else event)
@@ -104,14 +109,14 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Trained:
             one_pass=inputs.backend.one_pass,
             check=check if learns_from_answers(inputs.objective) else None,
         )
-        source = stack.enter_context(_source(plan, trainer, context))
-        try:
-            stopped = _follow(session, writer, learner, source, emit)
-        except Untouched:
-            if _at_boundary(plan, learner.step):
-                writer.submit(learner.state())
-            raise
-        return Trained(learner.state(), stopped and learner.step < contract.total_steps)
+        with _source(plan, trainer, context) as source:
+            try:
+                stopped = _follow(session, writer, learner, source, emit)
+            except Untouched:
+                if _at_boundary(plan, learner.step):
+                    writer.submit(learner.state())
+                raise
+        yield Trained(learner.state(), stopped and learner.step < contract.total_steps)
 
 
 def _follow(
@@ -275,8 +280,9 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
     if "rollouts" not in needs:
         references = None
         if "reference" in needs:
-            with _with_base(plan, trainer, context) as base:
-                references = References.of(plan, base, context.emit)
+            with contextlib.ExitStack() as stack:
+                opened = cache(lambda: stack.enter_context(_with_base(plan, trainer, context)))
+                references = References.of(plan, opened, context.emit)
         yield Documents(plan, references)
         return
     with contextlib.ExitStack() as stack:
@@ -310,7 +316,12 @@ def _loaded(
     plan: RunPlan, context: Context, folder: Path, quant: Quant
 ) -> contextlib.closing[Model]:
     job = LoadJob(folder, plan.execution.dtype, quant)
-    return contextlib.closing(plan.inputs.backend.load(job, context))
+    try:
+        return contextlib.closing(plan.inputs.backend.load(job, context))
+    except TrainingError as error:
+        resume = command("vox", "train", "--resume", plan.run.path)
+        remedy = f"free memory and resume with {resume}, or use smaller models"
+        raise error.but(what=f"{error.what} (for a second model)", remedy=remedy) from error
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:

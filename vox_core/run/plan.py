@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vox_core.run.inputs import RunInputs
 
 _TIED = ("lm_head", "embed_tokens", "wte")
+_IS_TIED = "its weights are the embedding's (tied)"
 
 # `num_experts`, `num_local_experts`, `n_routed_experts`; not `num_experts_per_tok`.
 _HOW_MANY_EXPERTS = re.compile(r"experts$")
@@ -252,8 +253,10 @@ def _whole_model(contract: FineTuneContract, inputs: RunInputs) -> dict[str, str
         )
     if found := _experts(config, weights.tensors):
         faults.append(f"--method full: a mixture of experts ({found}) needs an adapter")
+    tied = has_tied_head(config)
+    faults += [f"--targets {each}: {_IS_TIED}" for each in targets if tied and each in _TIED]
     _require_none(faults)
-    return trained_parameters(weights.tensors, model_type, targets, tied=has_tied_head(config))
+    return trained_parameters(weights.tensors, model_type, targets, tied=tied)
 
 
 def _require_none(faults: Collection[str]) -> None:
@@ -267,8 +270,14 @@ def _require_none(faults: Collection[str]) -> None:
 
 
 def has_tied_head(config: Mapping[str, Any]) -> bool:
-    """Whether the output head has the weights of the token embedding."""
-    return bool(text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings")))
+    """Whether the output head has the weights of the token embedding, by `config.json` or else by
+    transformers' default for the `model_type`."""
+    key, model_type = "tie_word_embeddings", str(config.get("model_type"))
+    if (said := text_config(config).get(key, config.get(key))) is not None:
+        return bool(said)
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING and bool(getattr(CONFIG_MAPPING[model_type](), key, False))
 
 
 def resolve_dtype(choice: str, hardware: Hardware) -> DType:
@@ -308,13 +317,13 @@ def _reasons_why_not(
         yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
     for module in contract.adapter.modules_to_save:
         there = any(_owner_in(name, (module,)) for name in saved)
-        tied = config.get("tie_word_embeddings") and module.rpartition(".")[2] in _TIED
+        tied = module.rpartition(".")[2] in _TIED and has_tied_head(config)
         if tied and there:
             why = "the model ties its embedding and its output head; training one unties them"
         elif there:
             continue
         else:
-            why = "its weights are the embedding's (tied)" if tied else "no such module"
+            why = _IS_TIED if tied else "no such module"
         yield f"--modules-to-save {module}: {why}"
 
 

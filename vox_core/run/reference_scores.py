@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,15 +52,15 @@ class References:
     valid: Scores
 
     @classmethod
-    def of(cls, plan: RunPlan, model: Model, emit: Observe) -> References:
-        """Take them from the cache, or compute them with `model`."""
+    def of(cls, plan: RunPlan, opened: Callable[[], Model], emit: Observe) -> References:
+        """Take them from the cache, or compute them with the model that `opened` returns."""
         train, valid = plan.data.train, plan.data.valid
-        scores = _scores(plan, model, train, emit)
-        held_out = _scores(plan, model, valid, emit) if valid else scores
+        scores = _scores(plan, opened, train, emit)
+        held_out = _scores(plan, opened, valid, emit) if valid else scores
         return cls(scores, held_out)
 
 
-def _scores(run: RunPlan, model: Model, dataset: Dataset, emit: Observe) -> Scores:
+def _scores(run: RunPlan, opened: Callable[[], Model], dataset: Dataset, emit: Observe) -> Scores:
     plan, contract, start = run.execution, run.contract, run.inputs.start
     decides = {
         "model": contract.model.weights_digest,
@@ -78,7 +79,7 @@ def _scores(run: RunPlan, model: Model, dataset: Dataset, emit: Observe) -> Scor
 
     def make(folder: Path) -> None:
         emit(Notice(f"computing the reference's log-probabilities of {len(dataset)} documents"))
-        name = REFERENCE if start else None
+        name, model = REFERENCE if start else None, opened()
         if start:
             model.add_adapter(REFERENCE, start.adapter)
         scores = reference_log_probs(model, name, dataset, plan.micro_batch_tokens)

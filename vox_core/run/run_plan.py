@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
-from vox_core.config import FULL_LR, LORA_LR
 from vox_core.contract import Advice, Notice
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
@@ -96,8 +95,7 @@ class RunPlan:
             f"{_count(data.rows, 'example')}, {data.tokens:,} tokens, "
             f"{data.trained_tokens:,} of them trained; {_count(self.contract.total_steps, 'step')}"
         )
-        usual = FULL_LR if self.contract.adapter.method == "full" else LORA_LR
-        if wrong := rate_warning(self.contract.optimizer.lr, usual):
+        if wrong := rate_warning(self.contract.optimizer.lr, self.contract.adapter.method):
             yield wrong
         for text in rows.report.told() if rows.report else ():
             yield Notice(text)

@@ -1,6 +1,6 @@
 """Warn of learning rates and losses that no sound run has.
 
-    before the run    a learning rate outside 1e-7 .. 1e-2
+    before the run    a learning rate outside 1e-7 .. 1e-2, or 1e-3 with the method `full`
     first loss        above ln(vocabulary): worse than a uniform guess
     end of the run    training loss at ln(vocabulary), or higher than it began
 
@@ -19,13 +19,15 @@ import math
 from collections.abc import Iterator
 from statistics import fmean, stdev
 
-from vox_core.contract import Event, Notice, StepDone, Validation
+from vox_core.config import FULL_LR, LORA_LR
+from vox_core.contract import Event, Method, Notice, StepDone, Validation
 from vox_core.run.progress import Progress
 
-LEAST_LR, MOST_LR = 1e-7, 1e-2
-"""Bounds on AdamW's peak rate for an adapter. LoRA (arXiv:2106.09685, appendix D) and QLoRA
-(arXiv:2305.14314, appendix B) train at 1e-4 to 5e-4, the quick start at 1e-3, and full fine-tuning
-goes down to about 1e-6; each bound is ten times beyond."""
+LEAST_LR, MOST_LR, MOST_FULL_LR = 1e-7, 1e-2, 1e-3
+"""Bounds on AdamW's peak rate. LoRA (arXiv:2106.09685, appendix D) and QLoRA (arXiv:2305.14314,
+appendix B) train at 1e-4 to 5e-4, the quick start at 1e-3, and full fine-tuning goes down to about
+1e-6; each bound is ten times beyond. Full fine-tuning at 1e-3 suits models of 0.4B and less
+(alignment-handbook, recipes/smollm2/sft/config_smol.yaml); no recipe goes above."""
 
 LEAST_STEPS = 20
 _BEGINNING, _LEAST_BEGINNING = 30, 3
@@ -35,14 +37,15 @@ _UNIFORM = 0.98
 collapsed, the loss of a batch scatters around it."""
 
 
-def rate_warning(lr: float, default: float) -> Notice | None:
-    """What to say of a learning rate that nobody uses; `default` is the method's."""
-    if LEAST_LR <= lr <= MOST_LR:
+def rate_warning(lr: float, method: Method) -> Notice | None:
+    """What to say of a learning rate that nobody uses."""
+    most, default = (MOST_FULL_LR, FULL_LR) if method == "full" else (MOST_LR, LORA_LR)
+    if LEAST_LR <= lr <= most:
         return None
-    effect = "training will probably diverge" if lr > MOST_LR else "next to nothing is learnt"
+    effect = "training will probably diverge" if lr > most else "next to nothing is learnt"
     return Notice(
         f"--lr {lr:g} is outside the range in which models are trained ({LEAST_LR:g} to "
-        f"{MOST_LR:g}): {effect}; {default:g} is the default",
+        f"{most:g}): {effect}; {default:g} is the default",
         "warning",
     )
 
@@ -77,7 +80,7 @@ class LossWatch:
             yield Notice(
                 f"the training loss ends at {ended:.2f}, and ln(vocabulary) is "
                 f"{self._uniform:.2f}: the model predicts no better than a uniform guess; do not "
-                "use this adapter. If the loss began lower, train again with a lower --lr",
+                "use this run's result. If the loss began lower, train again with a lower --lr",
                 "warning",
             )
         elif (began := self._risen_from(ended)) is not None:

@@ -58,5 +58,5 @@ def train(
     plan = with_advice(plan, tell)
     if plan.advice.refusal:
         raise plan.advice.refusal
-    with Session.open(plan, observe, began) as session:
-        return write_artifacts(session, run_training(session))
+    with Session.open(plan, observe, began) as session, run_training(session) as trained:
+        return write_artifacts(session, trained)

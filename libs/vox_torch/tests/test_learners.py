@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from libs.vox_torch.tests.jobs import (
     batch,
     documents,
@@ -24,6 +25,8 @@ from vox_core.errors import AdapterError
 from vox_core.run.learner import Learner
 from vox_core.weights import WeightFolder
 from vox_testing.jobs import stirred
+from vox_torch.base import load_base
+from vox_torch.inject import Adapters
 from vox_torch.load import load
 from vox_torch.profile import DeviceProfile
 
@@ -42,6 +45,15 @@ def assert_same(one: TrainState, other: TrainState) -> None:
     for name, value in one.adapter.tensors().items():
         np.testing.assert_array_equal(value, other.adapter.tensors()[name], name)
         np.testing.assert_array_equal(one.moments[name], other.moments[name], name)
+
+
+def test_a_whole_model_keeps_the_dtype_of_each_weight(tiny):
+    """transformers keeps some in float32 (`_keep_in_fp32_modules`)."""
+    base, whole = load_base(tiny("llama"), "bf16", "cpu"), plan(tiny("llama"), method="full")
+    base.model.norm.float()
+    parameters = Adapters(base).add("whole", start(tiny("llama"), whole).adapter)
+    wide = {name for name, each in parameters.items() if each.dtype == torch.float32}
+    assert wide == {"model.norm.weight"}
 
 
 @pytest.mark.parametrize(

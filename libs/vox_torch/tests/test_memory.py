@@ -140,6 +140,14 @@ def test_generation_that_runs_out_of_memory_says_what_to_lower(tiny, monkeypatch
     assert flag in caught.value.remedy and "--quant nf4" in caught.value.remedy
 
 
+def test_a_whole_model_that_learns_cannot_be_quantised(tiny, monkeypatch):
+    monkeypatch.setattr("vox_torch.running.fastest", fail)
+    model, _ = open_trainer(tiny("llama"), plan(tiny("llama"), method="full"))
+    with pytest.raises(TrainingError) as caught:
+        next(Generator(model).generate([Prompt([1, 2, 3], Sampling(4))]))
+    assert "--rollout-tokens" in caught.value.remedy and "--quant" not in caught.value.remedy
+
+
 def test_loading_that_runs_out_of_memory_says_what_to_change(tiny, monkeypatch):
     monkeypatch.setattr("vox_torch.load.load_base", fail)
     with pytest.raises(TrainingError) as caught:

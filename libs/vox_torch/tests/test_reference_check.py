@@ -93,6 +93,20 @@ def test_a_wrong_function_is_left_out_and_the_run_is_right(tiny, monkeypatch, wr
     assert len(bases) == 2 and bases[0]() is None, "two base models in memory"
 
 
+def test_a_whole_model_that_is_loaded_again_is_in_memory_once(tiny, monkeypatch):
+    weights, own, folder = [], train_module.load_base, tiny("llama")
+
+    def load(*given):
+        base = own(*given)
+        _noted(weights, base.lm_head.weight)
+        return base
+
+    monkeypatch.setattr(train_module, "load_base", load)
+    norm_scaled(monkeypatch)
+    train(folder, [step(1, [documents(4)])], plan(folder, total_steps=1, method="full"))
+    assert len(weights) == 2
+
+
 def _noted(bases, model):
     assert all(base() is None for base in bases), "two base models in memory"
     bases.append(weakref.ref(model))

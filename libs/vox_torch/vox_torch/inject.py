@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Adapters:
 
         Raises:
             AdapterError: A002, the parameters have other names or shapes than the adapter's.
+            ModelError: M002, the same with the method `full`.
         """
         import_bitsandbytes()  # or PEFT imports it, with its warnings
         values = state.tensors()
@@ -68,6 +69,8 @@ class Adapters:
         ]
         if faults:
             self.remove(name)
+            if state.method == "full":
+                raise _other_weights(self.base, sorted(faults))
             raise AdapterError(
                 "A002",
                 "the adapter does not belong to this base model",
@@ -76,7 +79,9 @@ class Adapters:
                 remedy="name the base model it was trained on, with --model",
             )
         for path, parameter in parameters.items():
-            _fill(parameter, values[path], self.base.dtype)
+            # Of a whole model, transformers may keep some in float32.
+            dtype = parameter.dtype if state.method == "full" else self.base.dtype
+            _fill(parameter, values[path], dtype)
         return parameters
 
     def key(self, name: str | None) -> str | None:
@@ -178,13 +183,17 @@ def require_every_weight(base: PreTrainedModel, trained: Collection[str]) -> Non
     something else, or lack it."""
     names = [name for name, _ in base.named_parameters() if not is_beside(name)]
     if missing := [name for name in names if name not in trained]:
-        raise ModelError(
-            "M002",
-            "the model that transformers builds has weights that its files do not name",
-            where=base.name_or_path,
-            faults=missing,
-            remedy="train with an adapter, or only some modules with --targets",
-        )
+        raise _other_weights(base, missing)
+
+
+def _other_weights(base: PreTrainedModel, faults: Sequence[str]) -> ModelError:
+    return ModelError(
+        "M002",
+        "the model that transformers builds has other weights than its files",
+        where=base.name_or_path,
+        faults=faults,
+        remedy="train with an adapter, or only some modules with --targets",
+    )
 
 
 def peft_config(base: PreTrainedModel, state: AdapterState, dropout: float) -> LoraConfig:

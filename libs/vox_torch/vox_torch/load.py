@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from vox_torch.running import RunningBatch
 
 
-_SMALLER = "use a smaller base, such as with --quant nf4"
+SMALLER = "use a smaller base"
+_QUANTISED = f"{SMALLER}, such as with --quant nf4"
 
 
 def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
     """Load the model of a job; a streamed one computes in float32 on the CPU."""
     if job.streamed:
         return TorchModel(Streamed(job.model), "cpu")
-    with enough_memory(profile.device, _SMALLER):
+    with enough_memory(profile.device, _QUANTISED if job.quant == "none" else SMALLER):
         base = load_base(job.model, job.dtype, profile.device, job.quant)
         if profile.prepare:
             profile.prepare(base)
@@ -60,9 +61,11 @@ class TorchModel(Model):
 
     Attributes:
         answer_limit: the flag that bounds an answer's tokens.
+        smaller: advice to use less memory for the base.
     """
 
     answer_limit = "--max-tokens"
+    smaller = _QUANTISED
 
     def __init__(self, adapters: Adapters | Streamed, device: str) -> None:
         self._adapters, self._device = adapters, device
@@ -162,7 +165,7 @@ class TorchModel(Model):
             self._dropout = dropout
 
     def _generating(self) -> AbstractContextManager[None]:
-        remedy = f"shorten prompts, lower {self.answer_limit}, or {_SMALLER}"
+        remedy = f"shorten prompts, lower {self.answer_limit}, or {self.smaller}"
         return enough_memory(self._device, remedy)
 
     def _running(self) -> RunningBatch:

@@ -111,6 +111,11 @@ class Shortage:
             return None
         return torch.accelerator.max_memory_allocated(self._device)
 
+    @property
+    def may_quantise(self) -> bool:
+        """Whether the run could quantise its base."""
+        return self._plan.contract.quant == "none" and self._plan.contract.adapter.method != "full"
+
     def _remedy(self) -> str:
         plan = self._plan
         tokens = max(1, plan.micro_batch_tokens // 4)
@@ -118,7 +123,7 @@ class Shortage:
         ways = [f"--micro-batch-tokens {tokens}", shorter]
         if not plan.gradient_checkpointing:
             ways.insert(0, "--gradient-checkpointing")
-        if plan.contract.quant == "none" and plan.contract.adapter.method != "full":
+        if self.may_quantise:
             ways.append("--quant nf4")
         return f"the step was not applied; resume or train again with {', '.join(ways)}"
 

@@ -28,7 +28,7 @@ from vox_core.contract import (
 from vox_torch.base import load_base
 from vox_torch.inject import Adapters, require_every_weight
 from vox_torch.layout import Part, Scores, halves, in_rows, whole
-from vox_torch.load import TorchModel
+from vox_torch.load import SMALLER, TorchModel
 from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
@@ -75,6 +75,8 @@ class TorchTrainer(TorchModel, Trainer):
         set_threads(job.plan.tuning)
         with self._memory.final():
             super().__init__(self._load(), profile.device)
+        if not self._memory.may_quantise:
+            self.smaller = SMALLER
 
     def add_learner(self, name: str, state: TrainState) -> None:
         with self._memory.final():
@@ -84,6 +86,7 @@ class TorchTrainer(TorchModel, Trainer):
             if self._loss is None:
                 from vox_torch.forward import Padded
 
+                del parameters  # of the model that is freed
                 parameters = self._attach_again(name, state)
                 self._loss = Padded(self._adapters.base, self._device)
             if self._plan.gradient_checkpointing and not self._learners:

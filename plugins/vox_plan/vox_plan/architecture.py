@@ -17,6 +17,7 @@ from typing import Any
 from vox_core.api.plans import (
     HasShape,
     has_linear_attention,
+    has_tied_head,
     parameter_names,
     quantised_modules,
     text_config,
@@ -144,8 +145,7 @@ def read_architecture(
 
 def _loaded(names: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str]:
     """Without a stored copy of the embedding that the model would tie."""
-    tied = config.get("tie_word_embeddings") or text_config(config).get("tie_word_embeddings")
-    heads = {"lm_head.weight"} if tied else set()
+    heads = {"lm_head.weight"} if has_tied_head(config) else set()
     return {name: tensor for name, tensor in names.items() if name not in heads}
 
 

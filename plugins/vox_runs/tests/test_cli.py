@@ -85,11 +85,11 @@ def test_show_says_which_adapter_it_is_and_that_the_run_stopped_early(vox, tmp_p
     (run / "vox_adapter.json").write_text(json.dumps({"step": 1, "last_step": 2}))
     told = [line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines()]
     assert ["status", "done, stopped early"] in told
-    assert ["best", "1.0000 after step 1; this adapter"] in told
+    assert ["best", "1.0000 after step 1; which was written"] in told
     assert "1.0000" in vox("runs", "list", "r").out
     (run / "vox_adapter.json").write_text(json.dumps({"step": 2, "last_step": 2}))
     told = [line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines()]
-    assert ["best", "1.0000 after step 1; the adapter is a later step's"] in told
+    assert ["best", "1.0000 after step 1; a later step was written"] in told
 
 
 def test_show_says_how_to_go_on_with_one_that_died(vox, tmp_path: Path) -> None:

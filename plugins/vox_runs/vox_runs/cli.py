@@ -217,8 +217,8 @@ def _best(summary: Summary) -> str:
     """Describe the best validation of a finished run, unless it was the last."""
     if (best := summary.best) is None or summary.adapter_step is None or best[0] == summary.step:
         return ""
-    whose = "this adapter" if summary.adapter_step == best[0] else "the adapter is a later step's"
-    return f"{_loss(best[1])} after step {best[0]}; {whose}"
+    which = "which" if summary.adapter_step == best[0] else "a later step"
+    return f"{_loss(best[1])} after step {best[0]}; {which} was written"
 
 
 def _loss(loss: float | None) -> str:
