@@ -6,16 +6,16 @@ vox train --objective grpo --reward gym --data "gym:leg_counting?size=500&seed=1
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl
 
 from vox_core.contract import RowStream
 from vox_core.errors import DataError
 
+Row = Mapping[str, object]
 SIZE = 500
 """Rows of a task, unless it says otherwise."""
 NO_ANSWER = "(no single answer)"
@@ -63,21 +63,20 @@ def open_task(reference: str) -> RowStream:
             expected="gym:NAME?size=500&seed=1, with options of the task",
             remedy="correct the options",
         ) from error
-    for row in islice(_rows(name, options, task), 1):
-        if fault := _unscored(row):
-            raise DataError(
-                "D014",
-                f"the verifier of {name!r} does not accept a row's own answer",
-                where=reference,
-                found=fault,
-                expected="a score of 1",
-                remedy="use another task",
-            )
+    if fault := next(map(_unscored, _rows(name, options, task)), ""):
+        raise DataError(
+            "D014",
+            f"the verifier of {name!r} does not accept a row's own answer",
+            where=reference,
+            found=fault,
+            expected="a score of 1",
+            remedy="use another task",
+        )
     rows = _rows(name, options, task)
     return RowStream(rows, fingerprint=f"{reasoning_gym.__version__} {name} {options}")
 
 
-def score(row: Mapping[str, object], answer: str) -> float:
+def score(row: Row, answer: str) -> float:
     """Return the verifier's score of an answer, from 0 to 1; 0 if the verifier raises, as that of
     `prime_factorization` does for an answer without numbers.
 
@@ -113,7 +112,7 @@ def _verifier(task: str, /, **options: float) -> Any:
     return create_dataset(task, **options).score_answer
 
 
-def _unscored(row: Mapping[str, object]) -> str:
+def _unscored(row: Row) -> str:
     """Return how the verifier rejects a row's own answer after JSON; empty if it accepts it, or
     the row has none."""
     if row["completion"] == NO_ANSWER:
@@ -125,9 +124,7 @@ def _unscored(row: Mapping[str, object]) -> str:
     return "" if own > 0.5 else f"a score of {own:g}"
 
 
-def _rows(
-    name: str, options: Mapping[str, float], task: Iterator[Mapping[str, object]]
-) -> Iterator[dict[str, object]]:
+def _rows(name: str, options: Row, task: Iterable[Row]) -> Iterator[dict[str, object]]:
     for entry in task:
         yield {
             "prompt": entry["question"],
