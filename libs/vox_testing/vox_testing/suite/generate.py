@@ -135,8 +135,7 @@ def test_a_learner_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
 
 
 def _two_adapters(subject: Subject) -> tuple[AdapterState, AdapterState]:
-    declared = subject.declared.manifest.capabilities.methods
-    methods = [each for each in declared if each != "full"]
+    methods = subject.adapter_methods
     return effective(subject, methods[0], seed=1), effective(subject, methods[-1], seed=2)
 
 
