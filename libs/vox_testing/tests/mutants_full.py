@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from libs.vox_testing.tests.broken_training import without_moments
 from libs.vox_testing.tests.mutant import Mutant, answering
 
 from vox_core.contract import TrainState
+from vox_torch.forward import Together
 from vox_torch.fused_modules import RmsNorm
 from vox_torch.inject import Adapters
+from vox_torch.running import Base
 
 
 def _decaying(decays: bool) -> Any:
@@ -42,6 +45,19 @@ def _owning(self: Adapters, name: str, values: Mapping[str, object]) -> Any:
     return kept
 
 
+def _below_the_head(
+    self: Together,
+    batch: Any,
+    scale: float = 1.0,
+    weigh: Any = None,
+    right: Any = Together.__call__,
+) -> Any:
+    """One pass leaves the gradient of the head out."""
+    if weigh is not None:
+        self._above = list  # type: ignore[method-assign,assignment]
+    return right(self, batch, scale, weigh)
+
+
 def _from_the_first(right: Any, name: str, state: TrainState) -> None:
     """Resume with the weights, as if no update had been."""
     right.add_learner(name, replace(state, step=0, skipped=0, moments={}))
@@ -64,6 +80,14 @@ FULL: dict[str, Mutant] = {
     ),
     "a copy of the weights is trained": Mutant(
         "test_full_is_scored_as_it_is_now", patch=("vox_torch.inject.Adapters._own", _owning)
+    ),
+    "rows are computed by the weights that the first row met": Mutant(
+        "test_full_is_sampled_from_as_it_is_now",
+        patch=("vox_torch.running.Base", lambda model, *rest: Base(deepcopy(model), *rest)),
+    ),
+    "one pass leaves the head out": Mutant(
+        "test_full_in_one_pass_is_in_two",
+        patch=("vox_torch.forward.Together.__call__", _below_the_head),
     ),
     "moments of weights do not come back": Mutant(
         "test_full_has_a_state_of_every_weight", answering(state=without_moments)

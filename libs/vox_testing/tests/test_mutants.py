@@ -162,6 +162,24 @@ def test_the_right_backend_is_not_caught(
     assert (failures.ran, failures.failed) == (expected, set())
 
 
+@pytest.mark.parametrize(("methods", "applies"), [(("full",), False), (("full", "lora"), True)])
+def test_adapters_are_tested_with_a_method_that_has_them(
+    methods: tuple[str, ...], applies: bool, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever comes first in the manifest; without one, these tests are skipped."""
+    declare(monkeypatch, methods=methods)
+    tests = {
+        "test_a_merge_is_in_the_dtype_asked_for",
+        "test_a_merge_wants_one_tensor_at_a_time",
+        "test_a_row_that_leaves_does_not_disturb_the_others",
+        "test_each_adapter_answers_under_its_name",
+        "test_nothing_is_written_to_stdout",
+        "test_whole_tensors_and_the_head_are_resumed",
+    }
+    failures = run(project, tests, monkeypatch, parameters="")
+    assert (failures.ran, failures.failed) == (tests if applies else set(), set())
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the test with its first parameters, or those of `WITH`; the right backend is not caught

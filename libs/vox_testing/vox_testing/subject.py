@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+import pytest
 
 from vox_core.api.host import (
     Backend,
@@ -30,6 +32,7 @@ from vox_core.contract import (
     LoadJob,
     MergeJob,
     MergeTarget,
+    Method,
     Model,
     Step,
     StepDone,
@@ -190,8 +193,20 @@ class Subject:
         """The tolerances of `dtype`."""
         return tolerance(self.dtype, on_cpu=self.on_cpu)
 
+    @property
+    def adapter_methods(self) -> Sequence[Method]:
+        """The declared methods other than `full`, LoRA first; without one the test is skipped."""
+        declared = {*self.declared.manifest.capabilities.methods} - {"full"}
+        found = [each for each in get_args(Method) if each in declared]
+        return found or pytest.skip("not declared: any method of an adapter")
+
     def plan(self, model: Path | None = None, **options: Any) -> ExecutionPlan:
-        """Make a plan for this backend in `dtype`; `options` are those of `jobs.plan`."""
+        """Make a plan for this backend in `dtype`, with its first adapter method.
+
+        Args:
+            options: those of `jobs.plan`.
+        """
+        options["method"] = options.get("method") or self.adapter_methods[0]
         given = {
             "backend": self.backend.id,
             "device": self.declared.manifest.capabilities.devices[0],

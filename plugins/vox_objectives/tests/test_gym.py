@@ -12,28 +12,48 @@ from vox_core.errors import DataError
 from vox_objectives import gym
 
 
-def integers(answer, entry):
-    """Raise for an answer that is no number, as some of reasoning-gym's verifiers do."""
-    return 1.0 if int(answer) == int(entry["answer"]) else 0.0
+class Adding(list):
+    """A task of integers; `ratio` is the score of an answer that is one off."""
+
+    def __init__(self, size, seed, ratio=0.5):
+        assert 0 <= ratio <= 1, "ratio must be between 0 and 1"
+        self.ratio, answers = ratio, ["3", None]
+        super().__init__(
+            {
+                "question": f"adding {seed + n}, {ratio}?",
+                "answer": answers[n % 2],
+                "metadata": {"output": (3,)},
+            }
+            for n in range(size)
+        )
+
+    def score_answer(self, answer, entry):
+        """Raise for an answer that is no number, as some of reasoning-gym's verifiers do."""
+        apart = abs(int(answer) - int(entry["answer"]))
+        return {0: 1.0, 1: self.ratio}.get(apart, 0.0)
+
+
+class Board(Adding):
+    """Compares with a tuple, which is a list after JSON, as `arc_agi` does."""
+
+    def score_answer(self, answer, entry):
+        return 1.0 if (int(answer),) == entry["metadata"]["output"] else 0.05
+
+
+class Broken(Adding):
+    """Raises for every answer."""
+
+    def score_answer(self, answer, entry):
+        raise KeyError("rule")
 
 
 @pytest.fixture(autouse=True)
 def package(monkeypatch):
     made, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-
-    def create_dataset(name, size, seed, ratio=0.5):
-        assert 0 <= ratio <= 1, "ratio must be between 0 and 1"
-        answers = ["3", None]
-        return [
-            {"question": f"{name} {seed + n}, {ratio}?", "answer": answers[n % 2], "metadata": {}}
-            for n in range(size)
-        ]
-
+    factory.DATASETS = {"adding": Adding, "board": Board, "broken": Broken}
     made.__version__ = "0.0"
-    made.create_dataset = create_dataset
-    made.get_score_answer_fn = lambda name: {"adding": integers}[name]
+    made.create_dataset = lambda name, **options: factory.DATASETS[name](**options)
     made.factory = factory
-    factory.DATASETS = {"adding": None}
     monkeypatch.setitem(sys.modules, "reasoning_gym", made)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
 
@@ -55,6 +75,21 @@ def test_an_option_may_be_a_fraction():
     assert row["prompt"] == "adding 0, 0.25?"
 
 
+def test_the_verifier_has_the_options_of_the_task():
+    (row,) = gym.open_task("gym:adding?size=1&ratio=0.25").rows
+    assert gym.score(json.loads(json.dumps(row)), "4") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [("board", "a score of 0.05"), ("broken", "the verifier of 'broken' raised KeyError('rule')")],
+)
+def test_a_task_whose_own_answer_does_not_score_is_refused(task, found):
+    with pytest.raises(DataError, match="does not accept a row's own answer") as caught:
+        gym.open_task(f"gym:{task}?size=1")
+    assert (caught.value.code, caught.value.found) == ("VOX-D014", found)
+
+
 @pytest.mark.parametrize("options", ["ratio=2", "ratio=much", "level=3", "size"])
 def test_a_wrong_option_is_refused(options):
     with pytest.raises(DataError) as caught:
@@ -65,6 +100,13 @@ def test_a_wrong_option_is_refused(options):
 def test_an_answer_that_the_verifier_cannot_read_is_wrong():
     (row,) = gym.open_task("gym:adding?size=1").rows
     assert gym.score(row, "I think it is three.") == 0.0
+
+
+def test_a_row_of_which_no_answer_can_be_scored_is_refused():
+    (row,) = gym.open_task("gym:adding?size=1").rows
+    row["gym"]["entry"]["answer"] = "three"
+    with pytest.raises(ValueError, match=r"the verifier of 'adding' raised ValueError"):
+        gym.score(row, "?")
 
 
 def test_another_row_is_refused():

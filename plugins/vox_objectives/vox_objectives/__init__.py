@@ -63,7 +63,8 @@ def vox_open_rows(reference: str) -> RowStream:
     """Open a task of reasoning-gym: `gym:NAME` or `gym:NAME?size=500&seed=1`.
 
     Raises:
-        DataError: D010, reasoning-gym is missing, or has no such task.
+        DataError: D010, reasoning-gym is missing; D014, it has no such task or option, or its
+            verifier does not accept the first row's own answer.
     """
     from vox_objectives.gym import open_task
 

@@ -201,6 +201,20 @@ def test_full_has_masters_gradients_and_moments_beside_the_weights(dtype: DType,
     assert many.activations > few.activations + few.transients
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_gradient_of_a_head_is_beside_all_activations(tied: bool) -> None:
+    """Twice with `full`, and once with an adapter, which counts the other one itself. That of an
+    embedding which is no head comes when activations are gone."""
+    tensors, embedding = llama(), "model.embed_tokens.weight"
+    model = read_architecture(tensors, {**CONFIG, "tie_word_embeddings": tied})
+    asked = demand(tensors)
+    for saved in ("lm_head.weight", embedding):
+        times = 1 if tied == (saved == embedding) else 0
+        for method, more in (("lora", times), ("full", 2 * times)):
+            found = predict(model, replace(asked, method=method, saved=(saved,)), EXACT)
+            assert found.transients == LOGITS + WORKING + more * 2 * V * H
+
+
 def test_magnitudes_and_what_is_trained_whole_count_too() -> None:
     tensors = llama()
     model = read_architecture(tensors, CONFIG)
@@ -311,7 +325,7 @@ def test_every_part_of_a_small_llama() -> None:
         "activations": LAYERS * A_LAYER + ENDS,
         "transients": LOGITS + WORKING,
         "caches": 0,
-        "teacher": 0,
+        "reference": 0,
     }
     assert found.peak == sum(asdict(found).values())
 

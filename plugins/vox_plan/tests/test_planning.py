@@ -159,7 +159,19 @@ def test_answers_need_caches_and_longer_documents(tiny, settings, data, monkeypa
 def test_a_teacher_is_in_memory_too(tiny, settings):
     model = tiny("llama")
     found = plan(settings(model, objective="distill", teacher=str(model))).memory.parts
-    assert found["teacher"] == found["weights"] > 0
+    assert found["reference"] == found["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "beta", "times"), [("full", "0.1", 1), ("full", "0", 0), ("lora", "0.1", 0)]
+)
+def test_the_reference_of_a_fully_trained_model_is_in_memory_too(
+    method, beta, times, tiny, settings
+):
+    given = {"rank": 16, "alpha": 32.0, "objective": "grpo", "reward": "exact"}
+    asked = settings(tiny("llama"), method=method, objective_options={"beta": beta}, **given)
+    found = plan(asked).memory.parts
+    assert found["reference"] == times * found["weights"]
 
 
 def test_the_grid_is_for_the_backend_and_the_device(tiny, settings, free):

@@ -141,7 +141,7 @@ class Demand:
         batch: the micro-batch that needs most.
         saved: tensor names of what is trained whole.
         caches: bytes of the KV caches of answers that are sampled at once.
-        teacher: bytes of the weights of the model that is learned from.
+        reference: bytes of the weights of models that score answers beside the trained one.
     """
 
     dtype: DType
@@ -155,7 +155,7 @@ class Demand:
     saved: Collection[str] = field(default_factory=tuple)
     optimizer: Optimizer = "adamw"
     caches: int = 0
-    teacher: int = 0
+    reference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,12 @@ class Prediction:
             of the trained weights, which are the base's own.
         activations: what the layers keep for the backward.
         transients: what exists for a moment: logits; the gradients and the dequantised weight of
-            the layer whose backward is computed, and with checkpointing all else of that layer.
+            the layer whose backward is computed, and with checkpointing all else of that layer;
+            the gradient of a trained output head.
             With `full` also what the gradients of a micro-batch exceed activations by: they grow
             while activations are freed.
         caches: the KV caches of answers that are sampled at once.
-        teacher: the weights of the model that is learned from.
+        reference: the weights of models that score answers beside the trained one.
     """
 
     runtime: int
@@ -182,7 +183,7 @@ class Prediction:
     activations: int
     transients: int
     caches: int = 0
-    teacher: int = 0
+    reference: int = 0
 
     @property
     def peak(self) -> int:
@@ -202,7 +203,7 @@ def predict(model: Architecture, demand: Demand, profile: MemoryProfile) -> Pred
         activations=round(activations),
         transients=round(transients),
         caches=demand.caches,
-        teacher=demand.teacher,
+        reference=demand.reference,
     )
 
 
@@ -257,6 +258,7 @@ def _of_a_step(model: Architecture, demand: Demand, profile: MemoryProfile) -> t
         backward += max(layers, default=0.0)
         layers = [float(laid * model.hidden * number)] * len(layers)
     beside = _logits(model, demand, profile) + _dequantised(model, demand, profile)
+    beside += _of_the_head(model, demand)
     return profile.activations * (sum(layers) + ends), profile.working * backward + beside
 
 
@@ -305,6 +307,16 @@ def _dequantised(model: Architecture, demand: Demand, profile: MemoryProfile) ->
         # scales are, one in 64.
         needed += 8 if demand.quant == "int8" else number + 4 / 64
     return needed * max((model.elements[tensor] for tensor in model.widths), default=0)
+
+
+def _of_the_head(model: Architecture, demand: Demand) -> int:
+    """The gradient of a trained output head, summed over chunks of logits, and that of one chunk
+    (vox_torch/functions.py): both exist beside all activations. `adapter_bytes` has one of them,
+    unless the method is `full`."""
+    tied = {name for name, n in model.elements.items() if n == model.vocabulary * model.hidden}
+    trained = (model.head or tied) & {*demand.saved}
+    largest = max((model.elements[name] for name in trained), default=0)
+    return BYTES[demand.dtype] * largest * (2 if demand.method == "full" else 1)
 
 
 def _logits(model: Architecture, demand: Demand, profile: MemoryProfile) -> int:

@@ -249,7 +249,7 @@ def _demand(run: RunPlan) -> Demand:
         saved=tuple(plan.saved.values()),
         optimizer=plan.contract.optimizer.name,
         caches=_caches(run),
-        teacher=_teacher(run),
+        reference=_reference(run),
     )
 
 
@@ -262,13 +262,18 @@ def _caches(run: RunPlan) -> int:
     return rows * sum(_rollout(run)) * each
 
 
-def _teacher(run: RunPlan) -> int:
-    """Bytes of the teacher's weights, which stay in memory; 0 without one."""
-    if (teacher := run.inputs.teacher) is None:
-        return 0
-    config = json.loads((teacher.base.path / "config.json").read_bytes())
-    model = read_architecture(teacher.weights.tensors, config, teacher.weights.quantised)
-    return weight_bytes(model, teacher.quant, run.execution.dtype)
+def _reference(run: RunPlan) -> int:
+    """Bytes of the weights that score answers: the teacher's, and with the method `full` those of
+    the base as it was."""
+    objective, dtype, size = run.inputs.objective, run.execution.dtype, 0
+    needs = objective.needs if objective else frozenset()
+    if run.contract.adapter.method == "full" and {"rollouts", "reference"} <= needs:
+        size += weight_bytes(_architecture(run), run.contract.quant, dtype)
+    if teacher := run.inputs.teacher:
+        config = json.loads((teacher.base.path / "config.json").read_bytes())
+        model = read_architecture(teacher.weights.tensors, config, teacher.weights.quantised)
+        size += weight_bytes(model, teacher.quant, dtype)
+    return size
 
 
 def _answers(run: RunPlan) -> int:

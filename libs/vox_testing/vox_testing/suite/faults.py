@@ -110,8 +110,7 @@ def test_nothing_is_written_to_stdout(
     vox_subject: Subject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """stdout belongs to the command, whose `--json` output programs read."""
-    method = vox_subject.declared.manifest.capabilities.methods[0]
-    adapter, targets, weights = material(vox_subject, method)
+    adapter, targets, weights = material(vox_subject)
     vox_subject.train(curve(1))
     vox_subject.merge(adapter, targets, weights.read)
     with vox_subject.loaded(adapter) as model:

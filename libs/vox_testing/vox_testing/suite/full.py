@@ -17,7 +17,8 @@ from vox_testing.jobs import batch, curve, documents, signed, start, stirred
 from vox_testing.llama import write_llama
 from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
-from vox_testing.suite.gradients import gradient, require_gradient
+from vox_testing.suite.generate import Row, require_logits, together
+from vox_testing.suite.gradients import gradient, require_gradient, require_one_pass
 from vox_testing.suite.load import TOKENS, relative
 from vox_testing.suite.optimizer import require_adamw
 from vox_testing.suite.requirements import each_short_dtype, needs, trains
@@ -69,6 +70,26 @@ def test_full_is_scored_as_it_is_now(vox_subject: Subject, model: str, tmp_path:
             assert relative(trainer.log_probs(some, NAME), expected) < subject.tolerance.logits
             apart = relative(trainer.logits(TOKENS, NAME), reference.logits(TOKENS, now))
             assert apart < subject.tolerance.logits
+
+
+@trains
+@full
+def test_full_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
+    """By a row that enters before an update, and by one that enters after it."""
+    plan, row = vox_subject.plan(method="full"), Row(TOKENS, NAME, tuple(range(100, 104)))
+    with vox_subject.learning(plan) as trainer:
+        for number in (1, 2):
+            require_logits(vox_subject, trainer, row, together(trainer, {0: row})[0])
+            trainer.accumulate(batch(documents(2)), 0, NAME)
+            trainer.update(Update(number, 1e-2, 1.0), NAME)
+
+
+@trains
+@full
+@needs(one_pass=True)
+def test_full_in_one_pass_is_in_two(vox_subject: Subject) -> None:
+    """With the gradient of the output head."""
+    require_one_pass(vox_subject, vox_subject.plan(method="full"))
 
 
 @trains

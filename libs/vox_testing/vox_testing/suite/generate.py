@@ -61,7 +61,7 @@ def test_a_row_has_the_logits_of_its_text(vox_subject: Subject) -> None:
         for adapter, count in ((None, 12), ("a", MANY)):
             said, found = _greedy(model, Row(TOKENS, adapter), count)
             assert all((each.dtype, each.ndim) == (np.dtype("float32"), 1) for each in found)
-            _require_logits(vox_subject, model, Row(TOKENS, adapter, said), found)
+            require_logits(vox_subject, model, Row(TOKENS, adapter, said), found)
 
 
 @loads
@@ -71,7 +71,7 @@ def test_any_text_can_be_continued(vox_subject: Subject, text: str) -> None:
     prompt_T = np.frombuffer(TEXTS[text].encode(), np.uint8).astype(np.int64)
     with vox_subject.loaded() as model:
         said, found = _greedy(model, Row(prompt_T), 4)
-        _require_logits(vox_subject, model, Row(prompt_T, None, said), found)
+        require_logits(vox_subject, model, Row(prompt_T, None, said), found)
 
 
 @loads
@@ -86,7 +86,7 @@ def test_rows_together_are_rows_alone(vox_subject: Subject, order: str) -> None:
             numbers.reverse()
         if order == "one after another":
             rows = [replace(row, enters=2 * number) for number, row in enumerate(rows)]
-        found = _together(model, {number: rows[number] for number in numbers})
+        found = together(model, {number: rows[number] for number in numbers})
         for number in numbers:
             _require_alike(vox_subject, found[number], expected[number])
 
@@ -101,7 +101,7 @@ def test_a_row_that_leaves_does_not_disturb_the_others(vox_subject: Subject) -> 
         model.remove(7)
         rows[1] = replace(rows[1], places=3)
         rows[3] = replace(rows[3], enters=4)
-        for number, found in _together(model, rows).items():
+        for number, found in together(model, rows).items():
             _require_alike(vox_subject, found, expected[number][: rows[number].places])
 
 
@@ -114,9 +114,9 @@ def test_a_long_prompt_enters_a_running_batch(vox_subject: Subject, tmp_path: Pa
     with vox_subject.loaded(model=folder) as model:
         short = Row(TOKENS, None, tuple(range(100, 110)))
         long = Row(prompt_T, None, tuple(range(200, 204)), enters=3)
-        found = _together(model, {0: short, 1: long})
+        found = together(model, {0: short, 1: long})
         for number, row in enumerate((short, long)):
-            _require_logits(vox_subject, model, row, found[number])
+            require_logits(vox_subject, model, row, found[number])
 
 
 @trains
@@ -127,16 +127,15 @@ def test_a_learner_is_sampled_from_as_it_is_now(vox_subject: Subject) -> None:
     with vox_subject.learning(start=start) as trainer:
         for number in (1, 2):
             rows = {0: Row(TOKENS, NAME, said), 1: Row(TOKENS[:9], None, said)}
-            found = _together(trainer, rows)
+            found = together(trainer, rows)
             for each, row in rows.items():
-                _require_logits(vox_subject, trainer, row, found[each])
+                require_logits(vox_subject, trainer, row, found[each])
             trainer.accumulate(batch(documents(2)), 0, NAME)
             trainer.update(Update(number, 1e-2, 1.0), NAME)
 
 
 def _two_adapters(subject: Subject) -> tuple[AdapterState, AdapterState]:
-    declared = subject.declared.manifest.capabilities.methods
-    methods = [each for each in declared if each != "full"]
+    methods = subject.adapter_methods
     return effective(subject, methods[0], seed=1), effective(subject, methods[-1], seed=2)
 
 
@@ -171,10 +170,10 @@ def _first(model: Model) -> Floats:
 
 
 def _alone(model: Model, row: Row) -> list[Floats]:
-    return _together(model, {0: row})[0]
+    return together(model, {0: row})[0]
 
 
-def _together(model: Model, rows: Mapping[int, Row]) -> dict[int, list[Floats]]:
+def together(model: Model, rows: Mapping[int, Row]) -> dict[int, list[Floats]]:
     """Feed rows their texts, each from when it enters; return the logits behind their prompts and
     behind each token."""
     waiting, ends = dict(rows), {n: row.places or len(row.following) + 1 for n, row in rows.items()}
@@ -198,7 +197,7 @@ def _together(model: Model, rows: Mapping[int, Row]) -> dict[int, list[Floats]]:
     raise AssertionError("advance never returns the logits of a prompt")
 
 
-def _require_logits(subject: Subject, model: Model, row: Row, found: Sequence[Floats]) -> None:
+def require_logits(subject: Subject, model: Model, row: Row, found: Sequence[Floats]) -> None:
     """Require `logits` of the whole text at each place behind the prompt."""
     text_T = np.concatenate([row.prompt_T, row.following]).astype(np.int64)
     expected = model.logits(text_T, row.adapter)[len(row.prompt_T) - 1 :]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from vox_core.contract import AdapterState, Batch, Method, Trainer, Update
+from vox_core.contract import AdapterState, Batch, ExecutionPlan, Method, Trainer, Update
 from vox_testing.jobs import batch, documents, signed, stirred, without_scores
 from vox_testing.reference import Reference
 from vox_testing.subject import NAME, Subject
@@ -115,15 +115,19 @@ def test_the_total_weight_divides_the_gradient(vox_subject: Subject) -> None:
 def test_one_pass_is_two_passes(vox_subject: Subject) -> None:
     """Weights from the log-probabilities of the same forward, with dropout, are those from
     `log_probs` with its seed."""
-    plan = vox_subject.plan(dropout=0.2)
-    start, some = stirred(vox_subject.start(plan)), signed(batch(documents(3)))
+    require_one_pass(vox_subject, vox_subject.plan(dropout=0.2))
+
+
+def require_one_pass(subject: Subject, plan: ExecutionPlan) -> None:
+    """Require that `weigh` sees the log-probabilities, and its weights give their gradient."""
+    start, some = stirred(subject.start(plan)), signed(batch(documents(3)))
     some, asked = replace(some, weights_T=np.zeros_like(some.weights_T)), []
 
     def weigh(log_probs_T: Floats) -> Floats:
         asked.append(log_probs_T.copy())
         return (some.scored_T * np.sin(3 * log_probs_T)).astype(np.float32)
 
-    with vox_subject.learning(plan, start) as trainer:
+    with subject.learning(plan, start) as trainer:
         scores_T = trainer.log_probs(some, NAME, 4)
         expected = gradient(trainer, replace(some, weights_T=weigh(scores_T)), seed=4)
         asked.clear()
@@ -132,8 +136,8 @@ def test_one_pass_is_two_passes(vox_subject: Subject) -> None:
     assert len(asked) == 1
     for each_T in (*asked, found_T):
         assert (each_T.dtype, each_T.shape) == (np.dtype("float32"), some.tokens_T.shape)
-        assert relative(each_T, scores_T) < vox_subject.tolerance.logits
-    assert apart(found, expected) < vox_subject.tolerance.gradient
+        assert relative(each_T, scores_T) < subject.tolerance.logits
+    assert apart(found, expected) < subject.tolerance.gradient
 
 
 def gradient(trainer: Trainer, *batches: Batch, seed: int = 0) -> dict[str, Doubles]:

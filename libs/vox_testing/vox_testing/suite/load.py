@@ -162,8 +162,7 @@ def test_one_load_leaves_nothing_for_the_next(vox_subject: Subject) -> None:
 def effective(
     subject: Subject, method: Method | None = None, *, seed: int = 0, **options: Any
 ) -> AdapterState:
-    """Return an adapter that changes the logits, of a declared method."""
-    method = method or subject.declared.manifest.capabilities.methods[0]
+    """Return an adapter that changes the logits, of the first adapter method by default."""
     plan = subject.plan(method=method, **options)
     return stirred(subject.start(plan), seed=seed).adapter
 

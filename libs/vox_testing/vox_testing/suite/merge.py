@@ -70,8 +70,7 @@ def test_a_merge_rounds_once_to_the_bases_dtype(vox_subject: Subject, method: Me
 @pytest.mark.parametrize("dtype", get_args(DType))
 def test_a_merge_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType, base: str) -> None:
     """Whatever the base is stored in, and whatever the backend computes in."""
-    method = vox_subject.declared.manifest.capabilities.methods[0]
-    adapter, targets, weights = material(vox_subject, method)
+    adapter, targets, weights = material(vox_subject)
     stored, wanted = numpy_dtype(base), numpy_dtype(STORED_AS[dtype])
 
     def read(name: str) -> NDArray[Any]:
@@ -86,7 +85,7 @@ def test_a_merge_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType, b
 
 
 def material(
-    subject: Subject, method: Method
+    subject: Subject, method: Method | None = None
 ) -> tuple[AdapterState, list[MergeTarget], WeightFolder]:
     """Return an adapter with an effect, its targets out of order, and the files of the base."""
     plan = subject.plan(method=method)
@@ -105,8 +104,7 @@ def _expected(stored: NDArray[Any], adapter: AdapterState, target: MergeTarget) 
 @merges
 def test_a_merge_wants_one_tensor_at_a_time(vox_subject: Subject) -> None:
     """Merged tensors are computed lazily, so that memory for one suffices."""
-    method = vox_subject.declared.manifest.capabilities.methods[0]
-    adapter, targets, weights = material(vox_subject, method)
+    adapter, targets, weights = material(vox_subject)
     read: list[str] = []
 
     def noting(name: str) -> NDArray[Any]:

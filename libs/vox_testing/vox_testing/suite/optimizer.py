@@ -129,14 +129,14 @@ def _weighing(some: Batch, weight: float) -> Batch:
 @each_optimizer
 def test_each_optimizer_learns_and_goes_on(vox_subject: Subject, optimizer: Optimizer) -> None:
     """Losses on the same documents fall, and a resumed run is the uninterrupted one."""
-    plan = vox_subject.plan(optimizer=optimizer, rank=LARGE)
+    plan = vox_subject.plan(method="lora", optimizer=optimizer, rank=LARGE)
     steps = [replace(one, number=n) for n in range(1, 7) for one in curve(1, lr=4e-3)]
     losses = assert_goes_on(vox_subject, plan, steps)
     assert losses[-1] < FALLEN * losses[0]
 
 
 @trains
-@needs(optimizer="adamw-8bit")
+@needs(optimizer="adamw-8bit", method="lora")
 def test_moments_in_8_bits_are_near_and_rounded(vox_subject: Subject) -> None:
     """After one step 8-bit moments are near those of float32, but not equal."""
     full, short = (_moments(vox_subject, name) for name in ("adamw", "adamw-8bit"))
@@ -171,7 +171,7 @@ def _gradient_norm(run: Run) -> float:
 
 def _moments(subject: Subject, optimizer: Optimizer) -> tuple[Doubles, Doubles]:
     """Return all first and all second moments after a step."""
-    plan = subject.plan(optimizer=optimizer, rank=LARGE)
+    plan = subject.plan(method="lora", optimizer=optimizer, rank=LARGE)
     moments = subject.train(curve(1), plan, stirred(subject.start(plan))).state.moments.values()
     first, second = (
         np.concatenate([np.float64(m[kind]).ravel() for m in moments]) for kind in (0, 1)

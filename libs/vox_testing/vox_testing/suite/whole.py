@@ -111,7 +111,6 @@ def test_whole_tensors_and_the_head_are_merged(vox_subject: Subject, choice: str
 
 
 def _plan(subject: Subject, choice: str, method: Method | None = None) -> ExecutionPlan:
-    method = method or subject.declared.manifest.capabilities.methods[0]
     return subject.plan(method=method, **CHOICES[choice])
 
 
