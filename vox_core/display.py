@@ -126,10 +126,6 @@ def abandon_stderr(error: OSError) -> bool:
     return True
 
 
-SHOWN_METRICS = 2
-"""Of an objective, in a line of progress."""
-
-
 class Pace:
     """Loss, speed and remaining time of a run, from its most recent steps."""
 
@@ -140,17 +136,18 @@ class Pace:
         self.metrics: Mapping[str, float] = {}
 
     def describe(self, step: StepDone) -> str:
-        """Format a step: loss, smoothed loss or the objective's first metrics, learning rate,
+        """Format a step: loss, smoothed loss or the objective's first metric, learning rate,
         tokens/s, time left."""
         self._recent.append(step)
         smoothed = self._smoothed(step.loss)
         seconds = sum(each.seconds for each in self._recent)
         rate = sum(each.tokens for each in self._recent) / seconds if seconds else 0.0
-        left = duration(seconds / len(self._recent) * (self.start.total_steps - step.step))
-        shown = {"smoothed": smoothed} if not self.metrics else self.metrics
-        said = "".join(f"  {name} {shown[name]:.4f}" for name in [*shown][:SHOWN_METRICS])
-        loss = f"loss {step.loss:.4f}{said}"
-        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {left} left"
+        left = step.seconds_left
+        if left is None:
+            left = seconds / len(self._recent) * (self.start.total_steps - step.step)
+        name, value = next(iter(self.metrics.items()), ("smoothed", smoothed))
+        loss = f"loss {step.loss:.4f}  {name} {value:.4f}"
+        return f"{loss}  lr {step.lr:.1e}  {rate:,.0f} tokens/s  {duration(left)} left"
 
     def _smoothed(self, loss: float) -> float:
         """Return the exponential moving average with bias correction (Adam, arXiv:1412.6980,

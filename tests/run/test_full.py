@@ -413,7 +413,7 @@ def test_a_reference_needs_a_backend_that_loads(tiny, full, tmp_path, monkeypatc
 
 def test_settings_of_an_adapter_are_refused():
     assert validate(TrainSettings, {"method": "full"}).lr == 2e-5
-    given = {"rank": 4, "dropout": 0.1, "modules_to_save": ("lm_head",), "quant": "nf4"}
+    given = {"rank": 16, "dropout": 0.1, "modules_to_save": ("lm_head",), "quant": "nf4"}
     with pytest.raises(ConfigError) as caught:
         validate(TrainSettings, {"method": "full", **given})
     assert "leave out rank, dropout, modules-to-save, quant" in str(caught.value)

@@ -272,7 +272,15 @@ def test_a_model_learns_from_its_answers(learning):
     assert [{"reward", "reward_std", "answer_tokens"} <= found.keys() for found in metrics] == [
         True
     ] * 4
+    assert all(row["ended"] or row["tokens"] == 6 for row in rows)
     assert len({row["answer"] for row in rows}) > 6  # sampled, each with random numbers of its own
+
+
+def test_rounding_between_sampling_and_training_is_not_clipped(learning):
+    told = []
+    train(learning(updates=2, objective_options={"epsilon": "1e-9"}), observe=told.append)
+    clipped = [each.metrics["clip_ratio"] for each in told if isinstance(each, ObjectiveMetrics)]
+    assert clipped[::2] == [0.0, 0.0] and any(clipped[1::2])
 
 
 @pytest.mark.parametrize("updates", [1, 2])

@@ -308,9 +308,7 @@ class TrainSettings(DataSettings):
         """Set the defaults of the method `full`, and refuse settings of an adapter beside it."""
         if self.method != "full":
             return self
-        defaults = type(self).model_fields
-        given = [n for n in _OF_ADAPTERS if getattr(self, n) != defaults[n].default]
-        if given:
+        if given := [name for name in _OF_ADAPTERS if name in self.model_fields_set]:
             names = ", ".join(map(kebab, given))
             raise ValueError(f"method full trains the weights themselves: leave out {names}")
         for name, value in (("lr", FULL_LR), ("targets", ())):

@@ -92,7 +92,8 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
         found = f"plugin {broken_ones[0]!r} is installed but broken, and may be the one that does"
         remedy = f"vox plugin doctor {broken_ones[0]}"
     what = f"no installed plugin provides {name!r} ({point})"
-    return BackendError("B013", what, found=found, remedy=remedy)
+    expected = f"one of {', '.join(sorted(names))}" if names else None
+    return BackendError("B013", what, found=found, expected=expected, remedy=remedy)
 
 
 def write_model(job: WriteModelJob) -> None:

@@ -44,7 +44,7 @@ from vox_core.run.context import Context
 from vox_core.run.learner import NAME, Learner, Untouched, before_update
 from vox_core.run.objective import total_weight
 from vox_core.run.reference_scores import References
-from vox_core.run.rollouts import Rollouts, Scorer, require_same_model
+from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     contract, inputs = plan.contract, plan.inputs
     job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
     dtype, updates = plan.execution.dtype, plan.settings.updates
-    check = partial(require_same_model, dtype=dtype, updates=updates)
+    check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
         context = Context(Path(scratch), emit)

@@ -9,7 +9,7 @@ Prompts, order and random numbers are functions of seed and step, so a run that 
 sampled samples the same again. With several updates on the same answers it resumes where they were
 sampled.
 
-    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens"}
+    rollouts.jsonl    {"step", "file", "line", "answer", "reward", "tokens", "ended"}
 
 Shape legend: T tokens of a batch, K tokens of an answer.
 """
@@ -241,7 +241,8 @@ class Rollouts:
         for answer, reward, length in zip(answers, rewards, lengths, strict=True):
             path, line = _place(data, answer.prompt)
             values = {"step": step, "file": str(path), "line": line, "answer": answer.text}
-            lines.append({**values, "reward": reward, "tokens": length})
+            ended = answer.tokens[-1] in self._ends
+            lines.append({**values, "reward": reward, "tokens": length, "ended": ended})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         files.append(self._plan.run.path / ROLLOUTS, text.encode())
 
@@ -270,13 +271,15 @@ def batch_of(answers: Sequence[Rollout]) -> Batch:
     )
 
 
-def require_same_model(step: Step, log_probs: Sequence[Floats], dtype: DType, updates: int) -> None:
-    """Refuse answers whose log-probabilities are not those of the model that is trained.
+def take_old_log_probs(step: Step, log_probs: Sequence[Floats], dtype: DType, updates: int) -> None:
+    """Let the trainer's log-probabilities of new answers be the old ones of objectives, in place.
 
-    After the first of several updates on the same answers the two differ by what was learned.
+    Those of sampling are rounded otherwise. That is no change of the model, but in bfloat16 would
+    be clipped, by the narrow clips of GSPO almost everywhere. Later updates on the same answers
+    compare with the same old ones.
 
     Raises:
-        TrainingError: T005.
+        TrainingError: T005, the answers were sampled from another model.
     """
     if (step.number - 1) % updates:
         return
@@ -287,6 +290,7 @@ def require_same_model(step: Step, log_probs: Sequence[Floats], dtype: DType, up
         assert place.sampled_K is not None
         found_K = log_probs[place.batch][place.extent][trained_T]
         distances.append(np.abs(found_K - place.sampled_K))
+        place.sampled_K[:] = found_K
     apart = float(np.concatenate(distances).mean())
     if not apart <= APART[dtype]:
         raise TrainingError(

@@ -61,12 +61,16 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["LRU_CACHE_CAPACITY"]
 
 
-_IMPORT = """
+_LOAD = """
 import os, sys
-from vox_torch.libraries import import_bitsandbytes
+from pathlib import Path
+import numpy as np
+from vox_core.contract import LoadJob
+from vox_torch.load import load
+from vox_torch.profile import DeviceProfile
 os.environ["LOCAL_KERNELS"] = "the user's"
-import_bitsandbytes()
-import peft
+load(LoadJob(Path(sys.argv[1]), "fp32"), DeviceProfile("cpu")).logits(np.arange(4))
+assert "bitsandbytes" in sys.modules
 print(os.environ["LOCAL_KERNELS"], os.environ.get("TORCHDYNAMO_DISABLE"))
 print("torch._inductor.compile_fx" in sys.modules)
 """
@@ -80,11 +84,11 @@ def get_kernel(name, version):
 """
 
 
-def test_bitsandbytes_is_imported_without_download_warning_or_inductor(tmp_path):
+def test_bitsandbytes_is_imported_without_download_warning_or_inductor(tiny, tmp_path):
     """CPUs without bfloat16 ask the package `kernels` for nothing."""
     (tmp_path / "kernels.py").write_text(_KERNELS)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     environ.pop("TORCHDYNAMO_DISABLE", None)
-    command = [sys.executable, "-c", _IMPORT]
+    command = [sys.executable, "-c", _LOAD, str(tiny("llama"))]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("the user's None\nFalse\n", "")

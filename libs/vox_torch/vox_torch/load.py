@@ -27,6 +27,7 @@ from vox_torch.arrays import float32, float32_blocks
 from vox_torch.attention import DOCUMENTS
 from vox_torch.base import fill_buffers, load_base, materialise, stored_names, without_weights
 from vox_torch.inject import Adapters, only_adapter_dropout, require_linear
+from vox_torch.libraries import import_bitsandbytes
 from vox_torch.lora import fuse
 from vox_torch.lora_rows import RowAdapters, Shares
 from vox_torch.memory import enough_memory
@@ -47,6 +48,7 @@ _QUANTISED = f"{SMALLER}, such as with --quant nf4"
 
 def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
     """Load the model of a job; a streamed one computes in float32 on the CPU."""
+    import_bitsandbytes()  # or PEFT imports it, with its warnings
     if job.streamed:
         return TorchModel(Streamed(job.model), "cpu")
     with enough_memory(profile.device, _QUANTISED if job.quant == "none" else SMALLER):

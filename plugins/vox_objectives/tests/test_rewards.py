@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from vox_core.errors import ConfigError
@@ -46,6 +48,8 @@ def test_a_function_has_a_process_from_its_first_answer_on(tmp_path, monkeypatch
     reward = rewards.reward_of(f"{file}:length")
     assert [process.poll() is None for process in started] == [False]
     assert reward.judge({}, "four") == 4.0
+    group = os.getpgid(started[-1].pid)
+    assert group != os.getpgrp(), "Ctrl-C in a terminal would end it"
     reward.close()
     assert [process.poll() is None for process in started] == [False, False]
 

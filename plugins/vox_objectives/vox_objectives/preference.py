@@ -264,8 +264,8 @@ def _logistic(x: float, right: float, wrong: float) -> tuple[float, float]:
 def _pair_metrics(rewards: Sequence[tuple[float, float]]) -> dict[str, float]:
     chosen, rejected = np.array(rewards).T
     return {
+        "rewards/margins": float((chosen - rejected).mean()),
         "rewards/chosen": float(chosen.mean()),
         "rewards/rejected": float(rejected.mean()),
-        "rewards/margins": float((chosen - rejected).mean()),
         "rewards/accuracies": float((chosen > rejected).mean()),
     }

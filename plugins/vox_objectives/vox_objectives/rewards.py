@@ -126,6 +126,7 @@ def python(row: Row, answer: str) -> float:
             stderr=subprocess.DEVNULL,
             timeout=SECONDS,
             check=False,
+            process_group=0,  # Ctrl-C is for vox, which finishes the step
         )
     except subprocess.TimeoutExpired:
         return 0.0
@@ -181,6 +182,7 @@ class FunctionReward(Reward):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            process_group=0,  # Ctrl-C is for vox, which finishes the step
         )
         return str(self._answer().get("fault", ""))
 
