@@ -134,8 +134,10 @@ STOP = """#!{python}
 import os, subprocess, sys, time
 if "{verb}" in sys.argv and "--prefix" not in sys.argv and "--dry-run" not in sys.argv:
     done = subprocess.run([{uv!r}, *sys.argv[1:]]) if {after} else None
+    vox = os.getppid()
     open({mark!r}, "w").close()
-    time.sleep(60)
+    while os.getppid() == vox:  # goes on once vox is killed, as uv would
+        time.sleep(0.02)
 os.execv({uv!r}, sys.argv)
 """
 
