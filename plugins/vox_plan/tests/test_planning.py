@@ -166,11 +166,11 @@ def test_a_teacher_is_in_memory_too(tiny, settings):
     ("method", "beta", "times"), [("full", "0.1", 1), ("full", "0", 0), ("lora", "0.1", 0)]
 )
 def test_the_reference_of_a_fully_trained_model_is_in_memory_too(
-    method, beta, times, tiny, settings
+    method, beta, times, tiny, data, tmp_path
 ):
-    given = {"rank": 16, "alpha": 32.0, "objective": "grpo", "reward": "exact"}
-    asked = settings(tiny("llama"), method=method, objective_options={"beta": beta}, **given)
-    found = plan(asked).memory.parts
+    given = {"objective": "grpo", "reward": "exact", "objective_options": {"beta": beta}}
+    run = {"model": str(tiny("llama")), "data": [data], "out": tmp_path / "run"}
+    found = plan(validate(TrainSettings, {"method": method, **run, **given})).memory.parts
     assert found["reference"] == times * found["weights"]
 
 
