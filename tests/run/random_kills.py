@@ -196,7 +196,8 @@ class Kills:
         """To go on, where there is anything to go on from, and else to begin."""
         if checkpoint.numbered(run / "checkpoints"):
             return ["--resume", str(run)]
-        shutil.rmtree(run, ignore_errors=True)
+        while run.exists():  # an observer's process outlives the run for a moment, and may write
+            shutil.rmtree(run, ignore_errors=True)
         return ["--out", str(run), *self._flags]
 
     def _start(self, flags: list[str]) -> Started:
