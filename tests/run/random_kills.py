@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -148,7 +147,7 @@ class Kills:
         for key, value in chosen.items():
             self._flags += [f"--{key}", str(value)]
         self.broken: list[str] = []
-        self.kills, self.finished = 0, 0
+        self.kills, self.begun, self.finished = 0, 0, 0
 
     def go(self, kills: int) -> dict[str, Any]:
         began = time.monotonic()
@@ -159,7 +158,7 @@ class Kills:
         self._answers = answers(whole)
         assert len(self._curve) == self._steps
         while self.kills < kills:
-            self._one_run(self._root / f"run-{self.finished}", kills, took)
+            self._one_run(kills, took)
         return {
             "kills": self.kills,
             "runs": self.finished,
@@ -168,11 +167,11 @@ class Kills:
             "broken": self.broken,
         }
 
-    def _one_run(self, run: Path, kills: int, took: float) -> None:
+    def _one_run(self, kills: int, took: float) -> None:
         """Kill and go on until it ends: half of the times at a moment after a first step, when it
         trains and writes, and else at one of the whole time that a run takes."""
+        run, command = self._begin()
         while True:
-            command = self._command(run)
             if self.kills >= kills:
                 self._start(command).end()
                 break
@@ -185,6 +184,10 @@ class Kills:
             if (run / "vox_adapter.json").exists() and self._step_of(run) == self._steps:
                 break
             self._check(run)
+            if checkpoint.numbered(run / "checkpoints"):
+                command = ["--resume", str(run)]
+            else:
+                run, command = self._begin()
         self._check(run)
         if adapter(run) != self._adapter:
             self.broken.append(f"{run.name}: the final adapter is another one")
@@ -192,13 +195,11 @@ class Kills:
             self.broken.append(f"{run.name}: left over: {left}")
         self.finished += 1
 
-    def _command(self, run: Path) -> list[str]:
-        """To go on, where there is anything to go on from, and else to begin."""
-        if checkpoint.numbered(run / "checkpoints"):
-            return ["--resume", str(run)]
-        while run.exists():  # an observer's process outlives the run for a moment, and may write
-            shutil.rmtree(run, ignore_errors=True)
-        return ["--out", str(run), *self._flags]
+    def _begin(self) -> tuple[Path, list[str]]:
+        # In a folder of its own: an observer's process outlives a killed run for a moment.
+        self.begun += 1
+        run = self._root / f"run-{self.begun}"
+        return run, ["--out", str(run), *self._flags]
 
     def _start(self, flags: list[str]) -> Started:
         return Started(["train", *flags], self._root / "log", self._fork)
