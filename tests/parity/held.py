@@ -85,7 +85,7 @@ def go_on(
             assert isinstance(taken, StepDone)
             done.append(taken)
             if keep_every and step.number % keep_every == 0:
-                kept.append(learner.state())
+                kept.append(learner.state().copy())
         state = learner.state()
     return Trained(state, [e.loss for e in done], [e.grad_norm for e in done], kept)
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
+from vox_core.errors import ModelError
 from vox_testing.tiny import FAMILIES
 
 METHODS = ("lora", "rslora", "dora")
@@ -39,6 +40,10 @@ curves = pytest.mark.parametrize(
         for method, shown in (("lora", FAMILIES), ("rslora", ["llama"]), ("dora", APART))
     ],
 )
+
+
+WHOLE = sorted(FAMILIES.keys() - {"gpt2", "qwen3_5"})
+"""Families whose weights MLX stores as transformers does, so that it trains all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,27 @@ def test_the_moments_and_the_adapter_after_twenty_steps(root, family, method):
         kept = [{n: m[index] for n, m in state.moments.items()} for state in (mine, other)]
         assert distance(*kept) < tolerances.MOMENTS
     assert distance(mine.adapter.tensors(), other.adapter.tensors()) < tolerances.ADAPTER
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_every_weight_after_twenty_steps(root, family):
+    """The distance is held against what training changed: weights start far from zero."""
+    mine, other = (trained(root, family, "full", backend) for backend in ("mlx", "cpu"))
+    assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
+    assert mine.norms == pytest.approx(other.norms, rel=tolerances.GRADIENT_NORM)
+    folder = held.model(root, family)
+    begin = held.jobs.start(folder, held.jobs.plan(folder, method="full")).adapter.tensors()
+    changes = [
+        {name: value - begin[name] for name, value in each.state.adapter.tensors().items()}
+        for each in (mine, other)
+    ]
+    assert distance(*changes) < tolerances.ADAPTER
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {*WHOLE}))
+def test_weights_that_mlx_stores_otherwise_are_not_trained_whole(root, family):
+    with pytest.raises(ModelError, match=r"mlx-lm stores this parameter|the other way round"):
+        trained(root, family, "full", "mlx")
 
 
 @cases

@@ -20,7 +20,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "mlx"), ("mlx", "cpu")])
-@pytest.mark.parametrize(("family", "method"), [("llama", "dora"), ("qwen3_5", "lora")])
+@pytest.mark.parametrize(
+    ("family", "method"), [("llama", "dora"), ("llama", "full"), ("qwen3_5", "lora")]
+)
 def test_half_on_one_and_half_on_the_other(root, family, method, first, second):
     folder = held.model(root, family)
     start = held.jobs.start(folder, held.jobs.plan(folder, method=method))

@@ -203,6 +203,22 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_forgotten(model, ba
     assert same(*states)
 
 
+def test_a_saved_tensor_that_the_model_has_not_is_refused(model):
+    state = start(model)
+    strange = {
+        "model.layers.9.input_layernorm.weight": np.ones(64, np.float32),
+        "model.norm.weight": np.ones(8, np.float32),
+    }
+    with pytest.raises(AdapterError) as caught:
+        trainer(model).add_learner(
+            "one", replace(state, adapter=replace(state.adapter, saved=strange))
+        )
+    assert [fault.partition(": ")[2] for fault in caught.value.faults] == [
+        "no such parameter",
+        "(8,), the model has (64,)",
+    ]
+
+
 def test_an_adapter_of_another_base_is_refused_and_the_others_go_on(model, batch):
     shared = trainer(model)
     shared.add_learner("one", start(model))

@@ -13,6 +13,7 @@ import pytest
 
 import vox_mlx.model
 from vox_core.contract import ExecutionPlan, LoadJob, TrainJob, probe_document
+from vox_core.errors import ModelError
 from vox_core.run.learner import Learner
 from vox_formats.quant import MLX_FORMATS
 from vox_mlx import attention, backend, train
@@ -39,10 +40,19 @@ def losses(model: Path, *, recompute: bool = False, count: int = 4, **plan: obje
     return [learner.take(step).loss for step in jobs.curve(count, groups=2)]
 
 
-@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("method", ["lora", "dora", "full"])
 def test_recomputed_activations_change_no_number(model, method):
-    kept = losses(model, method=method, dropout=0.1)
-    assert losses(model, recompute=True, method=method, dropout=0.1) == kept
+    given = {"method": method, "dropout": 0.0 if method == "full" else 0.1}
+    assert losses(model, recompute=True, **given) == losses(model, **given)
+
+
+def test_a_model_with_a_weight_that_the_files_lack_is_not_trained_whole(model):
+    made = jobs.plan(model, method="full")
+    begin = jobs.start(model, made)
+    some = {name: value for name, value in begin.adapter.saved.items() if "norm" not in name}
+    trainer = backend.vox_train(TrainJob(made, model), Mock())
+    with pytest.raises(ModelError, match=r"M002[^§]*model.layers.0.input_layernorm.weight"):
+        trainer.add_learner("all", replace(begin, adapter=replace(begin.adapter, saved=some)))
 
 
 def test_recomputed_activations_are_not_kept(model, monkeypatch):

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx import nn
 
 from vox_core.contract import AdapterState
-from vox_core.errors import AdapterError
+from vox_core.errors import AdapterError, ModelError
 from vox_formats.mlx_model import counterpart_fault, mlx_path
 from vox_mlx.arrays import float32
 from vox_mlx.base import HEADS
@@ -33,7 +33,7 @@ class Adapters:
     """The adapters of a base model, by name, of which each evaluation chooses some.
 
     Tensors of `modules_to_save` replace the base's own: rows that are evaluated together have the
-    same ones (`lane`).
+    same ones (`lane`). With the method `full` they become the base's own, and the only ones.
 
     Args:
         dtype: of the adapters' tensors in the model; magnitudes stay float32.
@@ -58,11 +58,15 @@ class Adapters:
         ]:
             self._adapted(modules, path)
 
-    def add(self, name: str, state: AdapterState) -> None:
-        """Add an adapter with its values.
+    def add(self, name: str, state: AdapterState, values: Values | None = None) -> None:
+        """Add an adapter.
+
+        Args:
+            values: float32, by canonical name; left out, those of `state`.
 
         Raises:
             AdapterError: A002, it names modules that mlx-lm's model does not have.
+            ModelError: M002, the same with the method `full`.
         """
         paths = {path: mlx_path(path, self._model_type) for path in state.modules}
         modules = dict(self._model.named_modules())
@@ -76,12 +80,14 @@ class Adapters:
             if module.magnitude_O is not None:
                 slots[f"{path}.lora_magnitude_vector"] = lora, "magnitude"
         for tensor in state.saved:
-            path, _, attribute = mlx_path(tensor, self._model_type).rpartition(".")
-            holder = _linear(modules[path])
-            slots[tensor] = holder, attribute
-            self._own.setdefault((id(holder), attribute), (holder, attribute, holder[attribute]))
-        self._slots[name], self._saved[name] = slots, {}
-        self.fill(name, {tensor: float32(value) for tensor, value in state.tensors().items()})
+            slots[tensor] = holder, attribute = _holder(tensor, self._model_type, modules)
+            if state.method != "full":
+                own = holder, attribute, holder[attribute]
+                self._own.setdefault((id(holder), attribute), own)
+        self._slots[name] = slots
+        if state.method != "full":
+            self._saved[name] = {}
+        self.fill(name, values or {n: float32(value) for n, value in state.tensors().items()})
 
     def remove(self, name: str) -> None:
         """Remove an adapter; its layers stay, without it."""
@@ -89,7 +95,8 @@ class Adapters:
         for module in self._model.modules():
             if isinstance(module, Adapted):
                 module.adapters.pop(name, None)
-        del self._slots[name], self._saved[name]
+        del self._slots[name]
+        self._saved.pop(name, None)
         self._unsettled.discard(name)
 
     def fill(self, name: str, values: Mapping[str, mx.array]) -> None:
@@ -100,8 +107,10 @@ class Adapters:
                 exact = attribute == "magnitude"
                 setattr(module, attribute, value if exact else value.astype(self._dtype))
                 module.unsettle()
-            else:
+            elif name in self._saved:
                 self._saved[name][tensor] = value.astype(self._dtype)
+            else:
+                setattr(module, attribute, value.astype(self._dtype))
         self._unsettled.add(name)
 
     def choose(self, names: Sequence[str | None], *, decoding: bool = False) -> None:
@@ -113,7 +122,7 @@ class Adapters:
         for module, attribute, own in self._own.values():
             setattr(module, attribute, own)
         for name in {name for name in names if name is not None}:
-            for tensor, value in self._saved[name].items():
+            for tensor, value in self._saved.get(name, {}).items():
                 setattr(*self._slots[name][tensor], value)
         self._active.choose(names, decoding=decoding)
 
@@ -129,7 +138,21 @@ class Adapters:
 
     def lane(self, name: str | None) -> str | None:
         """Return what rows must have in common to be evaluated together."""
-        return name if name is not None and self._saved[name] else None
+        return name if name is not None and self._saved.get(name) else None
+
+    def require_every_weight(self, name: str) -> None:
+        """Raise an M002 if the base has a parameter that is not one of this whole model's."""
+        trained = {(id(module), attribute) for module, attribute in self._slots[name].values()}
+        missing = [
+            f"{path}.{attribute}".strip(".")
+            for path, module in self._model.named_modules()
+            for attribute, value in module.items()
+            if isinstance(value, mx.array)
+            and module.valid_parameter_filter(module, attribute, value)
+            and (id(module), attribute) not in trained
+        ]
+        if missing:
+            raise _other_weights(missing)
 
     def chosen_slots(self, layer: nn.Module) -> Slots:
         """Return the slots within `layer` of the one adapter that is chosen."""
@@ -150,8 +173,10 @@ class Adapters:
     ) -> None:
         faults = [
             *_faults(state, self._model_type, paths, modules),
-            *_saved_faults(state, self._model_type),
+            *_saved_faults(state, self._model_type, modules),
         ]
+        if faults and state.method == "full":
+            raise _other_weights(faults)
         if faults:
             raise AdapterError(
                 "A002",
@@ -162,8 +187,28 @@ class Adapters:
             )
 
 
+def _other_weights(faults: Sequence[str]) -> ModelError:
+    return ModelError(
+        "M002",
+        "the model that mlx-lm builds has other weights than the files",
+        faults=faults,
+        remedy="train with an adapter, only some modules with --targets, or with --backend cpu or "
+        "cuda",
+    )
+
+
 def _linear(module: nn.Module) -> nn.Module:
     return module.linear if isinstance(module, Adapted) else module
+
+
+def _holder(
+    tensor: str, model_type: str, modules: Mapping[str, nn.Module]
+) -> tuple[nn.Module, str] | None:
+    """Return the module and the attribute of a parameter; None if there is none."""
+    path, _, attribute = mlx_path(tensor, model_type).rpartition(".")
+    module = modules.get(path)
+    holder = module and _linear(module)
+    return (holder, attribute) if holder and attribute in holder else None
 
 
 def _faults(
@@ -186,12 +231,19 @@ def _faults(
             yield f"{path}: the adapter is for (O, I) = {wanted}, the model has {found}"
 
 
-def _saved_faults(state: AdapterState, model_type: str) -> Iterator[str]:
+def _saved_faults(
+    state: AdapterState, model_type: str, modules: Mapping[str, nn.Module]
+) -> Iterator[str]:
     for name, value in state.saved.items():
+        found = _holder(name, model_type, modules)
         if reason := counterpart_fault(name, model_type):
             yield f"{name}: {reason}"
+        elif found is None:
+            yield f"{name}: no such parameter"
         elif model_type == "gpt2" and value.ndim == 2 and ".h." in name:
             yield f"{name}: MLX stores this matrix the other way round"
+        elif (shape := getattr(*found).shape) != value.shape:
+            yield f"{name}: {value.shape}, the model has {shape}"
 
 
 def recompute_layers(model: nn.Module, adapters: Adapters) -> None:

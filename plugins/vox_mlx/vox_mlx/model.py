@@ -19,7 +19,7 @@ from mlx import nn
 from vox_core.contract import AdapterState, Batch, Model, padded_groups
 from vox_mlx.base import require_window
 from vox_mlx.generate import Generation
-from vox_mlx.inject import Adapters
+from vox_mlx.inject import Adapters, Values
 from vox_mlx.loss import Rows, choose_at_head, nll, rows
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class MlxModel(Model):
         self._modules: dict[str | None, int] = {None: 0}
         self._generation = Generation(self._new_cache, self._next_logits, self._adapters.lane)
 
-    def add_adapter(self, name: str, adapter: AdapterState) -> None:
-        self._adapters.add(name, adapter)
+    def add_adapter(self, name: str, adapter: AdapterState, values: Values | None = None) -> None:
+        self._adapters.add(name, adapter, values)
         self._modules[name] = len(adapter.modules)
 
     def remove_adapter(self, name: str) -> None:

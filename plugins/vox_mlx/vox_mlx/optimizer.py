@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from vox_core.contract import TrainState, Update
+from vox_core.contract import LazyMapping, TrainState, Update
 from vox_mlx.arrays import float32
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class AdamW:
         self._first = {n: _or_zero(m and m[0], self.values[n]) for n, m in moments.items()}
         self._second = {n: _or_zero(m and m[1], self.values[n]) for n, m in moments.items()}
         self._structure, self._updates = state.adapter, state.updates
+        self._whole = state.adapter.method == "full"
 
     def update(self, gradients: Mapping[str, mx.array], norm: float, by: Update) -> None:
         """Clip and step.
@@ -49,17 +50,24 @@ class AdamW:
             gradient = raw * factor if factor < 1 else raw
             first = by.beta1 * self._first[name] + (1 - by.beta1) * gradient
             second = by.beta2 * self._second[name] + (1 - by.beta2) * mx.square(gradient)
-            value = self.values[name] * (1 - by.lr * by.weight_decay)
+            decays = not self._whole or gradient.ndim > 1
+            value = self.values[name] * (1 - by.lr * by.weight_decay if decays else 1)
             self.values[name] = value - rate * first / (mx.sqrt(second) / root + by.eps)
             self._first[name], self._second[name] = first, second
         self._updates = by.number
         mx.eval(self.values, self._first, self._second)
 
     def state(self) -> TrainState:
-        """Return values and moments as numpy; no moments before the first update."""
-        adapter = self._structure.with_tensors({n: _numpy(v) for n, v in self.values.items()})
-        moments = {n: (_numpy(self._first[n]), _numpy(self._second[n])) for n in self.values}
-        return TrainState(self._updates, adapter, moments if self._updates else {})
+        """Return values and moments as numpy, copied; with the method `full` on access. No moments
+        before the first update."""
+        values = LazyMapping(self.values, lambda name: _numpy(self.values[name]))
+        moments = LazyMapping(
+            self.values if self._updates else (),
+            lambda name: (_numpy(self._first[name]), _numpy(self._second[name])),
+        )
+        if self._whole:
+            return TrainState(self._updates, self._structure.with_tensors(values), moments)
+        return TrainState(self._updates, self._structure.with_tensors({**values}), {**moments})
 
 
 def global_norm(gradients: Mapping[str, mx.array]) -> float:

@@ -1,4 +1,4 @@
-"""Adapters that learn, as vox's `Trainer` on MLX.
+"""Adapters and models that learn, as vox's `Trainer` on MLX.
 
 Gradients are those of `sum(weight * nll)`, summed in float32 over the parts of a step.
 
@@ -85,9 +85,12 @@ class MlxTrainer(MlxModel, Trainer):
         self._checked = on_gpu()
 
     def add_learner(self, name: str, state: TrainState) -> None:
-        self.add_adapter(name, state.adapter)
+        spec, optimizer = self._job.plan.contract.adapter, AdamW(state)
+        self.add_adapter(name, state.adapter, optimizer.values)
+        if spec.method == "full" and not spec.targets:
+            self._adapters.require_every_weight(name)
         mx.eval(self._model.parameters())
-        self._learners[name] = _Learner(AdamW(state), self._differentiate(name))
+        self._learners[name] = _Learner(optimizer, self._differentiate(name))
         if not self._checked:
             self._checked = True
             self._attend_in_blocks(name)
@@ -106,17 +109,16 @@ class MlxTrainer(MlxModel, Trainer):
         log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
         for part, positions_K, key in self._parts(batch, seed):
             (_, nll_K), more = own.differentiate(own.optimizer.values, part, key)
-            so_far, own.stale = own.gradients, True
-            own.gradients = {n: so_far[n] + g if so_far else g for n, g in more.items()}
+            own.gradients, own.stale = _added(own.gradients, more), True
             mx.eval(nll_K, own.gradients)
             log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]
         return log_probs_T
 
     def update(self, update: Update, learner: str) -> float:
         own = self._learners[learner]
-        so_far = own.gradients or {n: mx.zeros_like(v) for n, v in own.optimizer.values.items()}
-        gradients = {name: gradient / update.total_weight for name, gradient in so_far.items()}
+        sums = own.gradients or {n: mx.zeros_like(v) for n, v in own.optimizer.values.items()}
         own.gradients = {}
+        gradients = {name: sums.pop(name) / update.total_weight for name in [*sums]}
         norm = global_norm(gradients)
         if math.isfinite(norm):
             own.optimizer.update(gradients, norm, update)
@@ -164,6 +166,11 @@ class MlxTrainer(MlxModel, Trainer):
         for module, own in classes:
             module.__class__ = own
         self._context.emit(Notice(_NOT_FAST.format(apart=apart), "warning"))
+
+
+def _added(sums: Values, more: Values) -> Values:
+    """Add gradients. Both are emptied: MLX reuses the memory of arrays that nothing else holds."""
+    return {n: more.pop(n) + sums.pop(n) if n in sums else more.pop(n) for n in [*more]}
 
 
 def _two_blocks(document: Batch) -> Batch:
