@@ -134,6 +134,12 @@ CASES = {
         Request("load", model_type="gpt2"),
     ),
     "streamed": Case([CPU], "B002", "load streamed (has: none)", Request("load", streamed=True)),
+    "several targets": Case(
+        [CPU],
+        "B002",
+        "targets of a position several (has: none)",
+        Request("train", several_targets=True),
+    ),
     # what a plugin needs
     "newer API": Case([backend("cpu", None, api="2.9")], "B002", "rejected  api: written for 2.9"),
     "other system": Case(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.run.interrupted import assert_same_run, cut_after, killed, resumed
+from vox_core.config import TrainSettings, validate
 from vox_core.contract import (
+    Notice,
     Objective,
     ObjectiveMetrics,
     StepDone,
@@ -20,7 +23,14 @@ from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Document
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError, TrainingError
 from vox_core.run import rollouts
-from vox_core.run.objective import StepWeights, by_batch, mean_metrics, totals_of, weigh
+from vox_core.run.objective import (
+    StepWeights,
+    by_batch,
+    mean_metrics,
+    most_likely,
+    totals_of,
+    weigh,
+)
 from vox_core.run.train import train
 
 PAIRS = [
@@ -126,6 +136,11 @@ def test_a_pair_of_which_one_side_is_cut_away_is_dropped(compared, pairs):
         ({"objective": "grpo", "reward": "exact", "dropout": 0.1}, ConfigError, "--dropout"),
         ({"objective": "grpo", "reward": "no.py:f"}, ConfigError, "no such file"),
         ({"objective": "distill"}, ConfigError, "no --teacher"),
+        (
+            {"objective": "distill", "objective_options": {"top_k": "4"}},
+            ConfigError,
+            "no --teacher",
+        ),
         (
             {"objective": "grpo", "reward": "exact", "updates": 3, "max_steps": 4},
             ConfigError,
@@ -328,6 +343,74 @@ def test_rollouts_are_laid_out_behind_their_prompts():
     assert batch.targets_T.tolist() == [8, 9, 1, 2, 0, 6, 3, 0]
     assert batch.weights_T.tolist() == [0, 0, 1, 1, 0, 0, 1, 0]
     assert batch.starts_D.tolist() == [0, 5]
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny, tmp_path_factory):
+    """A run that has learnt what the base does not say."""
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "train.jsonl").write_text(json.dumps({"prompt": "Say 1.", "completion": "1 it is."}))
+    numbers = {"max_steps": 20, "lr": 1e-2, "dtype": "fp32", "out": folder / "run"}
+    given = {"model": str(tiny("llama")), "data": [folder / "train.jsonl"], **numbers}
+    return str(train(validate(TrainSettings, given)).run)
+
+
+@pytest.fixture
+def distilled(tiny, settings, teacher):
+    """Settings of a run that learns a teacher's four most likely tokens from rows."""
+
+    def make(**given):
+        options = {"objective": "distill", "objective_options": {"top_k": "4"}, "lr": 1e-2}
+        return settings(tiny("llama"), **{**options, "teacher": teacher, **given})
+
+    return make
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_teachers_likely_tokens_are_learned_from_rows(distilled, backend, tmp_path, monkeypatch):
+    """Its adapter takes part; its tokens are computed once."""
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    told, base = {}, {"teacher": distilled().model}
+    for name, other in (("one", {}), ("again", {}), ("two", base)):
+        told[name] = []
+        given = {"backend": backend, "max_steps": 8, "dtype": "fp32", "out": tmp_path / name}
+        train(distilled(**given, **other), observe=told[name].append)
+    assert losses(told["again"]) == losses(told["one"])
+    said = [[e.message for e in events if isinstance(e, Notice)] for events in told.values()]
+    computed = ["the teacher's log-probabilities" in " ".join(each) for each in said]
+    assert computed == [1, 0, 1]
+    first, last = losses(told["one"])[0], losses(told["one"])[-1]
+    assert last < first
+    assert losses(told["two"])[0] != pytest.approx(first, rel=1e-3)  # the base's own teacher
+    metrics = [each.metrics for each in told["one"] if isinstance(each, ObjectiveMetrics)]
+    assert all(0 < each["teacher_mass"] <= 1 for each in metrics)
+    assert [each["kl"] for each in metrics] == pytest.approx(losses(told["one"]), rel=0.5)
+
+
+def test_distillation_from_rows_is_the_same_on_cpu_and_mlx_and_goes_on(distilled, tmp_path):
+    curves = {}
+    for backend in ("cpu", "mlx"):
+        told, given = [], {"backend": backend, "dtype": "fp32", "out": tmp_path / backend}
+        train(distilled(**given), observe=told.append)
+        curves[backend] = losses(told)
+    assert curves["cpu"] == pytest.approx(curves["mlx"], rel=1e-5)
+    given = {"save_every": 1, "keep": 9}
+    whole = train(distilled(**given, out=tmp_path / "whole")).run
+    killed(distilled(**given), cut_after(2))
+    assert_same_run(resumed(tmp_path / "run").run, whole)
+
+
+def test_a_teachers_most_likely_tokens():
+    """Sorted, of equals the lower id first, and only where something is trained."""
+    logits_TV = np.array([[9, 9, 9, 9], [1, 3, 2, 0], [2, 1, 2, 1], [0, 0, 0, 0]], np.float32)
+    model = Mock(logits=lambda _tokens, _adapter: logits_TV)
+    document = Document(np.arange(4), np.array([0, 0, 1, 1], "f4"), "rows", 1, 0)
+    ((best_KM, log_probs_KM),) = most_likely(model, None, [document], 2, 4)
+    assert best_KM.tolist() == [[1, 2], [0, 2]]
+    expected_TV = logits_TV - np.log(np.exp(logits_TV).sum(1, keepdims=True))
+    assert log_probs_KM == pytest.approx(np.take_along_axis(expected_TV[1:3], best_KM, 1))
+    ((within_KM, _),) = most_likely(model, None, [document], 2, 2)
+    assert within_KM.tolist() == [[1, 0], [0, 1]]
 
 
 def test_a_teacher_is_learned_from(tiny, settings, tmp_path, data):

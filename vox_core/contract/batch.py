@@ -1,6 +1,7 @@
 """Batches and steps of tokenised documents for a backend.
 
-Shape legend: T tokens of a batch, D documents of a batch.
+Shape legend: T tokens of a batch, D documents of a batch, K trained positions of a document, M
+targets of a position.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class Batch:
         scored_T: bool, where log-probabilities are wanted. Left out, they are wanted where
             something is trained; trained positions are always among them.
 
+    With the capability `several-targets`, targets, weights, scores and log-probabilities may be
+    (T, M): M targets at each position, whose gradients add up.
+
     A backend may pack or pad documents. They never attend to one another, and the loss does not
     depend on the layout.
     """
@@ -44,6 +48,12 @@ class Batch:
         scored_T = trained_T if scored_T is None else scored_T | trained_T
         object.__setattr__(self, "scored_T", scored_T)
 
+    @property
+    def trained_T(self) -> Bools:
+        """Bool (T,): where any weight is not 0."""
+        trained_T: Bools = (self.weights_T != 0).reshape(len(self.tokens_T), -1).any(1)
+        return trained_T
+
     def documents(self) -> Iterator[slice]:
         """Yield the extent of each document, in order."""
         bounds = [*self.starts_D.tolist(), len(self.tokens_T)]
@@ -58,8 +68,8 @@ class Place:
         label: what it is in its group, such as chosen.
         batch: index of its batch.
         extent: its positions there.
-        reference_K: float32, the reference model's log-probabilities at its trained positions; None
-            unless the objective needs them.
+        reference_K: float32, the log-probabilities of the reference model, or the teacher, at its
+            trained positions, (K,) or (K, M); None unless the objective needs them.
         sampled_K: float32, those when it was sampled; None unless it was.
         reward: of a sampled one.
     """

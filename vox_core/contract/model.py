@@ -169,7 +169,8 @@ class Trainer(Model):
                 `batch.scored_T` is false. Only with the capability `one-pass`.
 
         Returns:
-            Float32 (T,): log p(target) where `batch.scored_T`, and 0 elsewhere.
+            Float32, of the shape of `batch.targets_T`: log p(target) where `batch.scored_T`, and 0
+            elsewhere.
 
         Raises:
             TrainingError: T002, out of memory.

@@ -4,7 +4,7 @@ A loss L that depends on the model through log-probabilities l_t of tokens has t
 `sum_t (dL/dl_t) * grad l_t`, which is what `Trainer.accumulate` computes for the weights
 `w_t = -dL/dl_t`. So an objective is numpy, written once for every backend.
 
-Shape legend: K trained positions of a document.
+Shape legend: K trained positions of a document, M targets of a position.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ with an answer of another row."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One document of a group, at its trained positions.
+    """One document of a group, at its trained positions. With `Objective.top_k`, log-probabilities
+    are (K, M): of the M tokens that the teacher finds most likely, in its order.
 
     Args:
         label: the name that `examples` gave it, such as `chosen`; `rollout` for sampled ones.
@@ -67,7 +68,7 @@ class Weighed:
 
     Args:
         loss: the groups' share of the step's loss; a step's loss is the sum over its calls.
-        weights: for each side of each group, `-d loss / d log_probs_K`, float32 (K,).
+        weights: for each side of each group, `-d loss / d log_probs_K`, float32, of its shape.
         metrics: name -> mean over the groups.
         counts: name -> number of values in the mean, for metrics that not every group has one of.
     """
@@ -110,6 +111,12 @@ class Objective(ABC):
     def needs(self) -> frozenset[Need]:
         """What `weigh` is given besides log-probabilities of documents."""
         return frozenset()
+
+    @property
+    def top_k(self) -> int:
+        """With a teacher and documents: the number of targets at each trained position, the
+        teacher's most likely tokens. 0: the document's own token."""
+        return 0
 
     @property
     def separable(self) -> bool:

@@ -17,7 +17,8 @@ into the fullest pack that has room for it. Where neighbours in length fit into 
 share them: attention works on documents of a pack together, for as long as the longest of them
 takes.
 
-Shape legend: T tokens of a batch, D documents of a batch, N rows.
+Shape legend: T tokens of a batch, D documents of a batch, N rows, K trained positions of a
+document, M targets of a position.
 """
 
 from __future__ import annotations
@@ -138,11 +139,13 @@ def cut_groups(
     micro_batch_tokens: int,
     packing: Packing = "rows",
     references: Sequence[Floats] = (),
+    targets: Sequence[Ints] = (),
 ) -> tuple[tuple[Batch, ...], tuple[tuple[Place, ...], ...]]:
     """The documents of some groups as micro-batches, each group within one; and where they are.
 
     Args:
-        references: of each document, the reference model's log-probabilities.
+        references: of each document, the log-probabilities of the reference model, or the teacher.
+        targets: of each document, (K, M), instead of its own tokens.
     """
     bounds = [*(n for n, each in enumerate(documents) if each.side == 0), len(documents)]
     members = [range(*pair) for pair in pairwise(bounds)]
@@ -151,7 +154,10 @@ def cut_groups(
     sizes = [max(each) * len(each) if padded else sum(each) for each in lengths]
     batches, groups = [], dict[int, tuple[Place, ...]]()
     for number, pack in enumerate(grouped(sizes, micro_batch_tokens, packing)):
-        batch = to_batch([documents[n] for group in pack for n in members[group]])
+        inside = [n for group in pack for n in members[group]]
+        batch = to_batch([documents[n] for n in inside])
+        if targets:
+            batch = _with_targets(batch, np.concatenate([targets[n] for n in inside]))
         extents = batch.documents()
         batches.append(batch)
         for group in pack:
@@ -162,6 +168,14 @@ def cut_groups(
                 for n in members[group]
             )
     return tuple(batches), tuple(groups[group] for group in range(len(members)))
+
+
+def _with_targets(batch: Batch, targets_KM: Ints) -> Batch:
+    """Give the trained positions several targets each, of weight 1."""
+    trained_T, shape = batch.trained_T, (len(batch.tokens_T), targets_KM.shape[1])
+    targets_TM, weights_TM = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    targets_TM[trained_T], weights_TM[trained_T] = targets_KM, 1
+    return Batch(batch.tokens_T, targets_TM, weights_TM, batch.starts_D)
 
 
 def validation_batches(

@@ -46,6 +46,7 @@ class Request:
         memory_needed: bytes, on one device.
         allow_cpu: train on the CPU even if an accelerator stays idle.
         streamed: the job will set `LoadJob.streamed`.
+        several_targets: batches will have several targets at each position.
     """
 
     operation: Operation
@@ -59,6 +60,7 @@ class Request:
     memory_needed: int | None = None
     allow_cpu: bool = False
     streamed: bool = False
+    several_targets: bool = False
     optimizer: Optimizer | None = None
 
     @property
@@ -204,6 +206,11 @@ def lacking(request: Request, has: Capabilities) -> str:
         ("optimizer", request.optimizer, has.optimizers),
         ("model family", None if "*" in has.families else request.model_type, has.families),
         ("load", "streamed" if request.streamed else None, ("streamed",) * has.streamed_load),
+        (
+            "targets of a position",
+            "several" if request.several_targets else None,
+            ("several",) * has.several_targets,
+        ),
     ]
     return ", ".join(
         f"{what} {value} (has: {', '.join(values) or 'none'})"

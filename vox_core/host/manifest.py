@@ -144,8 +144,8 @@ _CONFIG = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("
 class Capabilities:
     """The features of a backend. `families` holds `model_type`s, or the one entry `*` for any;
     `distributed` names launchers; `streamed_load` means that `LoadJob.streamed` is honoured,
-    `learners` that a `Trainer` has several at a time, and `one_pass` that `accumulate` takes
-    `weigh`."""
+    `learners` that a `Trainer` has several at a time, `one_pass` that `accumulate` takes `weigh`,
+    and `several_targets` that a `Batch` may have several targets at each position."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
     devices: Some[Name]
@@ -157,6 +157,7 @@ class Capabilities:
     streamed_load: StrictBool = False
     learners: StrictBool = False
     one_pass: StrictBool = False
+    several_targets: StrictBool = False
     optimizers: Some[Optimizer] = ("adamw",)
 
 

@@ -94,7 +94,7 @@ def read_inputs(
     reward = load_reward(settings.reward) if settings.reward else None
     rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
     seen, fetching = Seen(), Fetching(progress)
-    request = _request(settings, origin, resumed_from)
+    request = _request(settings, objective, origin, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
     if refusal := explain(request, seen=seen).refusal:
         raise refusal
@@ -221,7 +221,12 @@ def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> Mo
     return teacher
 
 
-def _request(settings: TrainSettings, origin: Origin | None, resumed_from: str | None) -> Request:
+def _request(
+    settings: TrainSettings,
+    objective: Objective | None,
+    origin: Origin | None,
+    resumed_from: str | None,
+) -> Request:
     return Request(
         operation="train",
         quant=settings.quant,
@@ -232,4 +237,5 @@ def _request(settings: TrainSettings, origin: Origin | None, resumed_from: str |
         explicit_origin=(origin or "--backend") if settings.backend else None,
         resumed_from=resumed_from,
         allow_cpu=settings.allow_cpu,
+        several_targets=objective is not None and objective.top_k > 0,
     )

@@ -117,7 +117,7 @@ class Learner:
             lr=step.lr,
             grad_norm=norm,
             tokens=sum(len(batch.tokens_T) for batch in step.batches),
-            trained_tokens=sum(int((batch.weights_T != 0).sum()) for batch in step.batches),
+            trained_tokens=sum(int(batch.trained_T.sum()) for batch in step.batches),
             seconds=time.perf_counter() - started,
             memory=self._trainer.peak_memory(),
         )

@@ -43,13 +43,12 @@ from vox_core.run.checkpoint_writer import CheckpointWriter, Due
 from vox_core.run.context import Context
 from vox_core.run.learner import NAME, Learner, Untouched, before_update
 from vox_core.run.objective import total_weight
-from vox_core.run.reference_scores import References
+from vox_core.run.reference_scores import References, Scores
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
-    from vox_core.data.encode import Document
+    from vox_core.data.dataset import Dataset
     from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
@@ -248,9 +247,8 @@ class Documents:
             return batches, weight, ()
         size, seed = contract.batch_size, contract.seed
         chosen = documents_in_step(dataset, size, seed, number).tolist()
-        scores = [self._references.train[index] for index in chosen] if self._references else ()
-        documents = [dataset[index] for index in chosen]
-        return _compared(made, documents, scores)
+        scores = self._references.train if self._references else None
+        return _compared(made, dataset, chosen, scores)
 
     def validation(self, learner: Learner) -> Validation:
         return Validation(learner.step, self._validation_loss(learner))
@@ -261,16 +259,21 @@ class Documents:
         if self._plan.inputs.objective is None:
             batches = validation_batches(valid, made.micro_batch_tokens, made.packing)
             return learner.evaluate(batches)
-        every = range(len(valid))
-        scores = [self._references.valid[index] for index in every] if self._references else ()
-        parts, _, groups = _compared(made, valid[:], scores)
+        scores = self._references.valid if self._references else None
+        parts, _, groups = _compared(made, valid, range(len(valid)), scores)
         return learner.evaluate(parts, groups)
 
 
 def _compared(
-    made: ExecutionPlan, documents: Sequence[Document], scores: Sequence[Floats]
+    made: ExecutionPlan, dataset: Dataset, chosen: Sequence[int], scores: Scores | None
 ) -> StepBatches:
-    batches, groups = cut_groups(documents, made.micro_batch_tokens, made.packing, scores)
+    batches, groups = cut_groups(
+        [dataset[index] for index in chosen],
+        made.micro_batch_tokens,
+        made.packing,
+        scores.log_probs(chosen) if scores else (),
+        scores.targets(chosen) if scores else (),
+    )
     return batches, total_weight(batches), groups
 
 
@@ -279,21 +282,22 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if "rollouts" not in needs:
         references = None
-        if "reference" in needs:
+        if needs & {"reference", "teacher"}:
+            beside = _teacher if "teacher" in needs else _base
             with contextlib.ExitStack() as stack:
-                opened = cache(lambda: stack.enter_context(_with_base(plan, trainer, context)))
+                opened = cache(lambda: stack.enter_context(beside(plan, trainer, context)))
                 references = References.of(plan, opened, context.emit)
         yield Documents(plan, references)
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
         if "reference" in needs:
-            base = stack.enter_context(_with_base(plan, trainer, context))
+            base = stack.enter_context(_base(plan, trainer, context))
             if start := plan.inputs.start:
                 base.add_adapter(REFERENCE, start.adapter)
             reference = partial(base.log_probs, adapter=REFERENCE if start else None)
         if teacher := plan.inputs.teacher:
-            model = stack.enter_context(_loaded(plan, context, teacher.base.path, teacher.quant))
+            model = stack.enter_context(_teacher(plan, trainer, context))
             if teacher.adapter:
                 model.add_adapter(NAME, teacher.adapter)
             reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
@@ -303,13 +307,21 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
 
 
 @contextlib.contextmanager
-def _with_base(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[Model]:
+def _base(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[Model]:
     """Yield a model that has the base: the trainer, or one beside it if the base itself learns."""
     if plan.contract.adapter.method != "full":
         yield trainer
         return
     with _loaded(plan, context, plan.inputs.model.path, plan.inputs.quant) as base:
         yield base
+
+
+def _teacher(
+    plan: RunPlan, _trainer: Trainer, context: Context
+) -> contextlib.AbstractContextManager[Model]:
+    teacher = plan.inputs.teacher
+    assert teacher is not None
+    return _loaded(plan, context, teacher.base.path, teacher.quant)
 
 
 def _loaded(

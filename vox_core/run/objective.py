@@ -7,7 +7,8 @@
 A backend with the capability `one-pass` weighs each batch between the forward of its body and the
 backward of its head, if the objective can look at a batch alone.
 
-Shape legend: T tokens of a batch, K trained positions of a document.
+Shape legend: T tokens of a batch, K trained positions of a document. Where positions have several
+targets, both stand for two dimensions.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from vox_core.errors import TrainingError
 from vox_core.host.load import foreign_errors
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
+    from vox_core.contract import Floats, Ints
 
 Groups = Sequence[Sequence[Place]]
+_POSITIONS = 64
+"""Rows of logits that are sorted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ def totals_of(batches: Sequence[Batch], groups: Groups) -> Totals:
     documents, tokens = Counter[str](), Counter[str]()
     for place in (place for group in groups for place in group):
         documents[place.label] += 1
-        tokens[place.label] += int(_trained(batches[place.batch])[place.extent].sum())
+        tokens[place.label] += int(batches[place.batch].trained_T[place.extent].sum())
     return Totals(len(groups), documents, tokens)
 
 
@@ -58,7 +61,7 @@ def total_weight(batches: Sequence[Batch]) -> float:
     An objective's weights are shares of a mean. Times this they are as large as those of supervised
     training, so that gradients do not underflow in float16; the update divides by it, exactly.
     """
-    tokens = sum(int(_trained(batch).sum()) for batch in batches)
+    tokens = sum(int(batch.trained_T.sum()) for batch in batches)
     return 2.0 ** round(math.log2(max(1, tokens)))
 
 
@@ -84,11 +87,11 @@ def weigh(
     ]
     with foreign_errors(type(objective).__name__, "weigh", "objective"):
         weighed = objective.weigh(sides, totals)
-    weights = [np.zeros(len(batch.tokens_T), np.float32) for batch in batches]
+    weights = [np.zeros(batch.targets_T.shape, np.float32) for batch in batches]
     _require_shapes(objective, weighed, sides)
     for group, of_group in zip(groups, weighed.weights, strict=True):
         for place, weights_K in zip(group, of_group, strict=True):
-            trained_T = _trained(batches[place.batch])[place.extent]
+            trained_T = batches[place.batch].trained_T[place.extent]
             weights[place.batch][place.extent][trained_T] = weights_K
     metrics = {name: float(value) for name, value in weighed.metrics.items()}
     counts = {name: weighed.counts.get(name, len(groups)) for name in metrics}
@@ -133,18 +136,41 @@ def reference_log_probs(
         batch = to_batch(dataset[start:stop])
         log_probs_T = model.log_probs(batch, adapter)
         for extent in batch.documents():
-            yield log_probs_T[extent][_trained(batch)[extent]]
+            yield log_probs_T[extent][batch.trained_T[extent]]
         start = stop
 
 
+def most_likely(
+    model: Model, adapter: str | None, dataset: Dataset, count: int, vocabulary: int | None
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yield the most likely tokens at the trained positions of each document, int64 (K, M), and
+    their log-probabilities, float32; the most likely first, of equals the lower id.
+
+    Args:
+        vocabulary: of the model that learns; tokens beyond it are not chosen.
+    """
+    for number in range(len(dataset)):
+        batch = to_batch(dataset[number : number + 1])
+        logits_KV = model.logits(batch.tokens_T, adapter)[batch.trained_T]
+        starts = range(0, len(logits_KV), _POSITIONS)
+        parts = [_best(logits_KV[at : at + _POSITIONS, :vocabulary], count) for at in starts]
+        targets, log_probs = zip(*parts, strict=True)
+        yield np.concatenate(targets), np.concatenate(log_probs)
+
+
+def _best(logits_KV: Floats, count: int) -> tuple[Ints, Floats]:
+    found_KM = np.argpartition(-logits_KV, count - 1, axis=1)[:, :count]
+    order_KM = np.lexsort((found_KM, -np.take_along_axis(logits_KV, found_KM, 1)))
+    best_KM = np.take_along_axis(found_KM, order_KM, 1)
+    highest_K1 = logits_KV.max(1, keepdims=True)
+    sums_K1 = np.exp(logits_KV - highest_K1).sum(1, dtype=np.float64, keepdims=True)
+    log_probs_KM = np.take_along_axis(logits_KV, best_KM, 1) - highest_K1 - np.log(sums_K1)
+    return best_KM.astype(np.int64), log_probs_KM.astype(np.float32)
+
+
 def _side(batch: Batch, place: Place, log_probs_T: Floats) -> Side:
-    log_probs_K = log_probs_T[place.extent][_trained(batch)[place.extent]]
+    log_probs_K = log_probs_T[place.extent][batch.trained_T[place.extent]]
     return Side(place.label, log_probs_K, place.reference_K, place.sampled_K, place.reward)
-
-
-def _trained(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    trained_T: np.ndarray[tuple[int], np.dtype[np.bool_]] = batch.weights_T != 0
-    return trained_T
 
 
 def _require_shapes(
@@ -158,7 +184,7 @@ def _require_shapes(
             "the objective returned weights of a wrong shape",
             where=f"{type(objective).__name__}.weigh",
             found=_shown(found),
-            expected=f"{_shown(expected)}, one weight for each trained position",
+            expected=f"{_shown(expected)}, one weight for each log-probability",
             remedy="report it to the authors of the objective's plugin",
         )
 

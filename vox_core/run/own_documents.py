@@ -153,9 +153,21 @@ def objective_named(
         raise _exclude("options", "they are of an objective named")
     if weights is not None:
         return Given(weights)
+    chosen: Objective | None
     if isinstance(objective, str):
-        return objective_of(ObjectiveSpec(objective, {k: str(v) for k, v in options.items()}))
-    return objective if isinstance(objective, Objective) else Function(objective)
+        spec = ObjectiveSpec(objective, {k: str(v) for k, v in options.items()})
+        chosen = objective_of(spec)
+    else:
+        chosen = objective if isinstance(objective, Objective) else Function(objective)
+    if chosen is not None and "teacher" in chosen.needs:
+        raise ConfigError(
+            "C004",
+            "the objective learns from a teacher, and an open trainer has none",
+            where="forward_backward",
+            found=type(chosen).__name__,
+            remedy="give weights= made of the teacher's log_probs, or use vox train --teacher",
+        )
+    return chosen
 
 
 def _exclude(what: str, why: str) -> ConfigError:

@@ -197,9 +197,10 @@ def _adapter_spec(settings: TrainSettings, inputs: RunInputs) -> AdapterSpec:
 
 
 def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
-    """How the model answers prompts to learn from; the default if it does not."""
+    """How the model answers prompts to learn from, and the teacher, if any."""
+    teacher = inputs.teacher.digest() if inputs.teacher else ""
     if not learns_from_answers(inputs.objective):
-        return RolloutSpec()
+        return RolloutSpec(teacher=teacher)
     reward = settings.reward or ""
     file, colon, function = reward.rpartition(":")
     if colon:
@@ -210,7 +211,7 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
         settings.rollout_tokens,
         settings.rollout_temperature,
         settings.updates,
-        inputs.teacher.digest() if inputs.teacher else "",
+        teacher,
     )
 
 

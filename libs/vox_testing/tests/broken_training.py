@@ -108,6 +108,31 @@ def weigh_ignored(right: Any, batch: Batch, seed: int, learner: str, weigh: Any 
     return right.accumulate(batch, seed, learner)
 
 
+# --- several targets ------------------------------------------------------------------------------
+
+
+def first_alone(weights_T: Any) -> Any:
+    return weights_T if weights_T.ndim == 1 else weights_T * (np.arange(weights_T.shape[1]) == 0)
+
+
+def shared(weights_T: Any) -> Any:
+    if weights_T.ndim == 1:
+        return weights_T
+    return np.broadcast_to(weights_T.mean(1, keepdims=True), weights_T.shape).copy()
+
+
+def scored_as_the_first(right: Any, batch: Batch, *others: Any) -> Any:
+    log_probs_T = right.log_probs(batch, *others)
+    if log_probs_T.ndim == 1:
+        return log_probs_T
+    return np.repeat(log_probs_T[:, :1], log_probs_T.shape[1], 1)
+
+
+def first_weighed(right: Any, batch: Batch, seed: int, learner: str, weigh: Any = None) -> Any:
+    changed = weigh and (lambda log_probs_T: first_alone(weigh(log_probs_T)))
+    return right.accumulate(batch, seed, learner, changed)
+
+
 # --- another update -------------------------------------------------------------------------------
 
 

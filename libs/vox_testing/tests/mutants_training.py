@@ -33,7 +33,9 @@ from libs.vox_testing.tests.broken_training import (
     by_count,
     by_plan,
     counted,
+    first_alone,
     first_hundred,
+    first_weighed,
     in_place,
     into_the_next_document,
     kept_after,
@@ -47,8 +49,10 @@ from libs.vox_testing.tests.broken_training import (
     one_update_old,
     printing,
     returning,
+    scored_as_the_first,
     scored_is_trained,
     seeded,
+    shared,
     squared_dropout,
     undecayed,
     unscaled_dropout,
@@ -148,6 +152,19 @@ TRAINING: dict[str, Mutant] = {
     ),
     "weigh's result is ignored": Mutant(
         "test_one_pass_is_two_passes", answering(accumulate=weigh_ignored)
+    ),
+    # several targets
+    "only the first target has a gradient": Mutant(
+        "test_several_targets_of_a_position_add_up", answering(accumulate=weighing(first_alone))
+    ),
+    "targets share the mean of their weights": Mutant(
+        "test_several_targets_of_a_position_add_up", answering(accumulate=weighing(shared))
+    ),
+    "every target is scored as the first": Mutant(
+        "test_several_targets_of_a_position_add_up", answering(log_probs=scored_as_the_first)
+    ),
+    "one pass weighs the first target alone": Mutant(
+        "test_several_targets_in_one_pass_are_those_in_two", answering(accumulate=first_weighed)
     ),
     # learners, by name
     "a learner is scored as at its start": Mutant(

@@ -148,7 +148,7 @@ class Declared:
 
         Args:
             needs: `operation`, `method`, `dtype`, `quant`, `family` (a `model_type`); or True
-                for `streamed_load`, `learners`, `one_pass`.
+                for `streamed_load`, `learners`, `one_pass`, `several_targets`.
         """
         has = self.manifest.capabilities
         for need, wanted in needs.items():

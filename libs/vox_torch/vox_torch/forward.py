@@ -92,7 +92,7 @@ class Together:
         out = self._body_output(laid)
         scored, chosen_K = laid.scored, laid.chosen_K
         parameters = self._above() if torch.is_grad_enabled() else []
-        if weigh is not None and not parameters:
+        if weigh is not None and not parameters and scored.targets_K.ndim == 1:
             nll_K = self._head_loss.nll(_chosen(out, chosen_K), scored)
             return _weighed(nll_K, scored, weigh, len(batch.tokens_T), scale)
         if weigh is not None:
@@ -160,8 +160,8 @@ def _weighed(
     scores = Scores(scored.positions_K, -nll_K.detach())
     weights_T = weigh(scores.spread(length))
     weights_K = on(str(nll_K.device), weights_T[scored.positions_K])
-    at_N = weights_K.nonzero()[:, 0]
-    return (nll_K[at_N] * weights_K[at_N]).sum() * scale, scores
+    weighed_K = weights_K != 0
+    return (nll_K[weighed_K] * weights_K[weighed_K]).sum() * scale, scores
 
 
 @contextmanager

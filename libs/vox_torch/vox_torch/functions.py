@@ -9,7 +9,7 @@
 This module imports torch; import it lazily.
 
 Shape legend: X tokens, I input features, O output features, R rank, K scored positions, C
-positions of a chunk, H hidden size, V vocabulary.
+positions of a chunk, M targets of a position, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ ChunkLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Ten
 
 
 class WeightedNll(torch.autograd.Function):
-    """`sum(weight * nll)` of logits (C, V), and nll (C,), in float32 or wider (see loss.py)."""
+    """`sum(weight * nll)` of logits (C, V), and nll, in float32 or wider (see loss.py); targets,
+    weights and nll are (C,) or (C, M)."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide_CV = at_least_float32(logits_CV)
-        lse_C = wide_CV.logsumexp(dim=1)
-        ctx.save_for_backward(logits_CV, lse_C, targets_C, weights_C)
-        nll_C = lse_C - wide_CV.gather(1, targets_C[:, None])[:, 0]
+        lse_C1 = wide_CV.logsumexp(dim=1, keepdim=True)
+        ctx.save_for_backward(logits_CV, lse_C1, targets_C, weights_C)
+        score_CM = wide_CV.gather(1, targets_C.view(len(targets_C), -1))
+        nll_C = (lse_C1 - score_CM).view_as(targets_C)
         ctx.mark_non_differentiable(nll_C)
         return (nll_C * weights_C).sum(), nll_C
 
@@ -49,10 +51,15 @@ class WeightedNll(torch.autograd.Function):
     def backward(
         ctx: Any, gradient: torch.Tensor, _nll_C: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
-        logits_CV, lse_C, targets_C, weights_C = ctx.saved_tensors
-        gradient_CV = (at_least_float32(logits_CV) - lse_C[:, None]).exp_()
-        gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
-        gradient_CV.mul_((weights_C * gradient)[:, None])
+        logits_CV, lse_C1, targets_C, weights_C = ctx.saved_tensors
+        gradient_CV = (at_least_float32(logits_CV) - lse_C1).exp_()
+        weights_CM = (weights_C * gradient).view(len(weights_C), -1)
+        if targets_C.ndim == 1:  # rounded less than with the sum below
+            gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
+            gradient_CV.mul_(weights_CM)
+        else:
+            gradient_CV.mul_(weights_CM.sum(1, keepdim=True))
+            gradient_CV.scatter_add_(1, targets_C, -weights_CM.to(gradient_CV.dtype))
         return gradient_CV.to(logits_CV.dtype), None, None
 
 

@@ -29,9 +29,9 @@ class Scored:
 
     Args:
         positions_K: int64 numpy, in the batch.
-        targets_K: int64.
-        weights_K: float32.
-        trained: number of positions whose weight is not 0.
+        targets_K: int64, (K,) or (K, M).
+        weights_K: float32, of the same shape.
+        trained: number of positions where a weight is not 0.
     """
 
     positions_K: Ints
@@ -46,7 +46,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities (K,) at positions of a batch, in float32 or wider, on the device."""
+    """Log-probabilities (K,) or (K, M) at positions of a batch, in float32 or wider, on the
+    device."""
 
     positions_K: Ints
     log_probs_K: torch.Tensor
@@ -55,7 +56,7 @@ class Scores:
         """Return them as float32 numpy over all positions of the batch; 0 elsewhere."""
         import numpy as np
 
-        log_probs_T = np.zeros(length, np.float32)
+        log_probs_T = np.zeros((length, *self.log_probs_K.shape[1:]), np.float32)
         log_probs_T[self.positions_K] = self.log_probs_K.detach().float().cpu().numpy()
         return log_probs_T
 
@@ -211,8 +212,10 @@ def scored_of(batch: Batch, device: str) -> Scored:
     """Return the scored positions of a batch."""
     import numpy as np
 
-    trained_T = batch.weights_T != 0
-    trained, others = np.flatnonzero(trained_T), np.flatnonzero(batch.scored_T & ~trained_T)
+    trained_T, scored_T = batch.trained_T, batch.scored_T
+    if scored_T.ndim > 1:
+        scored_T = scored_T.any(1)
+    trained, others = np.flatnonzero(trained_T), np.flatnonzero(scored_T & ~trained_T)
     positions_K = np.concatenate([trained, others])
     targets_K, weights_K = batch.targets_T[positions_K], batch.weights_T[positions_K]
     return Scored(positions_K, on(device, targets_K), on(device, weights_K), len(trained))

@@ -43,21 +43,22 @@ def weighted(nll_K: torch.Tensor, scored: Scored) -> torch.Tensor:
 
 
 def nll(model: nn.Module, head: nn.Module, batch: Rows) -> torch.Tensor:
-    """Return `-log p(target)`, (K,), at the scored positions, in float32 or wider."""
+    """Return `-log p(target)`, shaped as the targets, at the scored positions, in float32 or
+    wider."""
     with only_at(head, batch.chosen_K):
         logits_KV = model(input_ids=batch.tokens_NL, use_cache=False).logits
     return negative_log_likelihood(logits_KV, batch.scored.targets_K)
 
 
 def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
-    """Return `-log softmax(logits)[target]`, (K,), in float32 or wider.
+    """Return `-log softmax(logits)[target]`, shaped as the targets, in float32 or wider.
 
     Uses `logsumexp`, which sums pairwise. On the CPU, torch's `cross_entropy` sums a vocabulary
     sequentially: in float32 it is 7e-7 nats too low for 49k entries and 1e-5 for 262k, every time.
     """
     logits_KV = at_least_float32(logits_KV)
-    score_K = logits_KV.gather(1, targets_K[:, None]).squeeze(1)
-    return logits_KV.logsumexp(dim=1) - score_K
+    score_KM = logits_KV.gather(1, targets_K.view(len(targets_K), -1))
+    return (logits_KV.logsumexp(dim=1, keepdim=True) - score_KM).view_as(targets_K)
 
 
 @contextmanager
@@ -113,7 +114,8 @@ class HeadLoss:
 
     def nll(self, hidden_KH: torch.Tensor, scored: Scored) -> torch.Tensor:
         """Return `-log p(target)`, (K,), with the gradient of each position taken at once, for
-        weights that follow from it. Nothing is trained inside `logits`."""
+        weights that follow from it. Positions have one target, and nothing is trained inside
+        `logits`."""
         import torch
 
         if len(hidden_KH) == 0:

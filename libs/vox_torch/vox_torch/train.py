@@ -220,7 +220,7 @@ class TorchTrainer(TorchModel, Trainer):
         first out-of-memory."""
         import numpy as np
 
-        log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
+        log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
         seeds, pending = itertools.count(seed), self._parts(batch)
         while pending:
             part, *rest = pending

@@ -7,8 +7,8 @@ compiled, lengths are rounded up, so that a run has few shapes. Padding has weig
 The output head, of any family, sees the chosen rows and no others, which saves the (T, V) matrix
 that dominates memory with today's vocabularies; scaling and soft-capping behind it stay in force.
 
-Shape legend: N documents, L padded length, K scored positions (padded), H hidden size, V
-vocabulary, B terms of a block, P blocks.
+Shape legend: N documents, L padded length, K scored positions (padded), M targets of a position, H
+hidden size, V vocabulary, B terms of a block, P blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK = 256
 
 class Rows(NamedTuple):
     """Documents as MLX arrays: `tokens_NL` and `targets_K` int32, `index_K` into N * L, `weights_K`
-    float32 with 0 for what pads."""
+    float32 with 0 for what pads. Targets and weights are (K,) or (K, M)."""
 
     tokens_NL: mx.array
     index_K: mx.array
@@ -58,25 +58,27 @@ def rows(
     index, positions = [], []
     for row, document in enumerate(documents):
         tokens_NL[row, : document.stop - document.start] = batch.tokens_T[document]
-        found = np.flatnonzero(batch.scored_T[document])
+        scored_L = batch.scored_T[document]
+        found = np.flatnonzero(scored_L if scored_L.ndim == 1 else scored_L.any(1))
         index.append(row * length + found)
         positions.append(document.start + found)
     positions_K = np.concatenate(positions)
     more = (0, _up(len(positions_K), scored) - len(positions_K))
+    below = [more, *[(0, 0)] * (batch.targets_T.ndim - 1)]
     made = Rows(
         mx.array(tokens_NL),
         mx.array(np.pad(np.concatenate(index), more).astype(np.int32)),
-        mx.array(np.pad(batch.targets_T[positions_K], more).astype(np.int32)),
-        mx.array(np.pad(batch.weights_T[positions_K], more)),
+        mx.array(np.pad(batch.targets_T[positions_K], below).astype(np.int32)),
+        mx.array(np.pad(batch.weights_T[positions_K], below)),
     )
     return made, positions_K
 
 
 def nll(logits_KV: mx.array, targets_K: mx.array) -> mx.array:
-    """Return `-log p(target)`, (K,), in float32."""
+    """Return `-log p(target)`, shaped as the targets, in float32."""
     logits_KV = logits_KV.astype(mx.float32)
-    score_K = mx.take_along_axis(logits_KV, targets_K[:, None], axis=1).squeeze(1)
-    return logsumexp(logits_KV) - score_K
+    score_KM = mx.take_along_axis(logits_KV, targets_K.reshape(len(targets_K), -1), axis=1)
+    return (logsumexp(logits_KV)[:, None] - score_KM).reshape(targets_K.shape)
 
 
 def logsumexp(logits_KV: mx.array) -> mx.array:

@@ -71,7 +71,7 @@ class MlxModel(Model):
         self, batch: Batch, adapter: str | None = None, seed: int | None = None
     ) -> Floats:
         self._ready([adapter])
-        log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
+        log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
         for part, positions_K, key in self._parts(batch, seed):
             nll_K = self._nll(adapter, part, key)
             log_probs_T[positions_K] = -np.array(nll_K)[: len(positions_K)]

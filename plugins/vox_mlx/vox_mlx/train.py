@@ -106,7 +106,7 @@ class MlxTrainer(MlxModel, Trainer):
         own = self._learners[learner]
         if not self._model.training:
             self._model.train()  # families with an inference-only kernel check this flag
-        log_probs_T = np.zeros(len(batch.tokens_T), np.float32)
+        log_probs_T = np.zeros(batch.targets_T.shape, np.float32)
         for part, positions_K, key in self._parts(batch, seed):
             (_, nll_K), more = own.differentiate(own.optimizer.values, part, key)
             own.gradients, own.stale = _added(own.gradients, more), True

@@ -187,8 +187,15 @@ def ppo(groups: Sequence[Group], frozen: Sequence[Group], **options: Any) -> flo
     return grpo(groups, frozen, relative=False, **options)
 
 
-def distill(groups: Sequence[Group], frozen: Sequence[Group]) -> float:
+def distill(groups: Sequence[Group], frozen: Sequence[Group], top_k: float = 0) -> float:
     losses = []
+    if top_k:
+        for (side,) in groups:
+            for ours, theirs in zip(side.log_probs_K, side.reference_K, strict=True):
+                teacher = [math.exp(each) / sum(map(math.exp, theirs)) for each in theirs]
+                terms = zip(teacher, ours, strict=True)
+                losses.append(sum(share * (math.log(share) - each) for share, each in terms))
+        return fmean(losses)
     for group in groups:
         for side in group:
             for t in range(len(side.log_probs_K)):

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "ppo": ("ppo", {"beta": "0.2"}),
     "ppo-k1": ("ppo", {"beta": "0.2", "kl_estimator": "k1", "epsilon_high": "0.3"}),
     "distill": ("distill", {}),
+    "distill-top-k": ("distill", {"top_k": "3"}),
 }
 
 
@@ -70,9 +71,12 @@ def totals_of(groups: Sequence[Group]) -> Totals:
     return Totals(len(groups), documents, tokens)
 
 
-def groups_of(name: str, seed: int) -> list[list[Side]]:
-    """Groups of an objective; odd seeds have a policy far below its reference, so KTO's z is 0."""
+def groups_of(case: str, seed: int) -> list[list[Side]]:
+    """Groups of a case; odd seeds have a policy far below its reference, so KTO's z is 0."""
     random = np.random.default_rng(seed)
+    name, options = CASES[case]
+    if count := int(options.get("top_k", 0)):
+        return [[_answer(random, count)] for _ in range(4)]
     if name == "kto":
         labels = [["chosen"], ["rejected"], ["chosen", "rejected"], ["chosen"], ["rejected"]]
         labels = [[*each, "kl"] for each in labels]
@@ -81,6 +85,13 @@ def groups_of(name: str, seed: int) -> list[list[Side]]:
     else:
         labels = [["chosen", "rejected"]] * 4
     return [[_side(random, label, seed % 2) for label in group] for group in labels]
+
+
+def _answer(random: np.random.Generator, count: int) -> Side:
+    """A document, and what a teacher finds most likely at each of its positions."""
+    shape = int(random.integers(1, 9)), count
+    teacher_KM = np.log(random.dirichlet(np.ones(count + 1), shape[0])[:, :count])
+    return Side("answer", -random.uniform(0.05, 3, shape), -np.sort(-teacher_KM, axis=1))
 
 
 def _side(random: np.random.Generator, label: str, below: int) -> Side:

@@ -45,7 +45,8 @@ def test_options_are_read_from_strings() -> None:
     [
         ("dpo", {"bta": "1"}, "C001", "bta is unknown; did you mean beta?"),
         ("grpo", {"scale_reward": "none"}, "C001", "did you mean scale_rewards?"),
-        ("distill", {"top_k": "8"}, "C001", "top_k is unknown"),
+        ("distill", {"topk": "8"}, "C001", "did you mean top_k?"),
+        ("distill", {"top_k": "257"}, "C002", "less than or equal to 256"),
         ("dpo", {"beta": "0"}, "C002", "beta = '0': input should be greater than 0"),
         ("orpo", {"beta": "-0.1"}, "C002", "greater than 0"),
         ("kto", {"beta": "0"}, "C002", "greater than 0"),
@@ -85,4 +86,5 @@ def test_what_objectives_need() -> None:
     assert made("grpo").needs == made("ppo").needs == {"rollouts", "rewards"}
     assert made("grpo", beta="0.04").needs == {"rollouts", "rewards", "reference"}
     assert made("distill").needs == {"rollouts", "teacher"}
+    assert (made("distill", top_k="4").needs, made("distill", top_k="4").top_k) == ({"teacher"}, 4)
     assert (made("grpo").min_rollouts, made("ppo").min_rollouts) == (2, 1)

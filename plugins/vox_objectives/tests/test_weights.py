@@ -33,7 +33,7 @@ def check(case: str) -> None:
     name, options = CASES[case]
     loss: Callable[..., float] = getattr(papers, name)
     for seed in SEEDS:
-        groups = groups_of(name, seed)
+        groups = groups_of(case, seed)
         found = weigh(case, groups)
         expected = loss(groups, groups, **typed(name, options))
         assert found.loss == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -42,7 +42,7 @@ def check(case: str) -> None:
                 if side.label == "kl":  # constant: it has no gradient
                     assert not found.weights[g][s].any()
                     continue
-                for t in range(len(side.log_probs_K)):
+                for t in np.ndindex(side.log_probs_K.shape):
                     above, below = (
                         loss(moved(groups, g, s, t, h), groups, **typed(name, options))
                         for h in (H, -H)
@@ -52,7 +52,9 @@ def check(case: str) -> None:
                     assert found.weights[g][s][t] == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
 
-def moved(groups: Sequence[Group], g: int, s: int, t: int, h: float) -> list[list[Side]]:
+def moved(
+    groups: Sequence[Group], g: int, s: int, t: tuple[int, ...], h: float
+) -> list[list[Side]]:
     """Groups with one log-probability moved by h."""
     copied = [list(group) for group in groups]
     log_probs_K = copied[g][s].log_probs_K.copy()
@@ -68,12 +70,11 @@ def test_weights_are_minus_the_derivative_of_the_papers_loss(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("cispo", "kto")])
 def test_weights_are_minus_the_derivative_of_the_objectives_own_loss(case: str) -> None:
-    name, _ = CASES[case]
-    groups = groups_of(name, 2)
+    groups = groups_of(case, 2)
     found = weigh(case, groups)
     for g, group in enumerate(groups):
         for s, side in enumerate(group):
-            t = len(side.log_probs_K) - 1
+            t = tuple(length - 1 for length in side.log_probs_K.shape)
             above, below = (weigh(case, moved(groups, g, s, t, h)).loss for h in (H, -H))
             slope = -(above - below) / (2 * H)
             assert found.weights[g][s][t] == pytest.approx(slope, rel=1e-6, abs=1e-7)
@@ -81,7 +82,7 @@ def test_weights_are_minus_the_derivative_of_the_objectives_own_loss(case: str) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_have_the_documents_shape_in_float32(case: str) -> None:
-    groups = groups_of(CASES[case][0], 0)
+    groups = groups_of(case, 0)
     found = weigh(case, groups)
     for group, weights in zip(groups, found.weights, strict=True):
         for side, weights_K in zip(group, weights, strict=True):
@@ -100,7 +101,7 @@ def test_an_objective_of_a_whole_step_says_so(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in WHOLE])
 def test_a_step_in_parts_has_the_loss_and_weights_of_the_whole(case: str) -> None:
-    groups = groups_of(CASES[case][0], 0)
+    groups = groups_of(case, 0)
     whole, totals = weigh(case, groups), totals_of(groups)
     parts = [weigh(case, [group], totals) for group in groups]
     assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-12)
@@ -118,6 +119,7 @@ def counts_of(part: Weighed) -> dict[str, int]:
 
 DPO, SimPO, ORPO, KTO = preference.DPO, preference.SimPO, preference.ORPO, preference.KTO
 GRPO, Distill, Clipped = rollouts.GRPO, rollouts.Distill, rollouts.ClippedPolicy
+off_policy = Distill._off_policy
 
 _score, _simpo_score, _orpo_score = DPO.score, SimPO.score, ORPO.score
 _loss, _share, _surrogate, _kl = DPO.loss, GRPO.share, GRPO.surrogate, KTO._kl
@@ -251,6 +253,28 @@ def _unpenalised(self: Any, side: Side) -> float:
     return side.reward
 
 
+def _first_alone(self: Any, groups: Sequence[Group], totals: Any) -> Weighed:
+    found = off_policy(self, groups, totals)
+    for (weights_KM,) in found.weights:
+        weights_KM[:, 1:] = 0
+    return found
+
+
+def _unscaled(self: Any, groups: Sequence[Group], totals: Any) -> Weighed:
+    found = off_policy(self, groups, totals)
+    pairs = zip(found.weights, groups, strict=True)
+    scaled = [[each[0] * np.exp(side.reference_K).sum(1)[:, None]] for each, (side,) in pairs]
+    return replace(found, weights=scaled)
+
+
+def _reverse(self: Any, groups: Sequence[Group], totals: Any) -> Weighed:
+    swapped = [
+        [replace(side, log_probs_K=side.reference_K, reference_K=side.log_probs_K)]
+        for (side,) in groups
+    ]
+    return off_policy(self, swapped, totals)
+
+
 WRONG: dict[str, tuple[str, Any, str, Any]] = {
     "sign": ("dpo", DPO, "score", _flipped),
     "mean for sum": ("dpo", DPO, "score", _mean_of),
@@ -282,6 +306,9 @@ WRONG: dict[str, tuple[str, Any, str, Any]] = {
     "RLOO with one token's slope": ("rloo", GRPO, "surrogate", _slope_of_one_token),
     "teacher backwards": ("distill", rollouts, "_k1", _teacher_backwards),
     "teacher against the current policy": ("distill", rollouts, "_k1", _against_now),
+    "only the teacher's first token": ("distill-top-k", Distill, "_off_policy", _first_alone),
+    "the teacher's mass not scaled to 1": ("distill-top-k", Distill, "_off_policy", _unscaled),
+    "reverse for forward KL": ("distill-top-k", Distill, "_off_policy", _reverse),
 }
 
 

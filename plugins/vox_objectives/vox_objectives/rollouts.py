@@ -4,13 +4,13 @@ Each is a policy gradient over tokens, `-ratio * advantage`, where `ratio` is th
 over that at sampling. An objective defines the advantages, and the share of a token in the step's
 loss. Setting names and formulas follow TRL 1.16, except where a docstring says so.
 
-Shape legend: K tokens of a completion.
+Shape legend: K tokens of a completion, M targets of a token.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Doubles: TypeAlias = NDArray[np.float64]
     Bools: TypeAlias = NDArray[np.bool_]
 
-ROLLOUT = "rollout"
+ROLLOUT, ANSWER = "rollout", "answer"
 SMALLEST_SCALE = 1e-4
 """Added to the standard deviation of rewards, as in TRL."""
 
@@ -189,13 +189,40 @@ class Distill(Objective):
 
     The advantage of a token is log p_teacher - log p at sampling, the loss the mean over the tokens
     of the step of -ratio * advantage. The teacher has the student's vocabulary.
+
+    With top_k the student learns off-policy (Hinton et al., arXiv:1503.02531), from the rows' own
+    answers: the loss is the mean over their tokens of KL(t || p), where t is the teacher's
+    distribution over its top_k most likely tokens, scaled to a sum of 1.
     """
+
+    top_k: int = Field(0, ge=0, le=256)
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({"rollouts", "teacher"})
+        return frozenset({"teacher"} if self.top_k else {"rollouts", "teacher"})
+
+    def examples(self, row: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
+        return {ANSWER: row}
 
     def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
+        return (self._off_policy if self.top_k else self._on_policy)(groups, totals)
+
+    def _off_policy(self, groups: Sequence[Group], totals: Totals) -> Weighed:
+        loss, share, metrics = 0.0, 1 / totals.tokens[ANSWER], []
+        weights: list[list[Floats]] = []
+        for (side,) in groups:
+            teacher_KM = _doubles(side.reference_K)
+            mass_K1 = np.exp(teacher_KM).sum(1, keepdims=True)
+            share_KM = np.exp(teacher_KM) / mass_K1
+            kl_KM = share_KM * (teacher_KM - np.log(mass_K1) - _doubles(side.log_probs_K))
+            loss += share * float(kl_KM.sum())
+            weights.append([(share * share_KM).astype(np.float32)])
+            metrics.append(
+                {"kl": float(kl_KM.sum(1).mean()), "teacher_mass": float(mass_K1.mean())}
+            )
+        return Weighed(loss, weights, _means(metrics))
+
+    def _on_policy(self, groups: Sequence[Group], totals: Totals) -> Weighed:
         loss, share = 0.0, 1 / totals.tokens[ROLLOUT]
         weights: list[list[Floats]] = []
         for group in groups:

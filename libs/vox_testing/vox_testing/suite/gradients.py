@@ -4,7 +4,7 @@ A gradient is read from the state: with beta1 = 0, AdamW's first moment is the g
 update, and with a learning rate of 0 nothing moves. Its size and direction are held against slopes
 of the float64 loss.
 
-Shape legend: T tokens of a batch.
+Shape legend: T tokens of a batch, M targets of a position.
 """
 
 from __future__ import annotations
@@ -118,9 +118,56 @@ def test_one_pass_is_two_passes(vox_subject: Subject) -> None:
     require_one_pass(vox_subject, vox_subject.plan(dropout=0.2))
 
 
-def require_one_pass(subject: Subject, plan: ExecutionPlan) -> None:
+@trains
+@needs(several_targets=True)
+def test_several_targets_of_a_position_add_up(vox_subject: Subject) -> None:
+    """Log-probabilities and gradient are those of the batches that have one of the targets."""
+    start, many = stirred(vox_subject.start(vox_subject.plan())), several_targets()
+    columns = [
+        replace(
+            many,
+            targets_T=many.targets_T[:, column],
+            weights_T=many.weights_T[:, column],
+            scored_T=many.scored_T[:, column],
+        )
+        for column in range(many.targets_T.shape[1])
+    ]
+    with vox_subject.learning(start=start) as trainer:
+        expected_TM = np.stack([trainer.log_probs(each, NAME) for each in columns], 1)
+        found_TM = trainer.log_probs(many, NAME)
+        assert found_TM.dtype == np.float32
+        assert relative(found_TM * many.scored_T, expected_TM) < vox_subject.tolerance.logits
+        told_TM = trainer.accumulate(many, 0, NAME)
+        trainer.discard(NAME)
+        assert relative(told_TM * many.scored_T, expected_TM) < vox_subject.tolerance.logits
+        expected = gradient(trainer, *columns)
+        assert apart(gradient(trainer, many), expected) < vox_subject.tolerance.gradient
+
+
+@trains
+@needs(one_pass=True, several_targets=True)
+def test_several_targets_in_one_pass_are_those_in_two(vox_subject: Subject) -> None:
+    require_one_pass(vox_subject, vox_subject.plan(dropout=0.2), several_targets())
+
+
+def several_targets() -> Batch:
+    """Return documents with three targets at each scored position, and weights of both signs at
+    some of them."""
+    some = signed(batch(documents(3)))
+    weights_TM = np.stack([np.roll(some.weights_T, step) for step in range(3)], 1)
+    scored_TM = np.repeat(some.scored_T[:, None], 3, 1)
+    targets_TM = (some.targets_T[:, None] + np.array([0, 7, 31])) % 256
+    return replace(
+        some,
+        targets_T=targets_TM,
+        weights_T=(weights_TM * scored_TM).astype(np.float32),
+        scored_T=scored_TM,
+    )
+
+
+def require_one_pass(subject: Subject, plan: ExecutionPlan, some: Batch | None = None) -> None:
     """Require that `weigh` sees the log-probabilities, and its weights give their gradient."""
-    start, some = stirred(subject.start(plan)), signed(batch(documents(3)))
+    start, some = stirred(subject.start(plan)), some or signed(batch(documents(3)))
     some, asked = replace(some, weights_T=np.zeros_like(some.weights_T)), []
 
     def weigh(log_probs_T: Floats) -> Floats:
@@ -135,7 +182,7 @@ def require_one_pass(subject: Subject, plan: ExecutionPlan) -> None:
         found = _take(trainer)
     assert len(asked) == 1
     for each_T in (*asked, found_T):
-        assert (each_T.dtype, each_T.shape) == (np.dtype("float32"), some.tokens_T.shape)
+        assert (each_T.dtype, each_T.shape) == (np.dtype("float32"), some.targets_T.shape)
         assert relative(each_T, scores_T) < subject.tolerance.logits
     assert apart(found, expected) < subject.tolerance.gradient
 
