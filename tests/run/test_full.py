@@ -138,7 +138,12 @@ def test_a_head_that_is_stored_twice_is_written_twice(twice, full):
 
 
 @pytest.mark.parametrize(
-    "given", [{"targets": ("lm_head",)}, {"method": "lora", "modules_to_save": ("lm_head",)}]
+    "given",
+    [
+        {"targets": ("lm_head",)},
+        {"method": "lora", "targets": ("lm_head",)},
+        {"method": "lora", "modules_to_save": ("lm_head",)},
+    ],
 )
 def test_a_tied_head_is_not_trained_by_itself(given, twice, full):
     with pytest.raises(PlanError) as caught:
@@ -219,7 +224,8 @@ def test_there_is_nothing_to_merge(ended):
 
 def test_a_run_is_a_model_to_train_on(ended, full):
     assert resolve_reference(str(ended)).base.path == ended / "model"
-    assert plan_run(full(ended)).inputs.model.path == ended / "model"
+    model = plan_run(full(ended)).inputs.model
+    assert (model.path, model.id) == (ended / "model", ended.name)
 
 
 # --- going on -------------------------------------------------------------------------------------
