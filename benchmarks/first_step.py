@@ -6,10 +6,10 @@ and of the processor time of that process. Everything is warm: the first round i
 
     .venv/bin/python benchmarks/first_step.py [ROUNDS] [--against CHECKOUT] [-- FLAGS OF vox train]
 
-`--against` names a checkout of another version with a `.venv` of its own; rounds of both take
-turns, so that a busy machine slows both, and the ratio is taken round by round. This is no test: a
-clock says as much about the machine as about vox (tests/architecture/test_startup.py holds what a
-run imports).
+`--against` names a checkout of another version with a `.venv` of its own, whose own copy of this
+script knows that version's functions; rounds of both take turns, so that a busy machine slows
+both, and the ratio is taken round by round. This is no test: a clock says as much about the machine
+as about vox (tests/architecture/test_startup.py holds what a run imports).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAGS += ["--max-steps", "3", "--batch-size", "2"]
 ROUNDS = 5
 
 PHASES = {
-    "vox_core.cli.train:settings_from": "Python, the command line, settings",
+    "vox_core.library:_settings": "Python, the command line, settings",
     "vox_core.run.inputs:chosen_rows": "the run's modules, data read",
     "vox_core.run.inputs:explain": "backend chosen",
     "vox_core.run.run_plan:read_inputs": "model found, its headers read, backend loaded",
@@ -116,8 +116,8 @@ def one_round(checkout: Path, flags: list[str]) -> dict[str, tuple[float, float]
     """Phase -> its own (wall, processor) seconds, in order; `total` is the last."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "marks.json"
-        python = str(checkout / ".venv/bin/python")
-        command = [python, __file__, "--child", str(out), "--", *flags]
+        python, script = checkout / ".venv/bin/python", checkout / "benchmarks/first_step.py"
+        command = [str(python), str(script), "--child", str(out), "--", *flags]
         command += ["--out", str(Path(scratch) / "run")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():

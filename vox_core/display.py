@@ -158,6 +158,13 @@ class Pace:
         return self._losses / self._weights if self._weights else loss
 
 
+def _pace_after(event: Event, pace: Pace | None) -> Pace | None:
+    """Return the pace of the run that an event belongs to, with the newest metrics."""
+    if isinstance(event, ObjectiveMetrics) and pace:
+        pace.metrics = event.metrics
+    return Pace(event) if isinstance(event, RunStart) else pace
+
+
 def words(event: Event) -> str | None:
     """Format an event as a line; None for events without one."""
     text = _line(event)
@@ -191,10 +198,7 @@ class LineDisplay:
         self._transfer: tuple[str, int] | None = None
 
     def observe(self, event: Event) -> None:
-        if isinstance(event, RunStart):
-            self._pace = Pace(event)
-        if isinstance(event, ObjectiveMetrics) and self._pace:
-            self._pace.metrics = event.metrics
+        self._pace = _pace_after(event, self._pace)
         text = self._step(event) if isinstance(event, StepDone) else words(event)
         if isinstance(event, CheckpointWritten):
             text = f"checkpoint written after step {event.step}"
@@ -234,19 +238,16 @@ class LiveDisplay:
         self._pace: Pace | None = None
 
     def observe(self, event: Event) -> None:
+        self._pace = _pace_after(event, self._pace)
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
             self._update(self._pace.describe(event), event.step)
-            return
-        if isinstance(event, ObjectiveMetrics) and self._pace:
-            self._pace.metrics = event.metrics
             return
         if isinstance(event, RunEnd) or self._label:
             self.close()
         if text := words(event):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         if isinstance(event, RunStart):
-            self._pace = Pace(event)
             self._open(event.total_steps, event.first_step - 1)
 
     def transfer(self, label: str, done: int, total: int) -> None:
@@ -296,15 +297,12 @@ class NotebookDisplay:
         self._handle = show({"text/plain": ""}, raw=True, display_id=True)
 
     def observe(self, event: Event) -> None:
+        self._pace = _pace_after(event, self._pace)
         if isinstance(event, StepDone):
             assert self._pace, "a step before the run"
             total = self._pace.start.total_steps
             label = f"step {event.step}/{total}  {self._pace.describe(event)}"
             self._bar = label, event.step, total
-        elif isinstance(event, RunStart):
-            self._pace = Pace(event)
-        elif isinstance(event, ObjectiveMetrics) and self._pace:
-            self._pace.metrics = event.metrics
         elif isinstance(event, RunEnd):
             label, done, total = self._bar
             self._lines.append(label)

@@ -33,7 +33,7 @@ _CREDENTIALS = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/@\s'\"]{1,500}
 
 CODES: dict[str, str] = {
     "C001": "unknown key in vox.toml, the environment or the flags",
-    "C002": "a setting has a value of the wrong type or outside its range",
+    "C002": "a setting is not valid, or contradicts another",
     "C003": "vox.toml cannot be read",
     "C004": "a setting is missing, or two exclude each other",
     "C005": "the catalog is invalid",

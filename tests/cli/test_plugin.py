@@ -75,7 +75,7 @@ def test_list_tells_installed_available_and_incompatible(
 def test_info_tells_what_is_known(vox, site: Site) -> None:
     done = vox("plugin", "info", "mine")
     assert done.code == 0
-    for line in ("distribution  vox-x-mine", "  capabilities.families       *"):
+    for line in ("mine is installed: mine", "  capabilities.families       *"):
         assert line in done.out.splitlines()
     facts = json.loads(vox("plugin", "info", "mine", "--json").out)
     assert facts["catalog"] is None

@@ -290,6 +290,7 @@ def test_a_malformed_row_stops_the_run_or_is_skipped(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", FAULTY)
     with pytest.raises(DataError) as caught:
         choose_rows([path], [], DataPolicy(dedup="exact"))
+    assert "--malformed-rows skip" in str(caught.value.remedy)
     assert caught.value.code == "VOX-D003" and len(caught.value.faults) == 3
     for _ in "the rows read", "the facts kept":
         found = choose_rows([path], [], SKIP)

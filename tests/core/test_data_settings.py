@@ -45,7 +45,7 @@ def test_the_later_says_what_the_data_are(toml: Path) -> None:
 def test_both_in_one_place_are_refused(toml: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(toml, {"data": ["b"], "source": ["c=1"]})
-    assert "exclude each other" in caught.value.faults[0]
+    assert "data or source, not both" in caught.value.faults[0]
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,10 @@ def test_a_plugin_that_is_no_backend_is_no_candidate(site: Site) -> None:
     )
     assert site.found("watcher").fault is None
     assert "watcher" not in [verdict.id for verdict in list_backends()]
+    for operation in ("train", "load"):
+        with pytest.raises(BackendError, match="'watcher' is unusable") as caught:
+            choose(Request(operation, explicit="watcher"))
+        assert "no backend: its manifest has no [capabilities]" in caught.value.faults[0]
 
 
 def test_plugins_can_be_disabled(crowd: Site, monkeypatch: pytest.MonkeyPatch) -> None:

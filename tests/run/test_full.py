@@ -32,6 +32,7 @@ from vox_core.errors import (
     StorageError,
     TrainingError,
 )
+from vox_core.host import judge
 from vox_core.host.load import Backend
 from vox_core.run import artifacts, checkpoint
 from vox_core.run.checkpoint_writer import CheckpointWriter
@@ -138,7 +139,12 @@ def test_a_head_that_is_stored_twice_is_written_twice(twice, full):
 
 
 @pytest.mark.parametrize(
-    "given", [{"targets": ("lm_head",)}, {"method": "lora", "modules_to_save": ("lm_head",)}]
+    "given",
+    [
+        {"targets": ("lm_head",)},
+        {"method": "lora", "targets": ("lm_head",)},
+        {"method": "lora", "modules_to_save": ("lm_head",)},
+    ],
 )
 def test_a_tied_head_is_not_trained_by_itself(given, twice, full):
     with pytest.raises(PlanError) as caught:
@@ -219,7 +225,8 @@ def test_there_is_nothing_to_merge(ended):
 
 def test_a_run_is_a_model_to_train_on(ended, full):
     assert resolve_reference(str(ended)).base.path == ended / "model"
-    assert plan_run(full(ended)).inputs.model.path == ended / "model"
+    model = plan_run(full(ended)).inputs.model
+    assert (model.path, model.id) == (ended / "model", ended.name)
 
 
 # --- going on -------------------------------------------------------------------------------------
@@ -421,10 +428,11 @@ def test_settings_of_an_adapter_are_refused():
 
 def test_a_quantised_model_is_refused(tiny, full, tmp_path):
     settings = full(_quantised(tiny("llama"), tmp_path / "quantised"))
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(PlanError) as caught:
         train(settings)
-    assert "mxfp4" in str(caught.value)
-    assert caught.value.remedy == "name the full-precision model"
+    assert caught.value.code == "VOX-P001"
+    assert "(mxfp4)" in caught.value.faults[0]
+    assert "name the full-precision model" in caught.value.faults[0]
 
 
 def _quantised(base: Path, out: Path) -> Path:
@@ -436,7 +444,9 @@ def _quantised(base: Path, out: Path) -> Path:
     return out
 
 
-def test_a_backend_without_it_is_refused_and_one_with_it_is_named(tiny, full):
+def test_a_backend_without_it_is_refused_and_one_with_it_is_named(tiny, full, monkeypatch):
+    lora = "method full (has: lora)"
+    monkeypatch.setattr(judge, "lacking", lambda _, has: lora * ("metal" in has.devices))
     with pytest.raises(BackendError) as caught:
         train(full(tiny("llama"), backend="mlx"))
     assert "method full" in str(caught.value) and "--backend cpu" in str(caught.value)

@@ -9,7 +9,8 @@ import pytest
 from tests.run.conftest import TALK
 from tests.run.lines import read
 from vox_core.errors import ConfigError
-from vox_core.run.rollouts import margin
+from vox_core.run.progress import StepMetrics
+from vox_core.run.rollouts import Rollouts, margin
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 from vox_core.text import losses
@@ -60,8 +61,13 @@ def rewarded(tmp_path):
     }
 
 
-def test_a_validation_has_the_mean_reward_with_its_interval(tiny, settings, rewarded):
-    report = train(settings(tiny("llama"), **rewarded))
+def test_a_validation_has_the_mean_reward_with_its_interval(tiny, settings, rewarded, monkeypatch):
+    order, sample = [], Rollouts.batches
+    monkeypatch.setattr(StepMetrics, "begin", lambda _: order.append("begin"))
+    monkeypatch.setattr(Rollouts, "batches", lambda *a: order.append("sampled") or sample(*a))
+    report = train(settings(tiny("llama"), **rewarded), observe=lambda e: order.append(e.name))
+    timed = [each for each in order if each in ("validation", "begin", "sampled", "step")]
+    assert timed[:4] == ["validation", "begin", "sampled", "step"], "time left counts sampling"
     found = [x for x in read(report.run / "telemetry.jsonl") if x["event"] == "validation"]
     assert [line["step"] for line in found] == [0, 1]
     for line in found:
@@ -83,6 +89,11 @@ def test_the_margin_is_that_of_a_mean():
     assert margin([1.0]) is None
     # The sample's standard deviation is 1 / sqrt(2).
     assert margin([0.0, 1.0]) == pytest.approx(1.96 * 0.5)
+
+
+def test_a_run_on_own_answers_counts_prompts(tiny, settings, rewarded):
+    first, *_ = plan_run(settings(tiny("llama"), **rewarded)).notices()
+    assert first.message == "6 prompts; 1 step"
 
 
 def test_a_reward_uses_every_field_of_a_row(tiny, settings, rewarded):

@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
+from vox_core.config import GenerateSettings
 from vox_core.errors import BackendError
 from vox_core.host import Request, choose, discover, load, probe
 from vox_core.host.seen import Seen
 from vox_core.run import sources
 from vox_core.run.advice import with_advice
+from vox_core.run.load import open_model
 from vox_core.run.run_plan import plan_run
 from vox_core.run.train import train
 
@@ -69,6 +71,12 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
     looks.clear()
     plan(asked)
     assert set(looks.values()) == {2}
+
+
+def test_a_missing_backend_is_found_before_a_model(monkeypatch):
+    monkeypatch.setattr(discover, "discover", lambda: ())
+    with pytest.raises(BackendError, match="no backend is installed"):
+        open_model("no-such-model", GenerateSettings()).__enter__()
 
 
 def test_a_probe_runs_for_the_first_request_that_needs_it(looks, monkeypatch):

@@ -243,18 +243,20 @@ def test_a_name_that_is_not_unicode_does_not_end_a_run(tmp_path: Path) -> None:
 
 def test_time_left_counts_what_lies_between_steps() -> None:
     now = [100.0]
-    metrics = StepMetrics(10, clock=lambda: now[0])
+    metrics = StepMetrics(10, 80.0, clock=lambda: now[0])
+    metrics.begin()
     left = []
-    for number, waited in enumerate([50.0, 2.0, 4.0], start=1):
+    for number, waited in enumerate([6.0, 2.0, 4.0], start=1):
         now[0] += waited
         step = dataclasses.replace(STEP, step=number, memory=None)
         left.append(metrics.measured(step).seconds_left)
-    assert left == [0.5 * 9, (0.5 + 2) / 2 * 8, round((0.5 + 2 + 4) / 3 * 7, 1)]
+    assert left == [6.0 * 9, (6 + 2) / 2 * 8, (6 + 2 + 4) / 3 * 7]
+    assert metrics.startup_seconds == 26
     assert metrics.measured(dataclasses.replace(STEP, step=11)).seconds_left == 0
 
 
 def test_memory_is_the_backends_own_or_the_most_that_was_resident() -> None:
-    metrics = StepMetrics(10)
+    metrics = StepMetrics(10, 0.0)
     assert metrics.measured(dataclasses.replace(STEP, memory=5)).memory == 5
     own = metrics.measured(dataclasses.replace(STEP, memory=None)).memory
     assert own is not None and 10**7 < own < 10**11

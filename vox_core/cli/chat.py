@@ -53,7 +53,7 @@ class Conversation:
         """Answer lines until stdin ends or a line is `/exit`."""
         if interactive:
             click.echo(f"{self._model.title}. {HELP}.", err=True)
-        for line in _typed_lines() if interactive else _piped_lines():
+        for line in _typed_lines() if interactive else filter(None, map(str.strip, sys.stdin)):
             if line == "/exit":
                 return
             if line == "/reset":
@@ -78,10 +78,6 @@ class Conversation:
         click.echo()
         if said:
             self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
-
-
-def _piped_lines() -> Iterator[str]:
-    return (line.strip() for line in sys.stdin if line.strip())
 
 
 def _typed_lines() -> Iterator[str]:

@@ -6,7 +6,6 @@ No command here imports a plugin; `doctor` does so in a child process.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -72,7 +71,7 @@ def info(id: str, as_json: bool) -> None:
         print_json(facts)
         return
     for listed in facts["listed"]:
-        print_table({key: text for key, text in listed.items() if text})
+        click.echo(printable(f"{id} is {listed['status']}: {listed['reason']}"))
     for installed in facts["installed"]:
         manifest = installed.pop("manifest") or {}
         _section("installed", {**installed, **manifest})
@@ -125,7 +124,7 @@ def enable(id: str) -> None:
     """Undo `vox plugin disable`."""
     before = disabled()
     if id in before:
-        click.echo(f"{id} is enabled ({_shown(set_disabled({*before} - {id}))})")
+        click.echo(f"{id} is enabled (recorded in {set_disabled({*before} - {id})})")
         return
     _require_installed(id)
     click.echo(f"{id} is not disabled; nothing was changed")
@@ -135,7 +134,7 @@ def enable(id: str) -> None:
 def disable(id: str) -> None:
     """Keep a plugin installed, but exclude it from every command and run."""
     _require_installed(id)
-    click.echo(f"{id} is disabled ({_shown(set_disabled({*disabled(), id}))})")
+    click.echo(f"{id} is disabled (recorded in {set_disabled({*disabled(), id})})")
     click.echo(printable(f"next: {command('vox', 'plugin', 'enable', id)}, to use it again"))
 
 
@@ -154,10 +153,6 @@ def _require_installed(id: str) -> None:
     installed = [each.id for each in discover()]
     if id not in installed:
         raise unknown_plugin(id, installed)
-
-
-def _shown(file: Path) -> str:
-    return f"recorded in {file}"
 
 
 def _section(title: str, facts: dict[str, Any]) -> None:

@@ -164,10 +164,10 @@ def validate(
         faults = [_fault(kind, detail, origins or {}) for detail in error.errors()]
     raise ConfigError(
         "C002",
-        "a setting has a value of the wrong type or outside its range",
+        "the settings are not valid",
         where=f"[{kind.section}]",
         faults=faults,
-        remedy=f"correct it; `vox {kind.section} --help` shows what each setting takes",
+        remedy=f"correct them; `vox {kind.section} --help` shows what each setting takes",
     )
 
 

@@ -297,7 +297,7 @@ class TrainSettings(DataSettings):
         """Set `data` to the paths of `source`."""
         paths = tuple(source.path for source in self.source)
         if paths and self.data not in ((), paths):
-            raise ValueError("data and source exclude each other: a source names data and a weight")
+            raise ValueError("give data or source, not both; a source is data with a weight")
         if paths:
             self.__dict__["data"] = paths
             self.model_fields_set.add("data")
@@ -310,7 +310,7 @@ class TrainSettings(DataSettings):
             return self
         if given := [name for name in _OF_ADAPTERS if name in self.model_fields_set]:
             names = ", ".join(map(kebab, given))
-            raise ValueError(f"method full trains the weights themselves: leave out {names}")
+            raise ValueError(f"method full trains no adapter: leave out {names}")
         for name, value in (("lr", FULL_LR), ("targets", ())):
             if name not in self.model_fields_set:
                 self.__dict__[name] = value

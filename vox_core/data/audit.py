@@ -256,7 +256,7 @@ FINDINGS: dict[str, Kind] = {
     "no-markers": Kind(
         "info",
         "the chat template has no {% generation %} markers",
-        "nothing needs to be done; look at some rows with vox data preview",
+        "nothing needs to be done",
     ),
 }
 FEW_TRAINED = 0.01

@@ -13,7 +13,7 @@ from vox_core.data.jsonl import file_faults, raw_lines
 from vox_core.data.rows import Record, read_row
 from vox_core.errors import DataError, StorageError
 
-STEP = "correct these lines, or remove them, and run again"
+STEP = "correct these lines, or leave them out with --malformed-rows skip"
 """What can be done about any malformed row."""
 WHOLE_FILE = "correct the file, or convert it, and run again"
 _FORMS = (

@@ -184,6 +184,8 @@ def static_refusal(request: Request, plugin: Found, environment: Surroundings) -
     manifest = plugin.manifest
     if plugin.fault or manifest is None:
         return Refusal("manifest", on_one_line(plugin.fault) if plugin.fault else "no manifest")
+    if not manifest.is_backend:  # and named all the same
+        return Refusal("capability", "no backend: its manifest has no [capabilities]")
     if request.explicit not in (None, plugin.id):
         return Refusal("explicit", f"not asked for ({request.asked})")
     if who := environment.blocked.get(plugin.id):

@@ -123,7 +123,8 @@ class _Observer:
     @property
     def fault(self) -> str:
         """The first failure as text; empty if none."""
-        if not self._fault and self._limit_s and self._late():
+        waited = time.monotonic() - self._since
+        if not self._fault and self._limit_s and waited >= self._limit_s:
             self._fault = f"{self._stage}: no answer in {self._limit_s:g} s"
         return self._fault
 
@@ -151,9 +152,6 @@ class _Observer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(queue.Full):
                 self._waiting.put_nowait(None)
-
-    def _late(self) -> bool:
-        return time.monotonic() - self._since >= self._limit_s
 
     def _feed(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._process:  # waits for its end

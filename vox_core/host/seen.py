@@ -64,7 +64,7 @@ class Seen:
         Raises:
             ConfigError: an environment variable about plugins or hardware is wrong.
         """
-        backends = [plugin for plugin in self.plugins if _may_be_backend(plugin)]
+        backends = [plugin for plugin in self.plugins if _is_candidate(plugin, request)]
         environment = Surroundings(
             accelerators=self._accelerators,
             machine=self.machine,
@@ -93,9 +93,10 @@ def _able(request: Request, present: tuple[probe.Accelerator, ...]) -> tuple[str
     )
 
 
-def _may_be_backend(plugin: Found) -> bool:
-    """Whether a plugin may be a backend; one with a faulty manifest may."""
-    return plugin.manifest is None or plugin.manifest.is_backend
+def _is_candidate(plugin: Found, request: Request) -> bool:
+    """Whether a plugin may be a backend, as one with a faulty manifest, or was named as one."""
+    manifest = plugin.manifest
+    return manifest is None or manifest.is_backend or plugin.id == request.explicit
 
 
 @dataclass(frozen=True, slots=True)

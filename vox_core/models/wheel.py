@@ -13,10 +13,9 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from vox_core import files
 from vox_core.cache import cache_root
@@ -47,7 +46,7 @@ def fetch(entry: ModelEntry, scratch: Path, report: Progress) -> Path:
     with files.atomic_file(path) as out:
         for part in parts:
             with part.open("rb") as file:
-                for block in _blocks(file):
+                while block := file.read(_BLOCK):
                     out.write(block)
                     sha256.update(block)
                     done += len(block)
@@ -139,8 +138,3 @@ def _not_pinned(where: object, found: str, expected: str) -> ModelError:
         expected=expected,
         remedy="do not use it; fetch it again from an index that you trust",
     )
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(_BLOCK):
-        yield block

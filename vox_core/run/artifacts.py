@@ -43,7 +43,7 @@ from vox_core.run.hf_checkpoint import (
     declare_dtype,
     write_checkpoint,
 )
-from vox_core.run.plan import has_tied_head
+from vox_core.run.plan import data_size, has_tied_head
 from vox_core.run.resume import last_step
 from vox_core.weights import numpy_dtype
 
@@ -66,7 +66,7 @@ class TrainReport:
     """What came of a run. Losses are None where nothing was measured.
 
     Args:
-        seconds: from the first write to the last.
+        seconds: from the start of planning to the last write.
         startup_seconds: from the start of planning to the end of the first step.
         best_step, best_loss: the best validation after a step.
         adapter_step: the step whose adapter, or model, was written.
@@ -301,8 +301,7 @@ def card(
         "base model": f"{model.id} ({model.model_type})",
         "objective": _objective(contract),
         "method": f"{adapter.method}, {'' if whole else f'{kind}, '}{parameters:,} parameters",
-        "data": f"{contract.data.rows} examples, {contract.data.tokens:,} tokens, "
-        f"{contract.data.trained_tokens:,} of them trained",
+        "data": data_size(contract),
         "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",
         "optimizer": f"{_OPTIMIZERS[optimizer.name]}, "
         f"peak rate {optimizer.lr:g}, {optimizer.schedule}",

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from vox_core.contract import (
     Event,
     Notice,
+    ObjectiveMetrics,
     Resumed,
     RunEnd,
     RunStart,
@@ -54,6 +55,7 @@ class Summary:
         seconds: of work, without the time between a process that ended and a resume.
         losses, loss: of each step, and of the last one.
         held_out: validation losses; step 0 is before training.
+        metrics: the objective's, by name.
         tokens_per_second: over all steps that were taken.
         memory: peak bytes.
         checkpoints: steps of the checkpoints in the folder.
@@ -78,6 +80,7 @@ class Summary:
     loss: float | None = None
     losses: Curve = field(default_factory=list)
     held_out: Curve = field(default_factory=list)
+    metrics: dict[str, Curve] = field(default_factory=dict)
     tokens_per_second: float | None = None
     memory: int | None = None
     checkpoints: list[int] = field(default_factory=list)
@@ -135,6 +138,8 @@ class _Tally:
                 self._step(event)
             case Validation(number, loss):
                 summary.held_out.append((number, finite(loss)))
+            case ObjectiveMetrics():
+                self._metrics(event)
             case Resumed():
                 self.outcome = None
                 summary.resumes += 1
@@ -147,10 +152,14 @@ class _Tally:
         summary, self.outcome = self.summary, None
         for name in ("model", "backend", "device", "dtype", "quant", "contract", "total_steps"):
             setattr(summary, name, getattr(start, name))
-        summary.losses = [point for point in summary.losses if point[0] < start.first_step]
-        summary.held_out = [point for point in summary.held_out if point[0] < start.first_step]
+        for curve in (summary.losses, summary.held_out, *summary.metrics.values()):
+            curve[:] = [point for point in curve if point[0] < start.first_step]
         summary.step = max(start.first_step - 1, 0)
         summary.loss = summary.losses[-1][1] if summary.losses else None
+
+    def _metrics(self, measured: ObjectiveMetrics) -> None:
+        for name, value in measured.metrics.items():
+            self.summary.metrics.setdefault(name, []).append((measured.step, finite(value)))
 
     def _step(self, step: StepDone) -> None:
         summary = self.summary

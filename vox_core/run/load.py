@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -17,7 +17,7 @@ from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, folder_digest
 from vox_core.errors import DataError
-from vox_core.host import Origin, Request
+from vox_core.host import Origin, Request, Seen, explain
 from vox_core.host.probe import Hardware
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
@@ -298,21 +298,24 @@ def open_model(
     Raises:
         InputError: it cannot be found, or no installed backend can load it.
     """
+    request = Request(
+        operation="load",
+        quant=settings.quant,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        explicit=settings.backend,
+        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
+    )
+    # Before a model is fetched, so that a missing backend is found in a second.
+    if refusal := explain(request, seen=(seen := Seen())).refusal:
+        raise refusal
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
     quant = source.quant
     if settings.quant is not None:
         quant = settled_quant(settings.quant, source.weights.quant)
-    request = Request(
-        operation="load",
-        quant=quant,
-        method=source.adapter.method if source.adapter else None,
-        model_type=source.base.model_type,
-        dtype=None if settings.dtype == "auto" else settings.dtype,
-        explicit=settings.backend,
-        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
-    )
-    backend, selection = choose_for(request, source.weights)
+    method = source.adapter.method if source.adapter else None
+    request = replace(request, quant=quant, method=method, model_type=source.base.model_type)
+    backend, selection = choose_for(request, source.weights, seen)
     observe(Notice(selection.why))
     dtype = resolve_dtype(settings.dtype, selection.hardware)
     job = LoadJob(model=source.base.path, dtype=dtype, quant=quant)

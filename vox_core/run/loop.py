@@ -137,6 +137,7 @@ def _follow(
 
     if learner.step == 0 and plan.data.valid is not None:
         validate()
+    session.metrics.begin()
     for step in steps_of(plan, learner.step + 1, source):
         done = learner.take(step)
         if measured := {**source.metrics, **learner.metrics}:

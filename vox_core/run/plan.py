@@ -215,6 +215,15 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
     )
 
 
+def data_size(contract: FineTuneContract) -> str:
+    """Describe the training data; answers in it are not trained on if the model samples its own."""
+    data, plural = contract.data, "s" * (contract.data.rows != 1)
+    if contract.rollouts != RolloutSpec():
+        return f"{data.rows} prompt{plural}"
+    trained = f"{data.tokens:,} tokens, {data.trained_tokens:,} of them trained"
+    return f"{data.rows} example{plural}, {trained}"
+
+
 def _modules(
     contract: FineTuneContract, inputs: RunInputs
 ) -> tuple[dict[str, str], dict[str, ModuleShape]]:
@@ -254,10 +263,8 @@ def _whole_model(contract: FineTuneContract, inputs: RunInputs) -> dict[str, str
         )
     if found := _experts(config, weights.tensors):
         faults.append(f"--method full: a mixture of experts ({found}) needs an adapter")
-    tied = has_tied_head(config)
-    faults += [f"--targets {each}: {_IS_TIED}" for each in targets if tied and each in _TIED]
     _require_none(faults)
-    return trained_parameters(weights.tensors, model_type, targets, tied=tied)
+    return trained_parameters(weights.tensors, model_type, targets, tied=has_tied_head(config))
 
 
 def _require_none(faults: Collection[str]) -> None:
@@ -316,6 +323,9 @@ def _reasons_why_not(
     longest = positions(config)
     if longest is not None and contract.seq_len > longest:
         yield f"--seq-len {contract.seq_len}: the model has positions for {longest} tokens"
+    for target in contract.adapter.targets:
+        if target in _TIED and has_tied_head(config):
+            yield f"--targets {target}: {_IS_TIED}"
     for module in contract.adapter.modules_to_save:
         there = any(_owner_in(name, (module,)) for name in saved)
         tied = module.rpartition(".")[2] in _TIED and has_tied_head(config)

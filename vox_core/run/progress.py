@@ -112,22 +112,22 @@ class StepMetrics:
     """
 
     def __init__(
-        self,
-        total_steps: int,
-        began: float | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, total_steps: int, began: float, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._total, self._began, self._clock = total_steps, began, clock
         self._took: deque[float] = deque(maxlen=RECENT)
-        self._before: float | None = None
+        self._before = began
         self.startup_seconds: float | None = None
+
+    def begin(self) -> None:
+        """Count the first step from now: what came before, such as loading, will not recur."""
+        self._before = self._clock()
 
     def measured(self, step: StepDone) -> StepDone:
         """The step with `memory`, unless its backend measured it, and the times."""
         now, startup = self._clock(), None
-        # What came before the first step, such as loading the model, will not come again.
-        self._took.append(step.seconds if self._before is None else now - self._before)
-        if self._before is None and self._began is not None:
+        self._took.append(now - self._before)
+        if self.startup_seconds is None:
             startup = self.startup_seconds = round(now - self._began, 3)
         self._before = now
         mean = sum(self._took) / len(self._took)

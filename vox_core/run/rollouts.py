@@ -131,12 +131,7 @@ class Rollouts:
         return Validation(learner.step, apart / total)
 
     def _sample(
-        self,
-        data: Dataset,
-        documents: Sequence[int],
-        turn: int,
-        count: int,
-        temperature: float,
+        self, data: Dataset, documents: Sequence[int], turn: int, count: int, temperature: float
     ) -> list[Rollout]:
         seed = self._plan.contract.seed
         prompts = []

@@ -90,17 +90,13 @@ class RunPlan:
 
     def notices(self) -> Iterator[Notice]:
         """What a person should know of the data before the run."""
-        data, rows = self.contract.data, self.inputs.rows
-        yield Notice(
-            f"{_count(data.rows, 'example')}, {data.tokens:,} tokens, "
-            f"{data.trained_tokens:,} of them trained; {_count(self.contract.total_steps, 'step')}"
-        )
+        rows = self.inputs.rows
+        steps = _count(self.contract.total_steps, "step")
+        yield Notice(f"{plan.data_size(self.contract)}; {steps}")
         if wrong := rate_warning(self.contract.optimizer.lr, self.contract.adapter.method):
             yield wrong
-        for text in rows.report.told() if rows.report else ():
-            yield Notice(text)
-        for text in self._warnings():
-            yield Notice(text, "warning")
+        yield from map(Notice, rows.report.told() if rows.report else ())
+        yield from (Notice(text, "warning") for text in self._warnings())
 
     def _warnings(self) -> Iterator[str]:
         rows, data = self.inputs.rows, self.data

@@ -73,10 +73,10 @@ class Session:
     controller: RunController
 
     def __init__(self, plan: RunPlan, observe: Observe, began: float, observers: Observers) -> None:
-        self.plan, self._planning_began = plan, began
+        self.plan, self._began = plan, began
         self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
-        self._began, self._last = time.perf_counter(), 0
+        self._last = 0
         self._saved: int | None = None
         self._stop = StopSignal(lambda: observe(Notice(STOPPING)))
 
@@ -138,13 +138,13 @@ class Session:
                 self.emit(answer)
 
     def elapsed(self) -> float:
-        """Seconds since the lock was taken."""
+        """Seconds since planning began."""
         return time.perf_counter() - self._began
 
     def out_of_time(self) -> bool:
         """Whether `--max-time` is over, counted from the start of planning."""
         limit = self.plan.settings.max_time
-        return bool(limit) and time.perf_counter() - self._planning_began >= limit
+        return bool(limit) and self.elapsed() >= limit
 
     def _end(self, outcome: Literal["stopped", "failed"]) -> None:
         self.emit(RunEnd(self._last, outcome, self.elapsed()))

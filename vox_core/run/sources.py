@@ -27,7 +27,7 @@ def resolve_model(
 ) -> models.LocalModel:
     """The model that `reference` names, with another chat template if one is given.
 
-    A run of the method `full` stands for the checkpoint that it left.
+    A run of the method `full` stands for the checkpoint that it left, under the run's name.
 
     Args:
         template: a name of a template, or a Jinja file.
@@ -40,6 +40,8 @@ def resolve_model(
     """
     trained = RunFolder(Path(reference)).model
     model = models.resolve(str(trained or reference), revision=revision, progress=progress)
+    if trained:
+        model = replace(model, id=trained.resolve().parent.name)
     if template is None:
         return model
     folder, notes = templated(model.path, template)

@@ -42,6 +42,7 @@ def test_what_is_trained_stands_in_brackets(vox, data: Path) -> None:
     assert f"── {data}:3, text, " in done.out and "rendered-text ──" in done.out
     assert "rows     3 of 3, at most 2,048 tokens each" in done.out
     assert "3 rows end with a trained end-of-turn token" in done.out
+    assert "markers; nothing needs to be done [no-markers]" in done.out
     assert re.search(rf"warning: 1 row: .* \({data}:3\); .* \[rendered-text\]", done.out)
 
 

@@ -51,7 +51,7 @@ class Broken(Adding):
 def package(monkeypatch):
     made, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
     factory.DATASETS = {"adding": Adding, "board": Board, "broken": Broken}
-    made.__version__ = "0.0"
+    monkeypatch.setattr(gym.metadata, "version", lambda name: f"{name} 0.1.25")
     made.create_dataset = lambda name, **options: factory.DATASETS[name](**options)
     made.factory = factory
     monkeypatch.setitem(sys.modules, "reasoning_gym", made)
@@ -68,6 +68,11 @@ def test_a_task_without_a_single_answer_has_rows_all_the_same():
     *_, row = gym.open_task("gym:adding?size=2").rows
     assert row["completion"] == gym.NO_ANSWER
     assert row["gym"]["entry"]["answer"] is None
+
+
+def test_the_fingerprint_has_the_installed_version():
+    made = gym.open_task("gym:adding?size=1").fingerprint
+    assert made == "reasoning-gym 0.1.25 adding {'size': 1, 'seed': 0}"
 
 
 def test_an_option_may_be_a_fraction():

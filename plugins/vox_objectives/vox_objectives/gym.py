@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
+from importlib import metadata
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -72,8 +73,8 @@ def open_task(reference: str) -> RowStream:
             expected="a score of 1",
             remedy="use another task",
         )
-    rows = _rows(name, options, task)
-    return RowStream(rows, fingerprint=f"{reasoning_gym.__version__} {name} {options}")
+    version = metadata.version("reasoning-gym")  # `__version__` is older than the release
+    return RowStream(_rows(name, options, task), fingerprint=f"{version} {name} {options}")
 
 
 def score(row: Row, answer: str) -> float:
@@ -99,10 +100,7 @@ def score(row: Row, answer: str) -> float:
 
 
 def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.removeprefix("-").isdigit() else float(text)
 
 
 @cache

@@ -15,8 +15,9 @@ import pytest
 from tests.core.plugin_site import MANIFEST, WORKS, Site
 from tests.run.history_samples import make_run, start, step, text_of, whole, worked_in
 
-from vox_core.contract import Notice, RunEnd, Validation
+from vox_core.contract import Notice, ObjectiveMetrics, RunEnd, Validation
 from vox_runs.cli import sparkline
+from vox_runs.watch import shown_until_the_end
 from vox_testing.tiny import make_model
 
 STEERING = "\x1b]0;owned\x07\x9b2J\u202e\nmore"
@@ -77,6 +78,17 @@ def test_show(vox, tmp_path: Path) -> None:
     told = json.loads(vox("runs", "show", "r", "--json").out)
     assert told["losses"] == [[1, 4.0], [2, 3.0], [3, 2.0], [4, 1.0]]
     assert told["held_out"] == [[0, 5.0], [4, 1.5]]
+
+
+def test_show_has_the_objectives_metrics(vox, tmp_path: Path) -> None:
+    events = [ObjectiveMetrics(n, {"reward": n / 4, "kl": 0.5}) for n in (1, 2, 3, 2, 3)]
+    make_run(tmp_path / "r", [start(), *events[:3], start(4, 2), *events[3:]])
+    told = [line.split(maxsplit=1) for line in vox("runs", "show", "r").out.splitlines()]
+    assert ["reward", "0.2500 -> 0.7500"] in told and ["kl", "0.5000"] in told
+    (listed,) = json.loads(vox("runs", "list", "--json", "r").out)
+    assert "metrics" not in listed
+    shown = json.loads(vox("runs", "show", "--json", "r").out)
+    assert shown["metrics"]["reward"] == [[1, 0.25], [2, 0.5], [3, 0.75]], "once each"
 
 
 def test_show_says_which_adapter_it_is_and_that_the_run_stopped_early(vox, tmp_path: Path) -> None:
@@ -221,6 +233,12 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     assert watching.returncode == 0
     assert "done after step 4" in err
     assert out.splitlines()[1].split() == ["status", "done"]
+
+
+def test_watch_shows_the_objectives_metric_of_past_steps(tmp_path: Path, capsys) -> None:
+    run = make_run(tmp_path / "r", [start(), ObjectiveMetrics(1, {"reward": 0.25}), step(1, 4.0)])
+    shown_until_the_end(run)
+    assert "step 1/4  loss 4.0000  reward 0.2500" in capsys.readouterr().err
 
 
 def test_watch_shows_held_out_losses_of_a_run_that_is_done(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -39,6 +40,7 @@ LONGEST = 60
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-~=+*#"
 GAP = " "
+_CURVES = ("losses", "metrics")
 
 
 def _path(name: str, **given: Any) -> click.Argument:
@@ -60,7 +62,8 @@ def list_runs(folder: Path, as_json: bool) -> None:
         print_json([_without_curves(each) for each in found])
     elif found:
         heads = ("run", "status", "steps", "loss", "validation", "model", "started")
-        print_columns([heads, *map(_row, sorted(found, key=_age))])
+        found.sort(key=lambda each: each.started or 0.0)
+        print_columns([heads, *map(_row, found)])
     else:
         click.echo(f"no runs in {printable(folder)}")
 
@@ -134,11 +137,7 @@ def plot(run: tuple[Path, ...], out: Path | None) -> None:
 
 
 def _without_curves(summary: Summary) -> dict[str, Any]:
-    return {key: value for key, value in asdict(summary).items() if key != "losses"}
-
-
-def _age(summary: Summary) -> float:
-    return summary.started or 0.0
+    return {key: value for key, value in asdict(summary).items() if key not in _CURVES}
 
 
 def _row(summary: Summary) -> Sequence[str]:
@@ -167,6 +166,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "steps": f"{_steps(summary)} in {duration(summary.seconds)}",
         "loss": _first_and_last(summary.losses),
         "": _curve(summary.losses),
+        **{_short(name): _ends(curve) for name, curve in summary.metrics.items()},
         "validation loss": _first_and_last(summary.held_out),
         "best": _best(summary),
         "after steps": _some(f"{step}: {_loss(loss)}" for step, loss in summary.held_out),
@@ -178,13 +178,9 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "passed over": f"{summary.passed_over} lines of telemetry that cannot be read"
         if summary.passed_over
         else "",
-        "next": _resume(summary.run) if summary.status in _RESUMABLE else "",
+        "next": command("vox", "train", "--resume", summary.run) * (summary.status in _RESUMABLE),
     }
     yield from ((label, text) for label, text in known.items() if text)
-
-
-def _resume(run: str) -> str:
-    return command("vox", "train", "--resume", run)
 
 
 _RESUMABLE = ("stopped", "failed", "died")
@@ -232,6 +228,11 @@ def _first_and_last(curve: Curve) -> str:
     return losses(known[0], known[-1])
 
 
+def _ends(curve: Curve) -> str:
+    """Format the first value and the last, once if they are equal."""
+    return " -> ".join(dict.fromkeys(_loss(value) for _, value in curve[:1] + curve[-1:]))
+
+
 def _curve(curve: Curve) -> str:
     width = shutil.get_terminal_size().columns - MARGIN
     return sparkline([loss for _, loss in curve], width, sys.stdout.encoding)
@@ -242,12 +243,8 @@ def _some(texts: Iterator[str]) -> str:
     return ("… " if len(told) > SHOWN else "") + ", ".join(told[-SHOWN:])
 
 
-def _when(time: float | None) -> str:
-    import datetime
-
-    if time is None:
-        return ""
-    return datetime.datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
+def _when(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _value(value: object) -> str:

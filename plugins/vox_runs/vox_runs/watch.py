@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vox_core.api.progress import RECENT_STEPS, Display, display
 from vox_core.api.runs import TELEMETRY, Summary, Tail, is_worked_in, read_run, require_run
-from vox_core.contract import Event, Resumed, RunEnd, RunStart, StepDone, Validation
+from vox_core.contract import Event, Resumed, RunEnd, RunStart, StepDone
 
 SECONDS = 0.5
 """Between two looks."""
@@ -52,14 +52,14 @@ def shown_until_the_end(run: Path) -> Summary:
 
 
 def _recent(events: Sequence[Event]) -> Iterator[Event]:
-    """Select past events to show: the last start, enough steps for a pace, and as many validation
-    losses."""
+    """Select past events to show: the last start, enough steps for a pace, and as many validations
+    and metrics of the objective."""
     starts = [at for at, event in enumerate(events) if isinstance(event, RunStart)]
     if starts:
         since = events[starts[-1] :]
         shown = {0, len(since) - 1}
-        for kind in (StepDone, Validation):
-            told = [at for at, event in enumerate(since) if isinstance(event, kind)]
+        for name in ("step", "validation", "objective"):
+            told = [at for at, event in enumerate(since) if event.name == name]
             shown.update(told[-RECENT_STEPS:])
         yield from (since[at] for at in sorted(shown))
 
