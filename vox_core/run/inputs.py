@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
+from vox_core.data.audit import vocabulary_of
 from vox_core.data.chosen import Chosen, Tell, choose_rows
 from vox_core.data.sides import learns_from_answers, load_reward, objective_of
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import ConfigError
+from vox_core.errors import BackendError, ConfigError
 from vox_core.host import Request, explain
+from vox_core.host.judge import lacking
 from vox_core.host.seen import Seen
 from vox_core.run.backend import choose_for
 from vox_core.run.plan import sequence_length, settled_quant
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from vox_core.host.load import Backend
     from vox_core.run.start import Start
     from vox_core.weights import Weights
+
+
+_OF_ROLLOUTS = ("rollouts", "rollout_tokens", "rollout_temperature", "updates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,15 @@ def read_inputs(
     quant = settled_quant(settings.quant, weights.quant)
     request = replace(request, model_type=model.model_type, quant=quant)
     backend, selection = choose_for(request, weights, seen)
-    full_reference = settings.method == "full" and objective and "reference" in objective.needs
-    if settings.teacher or full_reference:  # a second model beside the trainer
-        backend.require("load")
+    teacher = _teacher(settings, model.tokenizer, fetching)
+    if settings.method == "full" and objective and "reference" in objective.needs:
+        backend.require("load")  # of a second model beside the trainer
+    if teacher:
+        _require_loads(backend, teacher, settings)
     select_targets(linear_modules(weights.tensors, model.model_type), settings.targets)
     config = bounded_json.read(model.path / "config.json")
     seq_len = sequence_length(settings, config)
+    _require_tokens(objective, vocabulary_of(config))
     return RunInputs(
         rows,
         model,
@@ -132,7 +140,7 @@ def read_inputs(
         seen,
         objective,
         reward,
-        _teacher(settings, model.tokenizer, fetching),
+        teacher,
         start,
     )
 
@@ -184,8 +192,9 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
         if settings.max_steps % settings.updates:
             found = f"--max-steps {settings.max_steps} with --updates {settings.updates}"
             remedy = "make --max-steps a multiple of --updates"
-    elif settings.updates > 1:
-        found, remedy = f"--updates {settings.updates}", "leave out --updates"
+    elif idle := [name for name in _OF_ROLLOUTS if name in settings.model_fields_set]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        found, remedy = f"{flags}, and nothing is sampled", f"leave out {flags}"
     if found:
         raise ConfigError(
             "C004",
@@ -219,6 +228,35 @@ def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> Mo
             remedy="choose a teacher of the same family",
         )
     return teacher
+
+
+def _require_loads(backend: Backend, teacher: ModelReference, settings: TrainSettings) -> None:
+    """Refuse a teacher that the backend cannot load (B002, B004)."""
+    backend.require("load")
+    manifest = backend.found.manifest
+    assert manifest is not None
+    request = Request("load", quant=teacher.quant, model_type=teacher.base.model_type)
+    if lack := lacking(request, manifest.capabilities):
+        raise BackendError(
+            "B002",
+            f"backend {backend.id!r} cannot load the teacher",
+            where=f"--teacher {settings.teacher}",
+            found=lack,
+            remedy="choose another teacher, or a --backend that has it",
+        )
+
+
+def _require_tokens(objective: Objective | None, vocabulary: int | None) -> None:
+    """Refuse more tokens of a teacher than there are (C004)."""
+    if objective and vocabulary and objective.top_k > vocabulary:
+        raise ConfigError(
+            "C004",
+            "the teacher has fewer tokens than it is to propose",
+            where="-O top_k",
+            found=objective.top_k,
+            expected=f"at most {vocabulary}, the model's vocabulary",
+            remedy="lower top_k",
+        )
 
 
 def _request(

@@ -282,13 +282,7 @@ def _compared(
 def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepSource]:
     needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
     if "rollouts" not in needs:
-        references = None
-        if needs & {"reference", "teacher"}:
-            beside = _teacher if "teacher" in needs else _base
-            with contextlib.ExitStack() as stack:
-                opened = cache(lambda: stack.enter_context(beside(plan, trainer, context)))
-                references = References.of(plan, opened, context.emit)
-        yield Documents(plan, references)
+        yield Documents(plan, _references(plan, trainer, context))
         return
     with contextlib.ExitStack() as stack:
         reference: Scorer | None = None
@@ -305,6 +299,17 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
         if reward := plan.inputs.reward:
             stack.callback(reward.close)
         yield Rollouts(plan, trainer, reference)
+
+
+def _references(plan: RunPlan, trainer: Trainer, context: Context) -> References | None:
+    """Score the documents with a model that is freed then."""
+    needs = plan.inputs.objective.needs if plan.inputs.objective else frozenset()
+    if not needs & {"reference", "teacher"}:
+        return None
+    beside = _teacher if "teacher" in needs else _base
+    with contextlib.ExitStack() as stack:
+        opened = cache(lambda: stack.enter_context(beside(plan, trainer, context)))
+        return References.of(plan, opened, context.emit)
 
 
 @contextlib.contextmanager

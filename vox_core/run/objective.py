@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Groups = Sequence[Sequence[Place]]
 _POSITIONS = 64
-"""Rows of logits that are sorted at once."""
+"""Rows of logits that are copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,14 @@ def most_likely(
 
 
 def _best(logits_KV: Floats, count: int) -> tuple[Ints, Floats]:
-    found_KM = np.argpartition(-logits_KV, count - 1, axis=1)[:, :count]
-    order_KM = np.lexsort((found_KM, -np.take_along_axis(logits_KV, found_KM, 1)))
-    best_KM = np.take_along_axis(found_KM, order_KM, 1)
-    highest_K1 = logits_KV.max(1, keepdims=True)
+    best = []
+    for logits_V in logits_KV:
+        ids = np.flatnonzero(logits_V >= np.partition(logits_V, -count)[-count])
+        best.append(ids[np.argsort(-logits_V[ids], kind="stable")[:count]])
+    best_KM, highest_K1 = np.stack(best), logits_KV.max(1, keepdims=True)
     sums_K1 = np.exp(logits_KV - highest_K1).sum(1, dtype=np.float64, keepdims=True)
     log_probs_KM = np.take_along_axis(logits_KV, best_KM, 1) - highest_K1 - np.log(sums_K1)
-    return best_KM.astype(np.int64), log_probs_KM.astype(np.float32)
+    return best_KM, log_probs_KM.astype(np.float32)
 
 
 def _side(batch: Batch, place: Place, log_probs_T: Floats) -> Side:

@@ -218,7 +218,7 @@ def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
 def data_size(contract: FineTuneContract) -> str:
     """Describe the training data; answers in it are not trained on if the model samples its own."""
     data, plural = contract.data, "s" * (contract.data.rows != 1)
-    if contract.rollouts != RolloutSpec():
+    if contract.rollouts.answers:
         return f"{data.rows} prompt{plural}"
     trained = f"{data.tokens:,} tokens, {data.trained_tokens:,} of them trained"
     return f"{data.rows} example{plural}, {trained}"

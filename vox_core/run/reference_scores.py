@@ -9,9 +9,10 @@ Shape legend: K trained positions of a document, M targets of a position.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +21,10 @@ import numpy as np
 
 from vox_core import files
 from vox_core.cache import CACHE_VERSION, cached
-from vox_core.contract import Model, Notice
+from vox_core.contract import AdapterState, Model, Notice
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.dataset import Dataset
+from vox_core.digests import config_digest
 from vox_core.run.artifacts import versions
 from vox_core.run.context import Observe
 from vox_core.run.objective import most_likely, reference_log_probs
@@ -39,12 +41,15 @@ class Scores:
     """Log-probabilities at the trained positions of each document, by its index.
 
     Args:
-        log_probs: of all documents, float32, (K,) or (K, M).
-        targets: whose they are, integers (K, M); None: of the documents' own tokens.
+        log_probs: of all documents, float32, (K,) or (K, M); read from the disk on access.
+        targets: whose they are, int32 (K, M); None: of the documents' own tokens.
+        owner: of the files.
     """
 
-    def __init__(self, dataset: Dataset, log_probs: Floats, targets: Ints | None) -> None:
-        self._log_probs, self._targets = log_probs, targets
+    def __init__(
+        self, dataset: Dataset, log_probs: Floats, targets: Ints | None, owner: object = None
+    ) -> None:
+        self._log_probs, self._targets, self._owner = log_probs, targets, owner
         self._starts_D1 = np.concatenate([[0], np.cumsum(dataset.trained_D())])
 
     def log_probs(self, documents: Iterable[int]) -> list[Floats]:
@@ -84,43 +89,44 @@ def _scores(run: RunPlan, opened: Callable[[], Model], dataset: Dataset, emit: O
     top_k = run.inputs.objective.top_k if run.inputs.objective else 0
     decides = {
         **_identity(run),
-        "top_k": top_k,
         "documents": dataset.digest,
         "dtype": plan.dtype,
         "backend": [plan.backend, plan.backend_version, plan.device],
-        "micro_batch_tokens": plan.micro_batch_tokens,
         "versions": versions(run.inputs.backend),
         "version": CACHE_VERSION,
     }
+    vocabulary = vocabulary_of(run.inputs.config)
+    decides |= (
+        {"top_k": top_k, "vocabulary": vocabulary}
+        if top_k
+        else {"micro_batch_tokens": plan.micro_batch_tokens}
+    )
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     whose = "teacher" if teacher else "reference"
-    adapter = teacher.adapter if teacher else start and start.adapter
+    source = teacher or start
+    adapter = source.adapter if source else None
+    shape = (int(dataset.trained_D().sum()), *[top_k] * bool(top_k))
 
     def make(folder: Path) -> None:
         emit(Notice(f"computing the {whose}'s log-probabilities of {len(dataset)} documents"))
-        name, model = REFERENCE if adapter else None, opened()
-        if adapter:
-            model.add_adapter(REFERENCE, adapter)
-        if top_k:
-            vocabulary = vocabulary_of(run.inputs.config)
-            pairs = list(most_likely(model, name, dataset, top_k, vocabulary))
-            targets, scores = zip(*pairs, strict=True)
-            _save(folder / _TARGETS, np.concatenate(targets))
-        else:
-            scores = tuple(reference_log_probs(model, name, dataset, plan.micro_batch_tokens))
-        _save(folder / _SCORES, np.concatenate(scores))
-        if adapter:
-            model.remove_adapter(REFERENCE)
+        model = opened()
+        with _with_adapter(model, adapter) as name:
+            if top_k:
+                pairs = most_likely(model, name, dataset, top_k, vocabulary)
+                _write(folder, shape, {_TARGETS: np.int32, _SCORES: np.float32}, pairs)
+            else:
+                scores = reference_log_probs(model, name, dataset, plan.micro_batch_tokens)
+                _write(folder, shape, {_SCORES: np.float32}, ((each,) for each in scores))
 
-    def read(folder: Path, _owner: object) -> Scores | None:
-        shape = (int(dataset.trained_D().sum()), *[top_k] * bool(top_k))
+    def read(folder: Path, owner: object) -> Scores | None:
+        names = [_SCORES, _TARGETS] if top_k else [_SCORES]
         try:
-            log_probs = np.load(folder / _SCORES, allow_pickle=False)
-            targets = np.load(folder / _TARGETS, allow_pickle=False) if top_k else None
+            arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError):
             return None
-        found = [log_probs] if targets is None else [log_probs, targets]
-        return Scores(dataset, log_probs, targets) if {a.shape for a in found} == {shape} else None
+        if {array.shape for array in arrays} != {shape}:
+            return None
+        return Scores(dataset, arrays[0], arrays[1] if top_k else None, owner)
 
     return cached(KIND, key, make, read).value
 
@@ -129,7 +135,8 @@ def _identity(run: RunPlan) -> dict[str, object]:
     """Return what names the model that scores, and how it is loaded."""
     contract, teacher, start = run.contract, run.inputs.teacher, run.inputs.start
     if teacher:
-        return {"teacher": teacher.digest(), "quant": teacher.quant}
+        config = config_digest(teacher.base.path)
+        return {"teacher": teacher.digest(), "config": config, "quant": teacher.quant}
     found: dict[str, object] = {
         "model": contract.model.weights_digest,
         "config": contract.model.config_digest,
@@ -138,6 +145,31 @@ def _identity(run: RunPlan) -> dict[str, object]:
     return found | ({"adapter": start.digest} if start else {})
 
 
-def _save(path: Path, array: Floats | Ints) -> None:
-    with files.storage_errors(path.parent), path.open("wb") as file:
-        np.save(file, array)
+@contextlib.contextmanager
+def _with_adapter(model: Model, adapter: AdapterState | None) -> Iterator[str | None]:
+    """Yield the name of `adapter` in `model`, which has it for that time."""
+    if adapter is None:
+        yield None
+        return
+    model.add_adapter(REFERENCE, adapter)
+    try:
+        yield REFERENCE
+    finally:
+        model.remove_adapter(REFERENCE)
+
+
+def _write(
+    folder: Path,
+    shape: tuple[int, ...],
+    names: Mapping[str, type[np.generic]],
+    parts: Iterable[Sequence[Floats | Ints]],
+) -> None:
+    """Write arrays of one shape as `.npy` files, part by part."""
+    with files.storage_errors(folder), contextlib.ExitStack() as stack:
+        opened = [stack.enter_context((folder / name).open("wb")) for name in names]
+        for file, dtype in zip(opened, names.values(), strict=True):
+            about = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, about)
+        for part in parts:
+            for file, dtype, array in zip(opened, names.values(), part, strict=True):
+                file.write(array.astype(dtype).tobytes())

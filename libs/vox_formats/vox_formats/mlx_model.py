@@ -181,7 +181,7 @@ class _Names:
     Args:
         beginnings: (in the Hugging Face model, in mlx-lm's model); the first that fits counts.
         absent: paths in the Hugging Face model that mlx-lm's model does not have.
-        changed: parameters that mlx-lm stores with other values or in another layout.
+        changed: parameters that mlx-lm stores with other values or in another layout, and how.
     """
 
     beginnings: tuple[tuple[str, str], ...] = ()

@@ -80,3 +80,8 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
+
+
+def in_columns(values_K: torch.Tensor) -> torch.Tensor:
+    """Return (K, 1) for (K,), and (K, M) as it is."""
+    return values_K[:, None] if values_K.ndim == 1 else values_K

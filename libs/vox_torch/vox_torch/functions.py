@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vox_torch.arrays import at_least_float32
+from vox_torch.arrays import at_least_float32, in_columns
 
 Weight = Callable[[], torch.Tensor]
 """A frozen (O, I) matrix, when asked."""
@@ -42,7 +42,7 @@ class WeightedNll(torch.autograd.Function):
         wide_CV = at_least_float32(logits_CV)
         lse_C1 = wide_CV.logsumexp(dim=1, keepdim=True)
         ctx.save_for_backward(logits_CV, lse_C1, targets_C, weights_C)
-        score_CM = wide_CV.gather(1, targets_C.view(len(targets_C), -1))
+        score_CM = wide_CV.gather(1, in_columns(targets_C))
         nll_C = (lse_C1 - score_CM).view_as(targets_C)
         ctx.mark_non_differentiable(nll_C)
         return (nll_C * weights_C).sum(), nll_C
@@ -53,7 +53,7 @@ class WeightedNll(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None, None]:
         logits_CV, lse_C1, targets_C, weights_C = ctx.saved_tensors
         gradient_CV = (at_least_float32(logits_CV) - lse_C1).exp_()
-        weights_CM = (weights_C * gradient).view(len(weights_C), -1)
+        weights_CM = in_columns(weights_C * gradient)
         if targets_C.ndim == 1:  # rounded less than with the sum below
             gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
             gradient_CV.mul_(weights_CM)

@@ -101,7 +101,7 @@ class TorchModel(Model):
         import torch
 
         self._set_up(adapter)
-        with torch.inference_mode():
+        with self._generating(), torch.inference_mode():
             out = self._adapters.base(input_ids=self._ids(tokens_T), use_cache=False)
         logits_TV: Floats = out.logits[0].float().cpu().numpy()
         return logits_TV

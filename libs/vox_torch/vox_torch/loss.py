@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vox_torch.arrays import at_least_float32
+from vox_torch.arrays import at_least_float32, in_columns
 from vox_torch.layout import Rows, Scored
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def negative_log_likelihood(logits_KV: torch.Tensor, targets_K: torch.Tensor) ->
     sequentially: in float32 it is 7e-7 nats too low for 49k entries and 1e-5 for 262k, every time.
     """
     logits_KV = at_least_float32(logits_KV)
-    score_KM = logits_KV.gather(1, targets_K.view(len(targets_K), -1))
+    score_KM = logits_KV.gather(1, in_columns(targets_K))
     return (logits_KV.logsumexp(dim=1, keepdim=True) - score_KM).view_as(targets_K)
 
 
@@ -134,7 +134,8 @@ class HeadLoss:
                 -negative_log_likelihood(self._logits(hidden_KH[at][None])[0], targets_C)
                 for at, targets_C, _ in self._chunks(scored, slice(first, len(hidden_KH)))
             ]
-            return torch.cat(parts) if parts else at_least_float32(hidden_KH.new_zeros(0))
+            empty = at_least_float32(hidden_KH.new_zeros(0, *scored.targets_K.shape[1:]))
+            return torch.cat(parts) if parts else empty
 
     def _with_gradients(
         self, hidden_KH: torch.Tensor, chunks: list[Chunk], parameters: Sequence[torch.nn.Parameter]

@@ -9,6 +9,7 @@ Shape legend: T tokens of a batch, N rows, L padded length, K scored positions, 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,9 @@ class MlxModel(Model):
 
     def close(self) -> None:
         self._base = None
+        for name in ("_adapters", "_generation"):  # which hold it, too
+            vars(self).pop(name, None)
+        gc.collect()  # layers and their adapters know each other
         mx.clear_cache()
 
     @property

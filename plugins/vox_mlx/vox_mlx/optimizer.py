@@ -35,18 +35,19 @@ class AdamW:
         self._structure, self._updates = state.adapter, state.updates
         self._whole = state.adapter.method == "full"
 
-    def update(self, gradients: Mapping[str, mx.array], norm: float, by: Update) -> None:
+    def update(self, gradients: Values, norm: float, by: Update) -> None:
         """Clip and step.
 
         Args:
-            gradients: divided by the step's total weight.
+            gradients: divided by the step's total weight; emptied, so that MLX can reuse them.
             norm: their global norm.
         """
         # As torch clips: the rate is clamped at 1, and 1e-6 keeps it finite.
         factor = min(1.0, by.clip / (norm + 1e-6)) if by.clip else 1.0
         rate = by.lr / (1 - by.beta1**by.number)
         root = math.sqrt(1 - by.beta2**by.number)
-        for name, raw in gradients.items():
+        for name in [*gradients]:
+            raw = gradients.pop(name)
             gradient = raw * factor if factor < 1 else raw
             first = by.beta1 * self._first[name] + (1 - by.beta1) * gradient
             second = by.beta2 * self._second[name] + (1 - by.beta2) * mx.square(gradient)

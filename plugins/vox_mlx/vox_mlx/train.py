@@ -131,6 +131,10 @@ class MlxTrainer(MlxModel, Trainer):
     def state(self, learner: str) -> TrainState:
         return self._learners[learner].optimizer.state()
 
+    def close(self) -> None:
+        self._learners.clear()
+        super().close()
+
     def peak_memory(self) -> int | None:
         return mx.get_peak_memory() if on_gpu() else None
 

@@ -214,7 +214,8 @@ class Distill(Objective):
             teacher_KM = _doubles(side.reference_K)
             mass_K1 = np.exp(teacher_KM).sum(1, keepdims=True)
             share_KM = np.exp(teacher_KM) / mass_K1
-            kl_KM = share_KM * (teacher_KM - np.log(mass_K1) - _doubles(side.log_probs_K))
+            gap_KM = teacher_KM - np.log(mass_K1) - _doubles(side.log_probs_K)
+            kl_KM = np.where(share_KM > 0, share_KM * gap_KM, 0)
             loss += share * float(kl_KM.sum())
             weights.append([(share * share_KM).astype(np.float32)])
             metrics.append(
