@@ -14,7 +14,6 @@ import pytest
 
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
-from vox_core.errors import ModelError
 from vox_testing.tiny import FAMILIES
 
 METHODS = ("lora", "rslora", "dora")
@@ -40,10 +39,6 @@ curves = pytest.mark.parametrize(
         for method, shown in (("lora", FAMILIES), ("rslora", ["llama"]), ("dora", APART))
     ],
 )
-
-
-WHOLE = sorted(FAMILIES.keys() - {"gpt2", "qwen3_5"})
-"""Families whose weights MLX stores as transformers does, so that it trains all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +109,23 @@ def test_the_moments_and_the_adapter_after_twenty_steps(root, family, method):
     assert distance(mine.adapter.tensors(), other.adapter.tensors()) < tolerances.ADAPTER
 
 
-@pytest.mark.parametrize("family", WHOLE)
+@families
 def test_every_weight_after_twenty_steps(root, family):
-    """The distance is held against what training changed: weights start far from zero."""
+    """Weights start far from zero, so their change is compared. Where a gradient is zero but for
+    roundoff, as that of a key's bias, Adam moves the weight by the noise: of gpt2, 0.4 % of all."""
     mine, other = (trained(root, family, "full", backend) for backend in ("mlx", "cpu"))
     assert mine.losses == pytest.approx(other.losses, rel=tolerances.LOSS)
     assert mine.norms == pytest.approx(other.norms, rel=tolerances.GRADIENT_NORM)
+    for index in (0, 1):
+        kept = [{n: m[index] for n, m in each.state.moments.items()} for each in (mine, other)]
+        assert distance(*kept) < tolerances.MOMENTS
     folder = held.model(root, family)
     begin = held.jobs.start(folder, held.jobs.plan(folder, method="full")).adapter.tensors()
     changes = [
         {name: value - begin[name] for name, value in each.state.adapter.tensors().items()}
         for each in (mine, other)
     ]
-    assert distance(*changes) < tolerances.ADAPTER
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {*WHOLE}))
-def test_weights_that_mlx_stores_otherwise_are_not_trained_whole(root, family):
-    with pytest.raises(ModelError, match=r"mlx-lm stores this parameter|the other way round"):
-        trained(root, family, "full", "mlx")
+    assert distance(*changes) < 10 * tolerances.ADAPTER
 
 
 @cases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,7 +23,7 @@ from vox_core.contract import (
 from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Document
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError, TrainingError
-from vox_core.run import rollouts
+from vox_core.run import inputs, reference_scores, rollouts
 from vox_core.run.objective import (
     StepWeights,
     by_batch,
@@ -140,6 +141,16 @@ def test_a_pair_of_which_one_side_is_cut_away_is_dropped(compared, pairs):
             {"objective": "distill", "objective_options": {"top_k": "4"}},
             ConfigError,
             "no --teacher",
+        ),
+        (
+            {
+                "objective": "distill",
+                "objective_options": {"top_k": "4"},
+                "teacher": "a run",
+                "rollout_tokens": 8,
+            },
+            ConfigError,
+            "--rollout-tokens, and nothing is sampled",
         ),
         (
             {"objective": "grpo", "reward": "exact", "updates": 3, "max_steps": 4},
@@ -379,6 +390,7 @@ def test_a_teachers_likely_tokens_are_learned_from_rows(distilled, backend, tmp_
     said = [[e.message for e in events if isinstance(e, Notice)] for events in told.values()]
     computed = ["the teacher's log-probabilities" in " ".join(each) for each in said]
     assert computed == [1, 0, 1]
+    assert any("examples, " in each and "of them trained" in each for each in said[0])
     first, last = losses(told["one"])[0], losses(told["one"])[-1]
     assert last < first
     assert losses(told["two"])[0] != pytest.approx(first, rel=1e-3)  # the base's own teacher
@@ -400,9 +412,44 @@ def test_distillation_from_rows_is_the_same_on_cpu_and_mlx_and_goes_on(distilled
     assert_same_run(resumed(tmp_path / "run").run, whole)
 
 
+def test_a_teachers_tokens_are_those_of_the_students_vocabulary(distilled, tmp_path, monkeypatch):
+    """And are computed anew for another one."""
+    monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
+    seen: set[Path] = set()
+    for vocabulary in (None, 100):
+        monkeypatch.setattr(reference_scores, "vocabulary_of", lambda _: vocabulary)  # noqa: B023
+        train(distilled(max_steps=1, out=tmp_path / str(vocabulary)))
+        made = {*(tmp_path / "cache").glob("reference/*/targets.npy")} - seen
+        assert made
+        assert (max(np.load(path).max() for path in made) < 100) == (vocabulary == 100)
+        seen |= made
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"objective_options": {"top_k": "256"}}, ConfigError, "the model's vocabulary"),
+        ({"backend": "mlx"}, BackendError, "quantisation nf4 (has:"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused_before_any_work(
+    distilled, tiny, settings, tmp_path, monkeypatch, given, kind, said
+):
+    if kind is ConfigError:
+        monkeypatch.setattr(inputs, "vocabulary_of", lambda _: 98)
+    else:
+        numbers = {"quant": "nf4", "max_steps": 1, "out": tmp_path / "nf4"}
+        given = {**given, "teacher": str(train(settings(tiny("llama"), **numbers)).run)}
+    with pytest.raises(kind) as caught:
+        train(distilled(**given))
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_teachers_most_likely_tokens():
-    """Sorted, of equals the lower id first, and only where something is trained."""
-    logits_TV = np.array([[9, 9, 9, 9], [1, 3, 2, 0], [2, 1, 2, 1], [0, 0, 0, 0]], np.float32)
+    """Sorted, of equals the lower id first, also at the end, and only where something is
+    trained."""
+    logits_TV = np.array([[9, 9, 9, 9], [1, 3, 2, 0], [2, 1, 2, 2], [0, 0, 0, 0]], np.float32)
     model = Mock(logits=lambda _tokens, _adapter: logits_TV)
     document = Document(np.arange(4), np.array([0, 0, 1, 1], "f4"), "rows", 1, 0)
     ((best_KM, log_probs_KM),) = most_likely(model, None, [document], 2, 4)

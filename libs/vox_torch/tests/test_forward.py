@@ -10,8 +10,9 @@ import torch
 from libs.vox_torch.tests.jobs import batch, documents, losses, plan, start, step, train
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from vox_core.contract import AdapterState, Notice
+from vox_core.contract import AdapterState, Batch, Notice
 from vox_core.weights import WeightFolder
+from vox_testing.suite.gradients import several_targets
 from vox_testing.tiny import FAMILIES, make_model
 from vox_torch import attention, forward, loss, trial
 from vox_torch.base import load_base
@@ -65,6 +66,33 @@ def test_loss_and_gradients_are_those_of_padded_rows(tiny, family, monkeypatch):
     some = batch(documents(5))
     found, _ = together(some)
     assert_same(model, found, padded(model)(some)[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"saved": ("model.norm.weight", "lm_head.weight")}])
+def test_several_targets_of_a_position_are_those_of_padded_rows(tiny, settings, monkeypatch):
+    """In several chunks, weighed before and in one pass; with a trained head, too."""
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 300)
+    model = adapted(tiny("llama"), **settings)
+    together, _ = loss_of(model.model, "cpu")
+    some = several_targets()
+    found, scores = together(some)
+    expected, others = padded(model)(some)
+    assert_same(model, found, expected)
+    length = len(some.tokens_T)
+    assert scores.spread(length) == pytest.approx(others.spread(length), abs=1e-5)
+    once, _ = together(some, 1.0, lambda log_probs_TM: some.weights_T)
+    assert_same(model, once, padded(model)(some)[0])
+
+
+def test_documents_without_scored_positions_have_no_log_probs(tiny):
+    model = adapted(tiny("llama"))
+    together, _ = loss_of(model.model, "cpu")
+    for some in (batch(documents(2)), several_targets()):
+        idle = Batch(some.tokens_T, some.targets_T, 0 * some.weights_T, some.starts_D)
+        for kind in (together, padded(model)):
+            found = kind.log_probs(idle).spread(len(idle.tokens_T))
+            assert found.shape == idle.targets_T.shape
+            assert not found.any()
 
 
 LOGITS = {

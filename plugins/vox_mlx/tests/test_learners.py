@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,16 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_forgotten(model, ba
         assert np.isfinite(shared.update(ONE_STEP, "one"))
         states.append(shared.state("one"))
     assert same(*states)
+
+
+def test_a_closed_trainer_frees_its_model(model, batch):
+    made = trainer(model)
+    made.add_learner("one", start(model))
+    made.insert(0, batch.tokens_T[:4], "one")
+    made.advance({})
+    base = weakref.ref(made._base)
+    made.close()
+    assert base() is None
 
 
 def test_a_saved_tensor_that_the_model_has_not_is_refused(model):

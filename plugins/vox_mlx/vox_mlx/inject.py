@@ -11,7 +11,9 @@ only, so the trained values in the layer's slots are taken out, passed as argume
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -107,10 +109,12 @@ class Adapters:
                 exact = attribute == "magnitude"
                 setattr(module, attribute, value if exact else value.astype(self._dtype))
                 module.unsettle()
-            elif name in self._saved:
-                self._saved[name][tensor] = value.astype(self._dtype)
+                continue
+            stored = _form(tensor, self._model_type)(value).astype(self._dtype)
+            if name in self._saved:
+                self._saved[name][tensor] = stored
             else:
-                setattr(module, attribute, value.astype(self._dtype))
+                setattr(module, attribute, stored)
         self._unsettled.add(name)
 
     def choose(self, names: Sequence[str | None], *, decoding: bool = False) -> None:
@@ -192,8 +196,7 @@ def _other_weights(faults: Sequence[str]) -> ModelError:
         "M002",
         "the model that mlx-lm builds has other weights than the files",
         faults=faults,
-        remedy="train with an adapter, only some modules with --targets, or with --backend cpu or "
-        "cuda",
+        remedy="train with an adapter, or with --backend cpu or cuda",
     )
 
 
@@ -235,15 +238,47 @@ def _saved_faults(
     state: AdapterState, model_type: str, modules: Mapping[str, nn.Module]
 ) -> Iterator[str]:
     for name, value in state.saved.items():
-        found = _holder(name, model_type, modules)
-        if reason := counterpart_fault(name, model_type):
+        found, form = _holder(name, model_type, modules), _form(name, model_type)
+        if form is _same and (reason := counterpart_fault(name, model_type)):
             yield f"{name}: {reason}"
         elif found is None:
             yield f"{name}: no such parameter"
-        elif model_type == "gpt2" and value.ndim == 2 and ".h." in name:
-            yield f"{name}: MLX stores this matrix the other way round"
-        elif (shape := getattr(*found).shape) != value.shape:
+        elif (shape := getattr(*found).shape) != form(mx.zeros(value.shape)).shape:
             yield f"{name}: {value.shape}, the model has {shape}"
+
+
+def _same(value: mx.array) -> mx.array:
+    return value
+
+
+def _transposed(value: mx.array) -> mx.array:
+    return value.T
+
+
+def _channels_last(value: mx.array) -> mx.array:
+    return value.moveaxis(2, 1)
+
+
+def _plus_one(value: mx.array) -> mx.array:
+    return value + 1
+
+
+_QWEN3_5 = {
+    r".*\.conv1d\.weight": _channels_last,
+    r".*(layernorm|model\.norm|[qk]_norm)\.weight": _plus_one,
+}
+_FORMS: dict[str, dict[str, Callable[[mx.array], mx.array]]] = {
+    "gpt2": {r".*\.h\.\d+\.(attn|mlp)\.c_\w+\.weight": _transposed},
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+}
+"""Family -> pattern of parameters -> how mlx-lm stores one, as `sanitize` of its model does."""
+
+
+@cache
+def _form(tensor: str, model_type: str) -> Callable[[mx.array], mx.array]:
+    forms = _FORMS.get(model_type, {})
+    return next((form for each, form in forms.items() if re.fullmatch(each, tensor)), _same)
 
 
 def recompute_layers(model: nn.Module, adapters: Adapters) -> None:

@@ -71,6 +71,19 @@ def test_positions_without_weight_get_no_gradient(vox_subject: Subject) -> None:
 
 
 @trains
+def test_a_batch_without_scored_positions_adds_nothing(vox_subject: Subject) -> None:
+    """As a document is whose log-probabilities an objective does not want."""
+    start, some = stirred(vox_subject.start(vox_subject.plan())), batch(documents(2))
+    nothing_T = np.zeros_like(some.weights_T)
+    idle = Batch(some.tokens_T, some.targets_T, nothing_T, some.starts_D)
+    with vox_subject.learning(start=start) as trainer:
+        expected = gradient(trainer, some)
+        assert not trainer.log_probs(idle, NAME).any()
+        assert not trainer.accumulate(idle, 0, NAME).any()
+        assert apart(gradient(trainer, some), expected) < vox_subject.tolerance.gradient
+
+
+@trains
 def test_gradients_of_batches_add_up(vox_subject: Subject) -> None:
     """Documents one by one, or all in one batch, in either order."""
     start, some = stirred(vox_subject.start(vox_subject.plan())), documents(3, uneven=True)
@@ -151,12 +164,12 @@ def test_several_targets_in_one_pass_are_those_in_two(vox_subject: Subject) -> N
 
 
 def several_targets() -> Batch:
-    """Return documents with three targets at each scored position, and weights of both signs at
-    some of them."""
+    """Return documents with three targets at each scored position, two of them the same, and
+    weights of both signs at some of them."""
     some = signed(batch(documents(3)))
     weights_TM = np.stack([np.roll(some.weights_T, step) for step in range(3)], 1)
     scored_TM = np.repeat(some.scored_T[:, None], 3, 1)
-    targets_TM = (some.targets_T[:, None] + np.array([0, 7, 31])) % 256
+    targets_TM = (some.targets_T[:, None] + np.array([0, 7, 7])) % 256
     return replace(
         some,
         targets_T=targets_TM,
