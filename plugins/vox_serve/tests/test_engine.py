@@ -1,0 +1,216 @@
+"""The queue, cancellation, a failing model, and draining, over a model that steps when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import uvicorn
+from plugins.vox_serve.tests.alphabet import SECONDS, Alphabet, wait_until
+from starlette.testclient import TestClient
+
+from vox_core.api.generating import Generator, Sampling
+from vox_serve.app import Api, Limits
+from vox_serve.engine import Answer, Engine, EngineFailed
+from vox_serve.server import listening, run
+
+BODY = {"model": "base", "prompt": "z", "temperature": 0, "max_tokens": 30}
+ENDLESS = {**BODY, "max_tokens": 10**6}
+SAID = "abcdefghijklmnopqrstuvwxyzabcd"
+
+
+@pytest.fixture
+def model(opened) -> Alphabet:
+    served = opened.models["base"]
+    return Alphabet(served.encode("a")[0], served.vocabulary)
+
+
+@pytest.fixture
+def engine(model) -> Iterator[Engine]:
+    with closing(Engine(Generator(model, rows=2), queue=1)) as engine:
+        yield engine
+        model.free.set()
+
+
+@pytest.fixture
+def api(engine, opened) -> Api:
+    return Api(engine, {"base": opened.models["base"]}, Limits(10**6, None))
+
+
+@pytest.fixture
+def client(api) -> TestClient:
+    return TestClient(api.app, "http://127.0.0.1", raise_server_exceptions=False)
+
+
+@contextmanager
+def served(app: Any) -> Iterator[httpx.Client]:
+    """A client of uvicorn on a free port, in a thread."""
+    listener = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with httpx.Client(base_url=url, timeout=SECONDS) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def text(response: Any) -> str:
+    return response.json()["choices"][0]["text"]
+
+
+def test_a_full_queue_is_refused_at_once_and_the_others_are_answered(client, engine, model) -> None:
+    model.free.clear()
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(client.post, "/v1/completions", json=BODY) for _ in range(3)]
+        wait_until(lambda: engine.running + engine.waiting == 3)
+        refused = client.post("/v1/completions", json=BODY)
+        assert "vox_answers_waiting" in client.get("/metrics").text
+        model.free.set()
+        assert [text(each.result()) for each in asked] == [SAID] * 3
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert text(client.post("/v1/completions", json=BODY)) == SAID
+
+
+def test_a_stop_text_that_is_split_over_tokens(client) -> None:
+    found = client.post("/v1/completions", json={**BODY, "stop": ["efg", "zz"]})
+    assert text(found) == "abcd"
+    assert found.json()["usage"]["completion_tokens"] == 7
+    streamed = client.post("/v1/completions", json={**BODY, "stop": "efg", "stream": True})
+    assert "e" not in "".join(_texts(streamed.text))
+
+
+def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
+    """Streamed and not, and one that still waits in the queue."""
+    with served(api.app) as client:
+        with client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
+            assert next(response.iter_lines()).startswith("data: ")
+            assert engine.running == 1
+        wait_until(lambda: not engine.running and not model.inside)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
+        wait_until(lambda: not engine.running and not model.inside)
+        model.free.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
+        model.free.set()
+        wait_until(lambda: not engine.running and not engine.waiting and not model.inside)
+
+
+def test_many_requests_over_one_connection(api) -> None:
+    with served(api.app) as client:
+        assert [text(client.post("/v1/completions", json=BODY)) for _ in range(50)] == [SAID] * 50
+
+
+def test_a_failing_model_ends_its_answers_and_goes_on(client, engine, model) -> None:
+    model.faults = 1
+    failed = client.post("/v1/completions", json=BODY)
+    assert failed.status_code == 503
+    assert failed.json()["error"]["type"] == "server_error"
+    assert "out of memory" not in failed.text
+    model.faults = 1
+    streamed = client.post("/v1/completions", json={**BODY, "stream": True})
+    assert "error" in json.loads(streamed.text.removeprefix("data: "))
+    assert text(client.post("/v1/completions", json=BODY)) == SAID
+    assert client.get("/health").status_code == 200
+
+
+def test_a_model_that_cannot_be_used_any_more_is_unhealthy(client, engine, model) -> None:
+    model.faults, model.stuck = 1, True
+    assert client.post("/v1/completions", json=BODY).status_code == 503
+    assert engine.failed
+    assert client.get("/health").status_code == 503
+    assert client.post("/v1/completions", json=BODY).status_code == 503
+
+
+def test_closing_ends_waiting_answers_with_an_error(engine, model, opened) -> None:
+    model.free.clear()
+    ended: list[object] = []
+    answers = [
+        Answer([1], Sampling(max_tokens=5), None, opened.models["base"].text(()), ended.append)
+        for _ in range(3)
+    ]
+    engine.submit(answers)
+    closing_thread = threading.Thread(target=engine.close)
+    closing_thread.start()
+    model.free.set()
+    closing_thread.join()
+    assert len([each for each in ended if isinstance(each, EngineFailed)]) >= 1
+    with pytest.raises(EngineFailed):
+        engine.submit(answers)
+
+
+# --- the end of the server ------------------------------------------------------------------------
+
+
+def _texts(stream: str) -> list[str]:
+    events = [each.removeprefix("data: ") for each in stream.split("\n\n") if each]
+    return [json.loads(each)["choices"][0]["text"] for each in events if each != "[DONE]"]
+
+
+def _ended_by(number: int, api: Api, drain: float, then: Callable[[str], None]) -> str:
+    """Run the server in this thread, send it a signal during a stream, and return the stream."""
+    listener, said = listening("127.0.0.1", 0), []
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def ask() -> None:
+        try:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=SECONDS
+            ) as response:
+                os.kill(os.getpid(), number)
+                then(url)
+                said.append("".join(response.iter_text()))
+        except httpx.HTTPError as error:
+            said.append(repr(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    run(api.app, listener, drain)
+    thread.join()
+    return said[0]
+
+
+def _refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=1)
+    except httpx.ConnectError:
+        return True
+    except httpx.HTTPError:
+        return False
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(api, model, number) -> None:
+    model.free.clear()
+
+    def then(url: str) -> None:
+        wait_until(lambda: _refuses(url))
+        model.free.set()
+
+    before = signal.getsignal(number)
+    stream = _ended_by(number, api, SECONDS, then)
+    assert "".join(_texts(stream)) == SAID
+    assert stream.endswith("data: [DONE]\n\n")
+    assert signal.getsignal(number) is before
+
+
+def test_what_does_not_finish_in_time_is_cut(api, model, engine) -> None:
+    model.free.clear()
+    stream = _ended_by(signal.SIGTERM, api, 0, lambda url: None)
+    assert "[DONE]" not in stream
+    model.free.set()
+    wait_until(lambda: not engine.running)
