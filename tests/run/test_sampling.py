@@ -100,7 +100,7 @@ def test_penalties_of_the_answer_and_bias_follow_openais_formula() -> None:
             exact_V[token] -= sampling.presence_penalty
         for token, bias in sampling.logit_bias:
             exact_V[token] += bias
-        before = [int(exact_V.argmin()), 1, 1, *answer]
+        before = [int(exact_V.argmax())] * 3 + answer
         assert next_token(logits_V, sampling, before, len(answer)) == exact_V.argmax(), options
 
 

@@ -9,7 +9,10 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from vox_core.config import GenerateSettings, validate
 from vox_core.contract import Batch
+from vox_core.data.tokenizer import load_tokenizer
+from vox_core.run.load import OpenModel
 
 QUESTIONS = ["Hi", "How do I merge a run into its base?", "x", "Grüße", "Stop?", "1 + 1", "Why?"]
 
@@ -127,6 +130,21 @@ def test_seed_and_choice_decide_what_is_sampled(chat) -> None:
     assert len({*said(seed=1), *said(seed=-1), *said()}) == 6
 
 
+def test_a_sampled_answer_is_that_of_vox_generate(chat, opened, folders) -> None:
+    """`OpenModel` is what `vox generate` answers with."""
+    settings = {"temperature": 0.9, "top_p": 0.8, "seed": 4, "max_tokens": 30}
+    tokenizer = load_tokenizer(folders / "base")
+    generating = OpenModel(
+        "two",
+        opened.base.generator,
+        tokenizer,
+        validate(GenerateSettings, settings),
+        adapter="two",
+    )
+    said = chat("Why?", "two", **settings).json()["choices"][0]["message"]["content"]
+    assert said == "".join(generating.reply([{"role": "user", "content": "Why?"}]))
+
+
 def test_log_probs_are_those_of_the_model(chat, opened) -> None:
     """Of a sampled answer, and with penalties, which do not change them."""
     served = opened.models["one"]
@@ -186,6 +204,8 @@ def test_completions_take_texts_and_tokens(client, opened) -> None:
     assert said(prompt=[tokens])["choices"][0]["text"] == one["choices"][0]["text"]
     logprobs = said(prompt="def f", logprobs=2)["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 8
+    chosen = zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    assert all(token in top for token, top in chosen)
     assert logprobs["text_offset"] == [sum(map(len, logprobs["tokens"][:n])) for n in range(8)]
     body = {"model": "two", "temperature": 0, "max_tokens": 8, "prompt": "def f", "stream": True}
     found = chunks(client.post("/v1/completions", json=body))
@@ -218,7 +238,7 @@ REFUSED = [
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role", "tool"),
     ({"messages": [{**HI[0], "tool_calls": [{}]}]}, 400, "messages.0.tool_calls", "supported"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages", "reads 512"),
-    ({"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported; leave it out"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
     ({"temprature": 1}, 400, "temprature", "did you mean temperature?"),
     ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
@@ -270,7 +290,8 @@ def test_a_body_that_cannot_be_read_is_refused(client, data, kind, status) -> No
     for path in ("/v1/chat/completions", "/v1/completions"):
         response = client.post(path, content=data, headers={"content-type": kind})
         assert response.status_code == status, response.text
-        assert response.json()["error"]["message"]
+        message = response.json()["error"]["message"]
+        assert ("nested too deeply" in message) == (data[:5] in (b'{"a":', b"[[[[["))
 
 
 def test_neutral_values_of_unsupported_fields_are_accepted(chat) -> None:

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any
 
 import httpx2 as httpx
@@ -93,11 +95,16 @@ def test_a_stop_text_that_is_split_over_tokens(client) -> None:
 
 
 def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
-    """Streamed and not, and one that still waits in the queue."""
+    """Streamed and not, and one that still waits in the queue; another one goes on."""
+    stream = ("POST", "/v1/completions")
     with served(api.app) as client:
-        with client.stream("POST", "/v1/completions", json={**ENDLESS, "stream": True}) as response:
-            assert next(response.iter_lines()).startswith("data: ")
-            assert engine.running == 1
+        with client.stream(*stream, json={**ENDLESS, "stream": True}) as kept:
+            lines = kept.iter_lines()
+            with client.stream(*stream, json={**ENDLESS, "stream": True}) as dropped:
+                assert next(dropped.iter_lines()).startswith("data: {")
+                assert engine.running == 2
+            wait_until(lambda: engine.running == len(model.inside) == 1)
+            assert not [line for line in islice(lines, 100) if "error" in line]
         wait_until(lambda: not engine.running and not model.inside)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
@@ -105,8 +112,9 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
         model.free.clear()
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
+        wait_until(lambda: not engine.waiting)
         model.free.set()
-        wait_until(lambda: not engine.running and not engine.waiting and not model.inside)
+        wait_until(lambda: not engine.running and not model.inside)
 
 
 def test_many_requests_over_one_connection(api) -> None:
@@ -199,6 +207,7 @@ def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(api, model, 
 
     def then(url: str) -> None:
         wait_until(lambda: _refuses(url))
+        time.sleep(0.3)  # longer than uvicorn takes to see that nothing is left to wait for
         model.free.set()
 
     before = signal.getsignal(number)

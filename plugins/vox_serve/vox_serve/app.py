@@ -43,6 +43,10 @@ BODY_SECONDS = 60.0
 RETRY_AFTER = 1
 CLIENT_GONE = 499
 _JSON = "application/json"
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +223,9 @@ class Api:
             room = min(room, self._limits.positions - len(tokens))
         return Sampling(
             max_tokens=room,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
-            repetition_penalty=asked.repetition_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            presence_penalty=asked.presence_penalty,
             logit_bias=tuple(bias.items()),
             seed=secrets.randbits(63) if asked.seed is None else asked.seed % 2**63,
+            **asked.model_dump(include=set(_SAMPLING)),
         )
 
     def _require_fit(

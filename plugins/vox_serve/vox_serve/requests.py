@@ -30,37 +30,20 @@ _UNUSED = {
 """Fields that change no answer: they are about accounts and storage."""
 
 _NEUTRAL: dict[str, Sequence[object]] = {
-    "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_json": (),
-    "guided_regex": (),
     "modalities": (["text"],),
-    "moderation": (),
     "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
 }
-"""Fields of OpenAI's and vLLM's that are not supported, with the values that change nothing."""
+"""Fields that are not supported, with the values that change nothing."""
 
-_OF_MESSAGES: dict[str, Sequence[object]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "name": (),
-    "reasoning_content": (),
-    "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
-}
+_NEUTRAL_IN_MESSAGES: dict[str, Sequence[object]] = {"annotations": ([],), "tool_calls": ([],)}
 
 
 class ApiError(Exception):
@@ -140,7 +123,7 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return _supported(data, cls, _OF_MESSAGES) if isinstance(data, dict) else data
+        return _supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
 
     @property
     def rendered(self) -> dict[str, str]:
@@ -292,40 +275,31 @@ def _supported(
             continue
         if name in kind.model_fields:
             kept[name] = value
-        elif name not in neutral:
-            near = difflib.get_close_matches(name[:_SHOWN], [*kind.model_fields, *neutral], n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; leave it out"
-            raise _field_error("unknown_parameter", name, f"is unknown{hint}")
-        elif value not in neutral[name]:
-            raise _field_error("unsupported_parameter", name, "is not supported; leave it out")
+        elif value not in neutral.get(name, ()):
+            near = difflib.get_close_matches(name[:_SHOWN], kind.model_fields, n=1)
+            what = f"did you mean {near[0]}?" if near and name not in neutral else "leave it out"
+            raise PydanticCustomError(
+                "unsupported", "is not supported; {what}", {"what": what, "name": _short(name)}
+            )
     return kept
-
-
-def _field_error(code: str, name: str, what: str) -> PydanticCustomError:
-    return PydanticCustomError(
-        "field", "{what}", {"what": what, "name": _short(name), "code": code}
-    )
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
     """Describe the first fault."""
     fault = error.errors(include_url=False)[0]
-    context = fault.get("ctx", {})
     place = [part for part in fault["loc"] if isinstance(part, int) or part.isidentifier()]
-    if fault["type"] == "field":
-        place.append(context["name"])
-    param = ".".join(_short(part) for part in place) or None
-    what = fault["msg"].removeprefix("Input ")
-    shown = "" if fault["type"] in _SAID else f" (found {_short(fault['input'])})"
-    return ApiError(
-        400,
-        f"{param}: {what}{shown}" if param else f"{what}{shown}",
-        param=param,
-        code=context.get("code"),
-    )
+    what, code = f": {fault['msg'].removeprefix('Input ')}", None
+    if fault["type"] == "unsupported":
+        place.append(fault["ctx"]["name"])
+        what, code = f" {fault['msg']}", "unsupported_parameter"
+    elif fault["type"] not in _SAID:
+        what += f" (found {_short(fault['input'])})"
+    param = ".".join(map(_short, place)) or None
+    return ApiError(400, f"{param or 'the request'}{what}", param=param, code=code)
 
 
-_SAID = {"field", "missing", "unsupported_content", "top_logprobs", "max_tokens"}
+_SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens"}
+"""Faults whose message says what was found."""
 
 
 def _short(value: object) -> str:

@@ -152,7 +152,8 @@ class Text(Form):
     _delta = _choice
 
     def _lists(self, index: int, piece: Piece) -> dict[str, list[Any]]:
-        """Log-probabilities in lists; offsets count the characters of the tokens' own texts."""
+        """Log-probabilities in lists, the chosen token among the most likely ones; offsets count
+        the characters of the tokens' own texts."""
         decode = self._model.decode
         texts = [decode(token.id) for token in piece.tokens]
         offsets, at = [], self._offsets.get(index, 0)
@@ -163,6 +164,9 @@ class Text(Form):
         return {
             "tokens": texts,
             "token_logprobs": [token.log_prob for token in piece.tokens],
-            "top_logprobs": [{decode(id): p for id, p in token.top} for token in piece.tokens],
+            "top_logprobs": [
+                {decode(id): p for id, p in (*token.top, (token.id, token.log_prob))}
+                for token in piece.tokens
+            ],
             "text_offset": offsets,
         }
