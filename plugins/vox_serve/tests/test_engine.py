@@ -110,11 +110,14 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
             client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
         wait_until(lambda: not engine.running and not model.inside)
         model.free.clear()
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json={**ENDLESS, "n": 2}, timeout=0.3)
-        wait_until(lambda: not engine.waiting)
-        model.free.set()
-        wait_until(lambda: not engine.running and not model.inside)
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(client.post, "/v1/completions", json={**BODY, "n": 2})
+            wait_until(lambda: engine.running == 2)
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=BODY, timeout=0.3)
+            wait_until(lambda: not engine.waiting)
+            model.free.set()
+            assert text(others.result()) == SAID
 
 
 def test_many_requests_over_one_connection(api) -> None:
