@@ -88,6 +88,9 @@ class Generator:
         rows: maximum number of rows in the batch.
         cache_tokens: maximum sum of the rows' greatest lengths; None: no maximum. A single row
             always has room.
+
+    Attributes:
+        most_rows: as given.
     """
 
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):

@@ -294,6 +294,15 @@ def test_a_body_that_cannot_be_read_is_refused(client, data, kind, status) -> No
         assert ("nested too deeply" in message) == (data[:5] in (b'{"a":', b"[[[[["))
 
 
+@pytest.mark.parametrize(
+    "prompt", [5, [], [[]], ["x", 1], [[1], "x"], [-1], [9999], "", {}], ids=str
+)
+def test_a_prompt_of_another_form_is_refused(client, prompt) -> None:
+    response = client.post("/v1/completions", json={"model": "base", "prompt": prompt})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+
+
 def test_neutral_values_of_unsupported_fields_are_accepted(chat) -> None:
     fields = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
     assert chat("Hi", user="me", store=False, function_call=None, **fields).status_code == 200

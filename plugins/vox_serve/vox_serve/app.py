@@ -155,9 +155,8 @@ class Api:
         except DataError as error:
             found = f"the chat template cannot render the conversation: {error.found}"
             raise ApiError(400, found, param="messages") from error
-        most = asked.max_completion_tokens or asked.max_tokens
-        form = Chat(model, logprobs=asked.logprobs)
-        return await self._answer(request, asked, model, form, [tokens], most)
+        form = Chat(model, logprobs=asked.top is not None)
+        return await self._answer(request, asked, model, form, [tokens])
 
     async def _complete(self, request: Request) -> Response:
         asked = parse(CompletionRequest, await _body(request))
@@ -168,8 +167,8 @@ class Api:
                 prompts.append(await run_in_threadpool(model.encode, prompt))
             else:
                 prompts.append(prompt)
-        form = Text(model, logprobs=asked.logprobs is not None)
-        return await self._answer(request, asked, model, form, prompts, asked.max_tokens)
+        form = Text(model, logprobs=asked.top is not None)
+        return await self._answer(request, asked, model, form, prompts)
 
     async def _answer(
         self,
@@ -178,7 +177,6 @@ class Api:
         model: Served,
         form: Form,
         prompts: Sequence[Sequence[int]],
-        most: int | None,
     ) -> Response:
         if len(prompts) * asked.n > self._engine.max_batch:
             raise ApiError(
@@ -187,7 +185,7 @@ class Api:
                 f"{self._engine.max_batch} at once; send several requests",
                 param="n",
             )
-        samplings = [self._sampling(asked, model, tokens, most) for tokens in prompts]
+        samplings = [self._sampling(asked, model, tokens) for tokens in prompts]
         running = _Running(self._engine)
         for tokens, sampling in zip(prompts, samplings, strict=True):
             running.add(asked, model, tokens, sampling)
@@ -201,24 +199,20 @@ class Api:
         return await self._whole(request, running, form, prompt_tokens)
 
     def _sampling(
-        self,
-        asked: ChatRequest | CompletionRequest,
-        model: Served,
-        tokens: Sequence[int],
-        most: int | None,
+        self, asked: ChatRequest | CompletionRequest, model: Served, tokens: Sequence[int]
     ) -> Sampling:
         """Check a prompt against the model, and the limits.
 
         Raises:
             ApiError: 400.
         """
-        self._require_fit(asked, model, tokens, most)
+        self._require_fit(asked, model, tokens)
         bias = {int(token): value for token, value in asked.logit_bias.items()}
         if wrong := [token for token in [*tokens, *bias] if token >= model.vocabulary]:
             found = f"token {wrong[0]} is outside the vocabulary of {model.vocabulary} tokens"
             param = "logit_bias" if wrong[0] in bias else "prompt"
             raise ApiError(400, found, param=param)
-        room = most or self._limits.max_tokens
+        room = asked.most or self._limits.max_tokens
         if self._limits.positions is not None:
             room = min(room, self._limits.positions - len(tokens))
         return Sampling(
@@ -229,27 +223,25 @@ class Api:
         )
 
     def _require_fit(
-        self,
-        asked: ChatRequest | CompletionRequest,
-        model: Served,
-        tokens: Sequence[int],
-        most: int | None,
+        self, asked: ChatRequest | CompletionRequest, model: Served, tokens: Sequence[int]
     ) -> None:
-        if most is not None and most > self._limits.max_tokens:
+        if (asked.most or 0) > self._limits.max_tokens:
             raise ApiError(
                 400,
-                f"max_tokens is {most}, and the server allows {self._limits.max_tokens}; "
+                f"max_tokens is {asked.most}, and the server allows {self._limits.max_tokens}; "
                 "ask for fewer, or start it with a larger --max-tokens",
                 param="max_tokens",
             )
         if not tokens:
-            raise ApiError(400, "the prompt is empty; send at least one token", param="prompt")
+            raise ApiError(
+                400, "the prompt is empty; send at least one token", param=asked.prompted
+            )
         if self._limits.positions is not None and len(tokens) >= self._limits.positions:
             raise ApiError(
                 400,
                 f"the prompt has {len(tokens)} tokens, and {model.name} reads "
                 f"{self._limits.positions}, prompt and answer together; shorten the prompt",
-                param="messages" if isinstance(asked, ChatRequest) else "prompt",
+                param=asked.prompted,
                 code="context_length_exceeded",
             )
 

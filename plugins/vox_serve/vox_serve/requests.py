@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -174,14 +174,15 @@ class _Request(BaseModel):
         return _supported(data, cls, _NEUTRAL, _UNUSED)
 
     @property
-    def top(self) -> int | None:
-        """How many alternatives get log-probabilities; None: no log-probabilities at all."""
-        raise NotImplementedError
+    def most(self) -> int | None:
+        """The maximum of new tokens; None: that of the server."""
+        return self.max_tokens
 
 
 class ChatRequest(_Request):
     """The body of `/v1/chat/completions`."""
 
+    prompted: ClassVar[str] = "messages"
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
     logprobs: bool = False
@@ -198,8 +199,13 @@ class ChatRequest(_Request):
         return self
 
     @property
-    def top(self) -> int | None:
+    def most(self) -> int | None:
         """See `_Request`."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many alternatives get log-probabilities; None: no log-probabilities at all."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -209,6 +215,7 @@ _Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 class CompletionRequest(_Request):
     """The body of `/v1/completions`."""
 
+    prompted: ClassVar[str] = "prompt"
     prompt: (
         str
         | _Tokens
@@ -227,7 +234,7 @@ class CompletionRequest(_Request):
 
     @property
     def top(self) -> int | None:
-        """See `_Request`."""
+        """See `ChatRequest`."""
         return self.logprobs
 
 
@@ -294,10 +301,13 @@ def _as_api_error(error: ValidationError) -> ApiError:
         what, code = f" {fault['msg']}", "unsupported_parameter"
     elif fault["type"] not in _SAID:
         what += f" (found {_short(fault['input'])})"
+    if place[:1] == ["prompt"]:  # a fault of each form that it may have
+        place, what = place[:1], f"{_PROMPT} (found {_short(fault['input'])})"
     param = ".".join(map(_short, place)) or None
     return ApiError(400, f"{param or 'the request'}{what}", param=param, code=code)
 
 
+_PROMPT = ": should be a text, token ids, or a list of texts or of token ids"
 _SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens"}
 """Faults whose message says what was found."""
 
