@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,20 +20,29 @@ import uvicorn
 from plugins.vox_serve.tests.alphabet import SECONDS, Alphabet, wait_until
 from starlette.testclient import TestClient
 
-from vox_core.api.generating import Generator, Sampling
+from vox_core.api.generating import Generator, Sampling, load_tokenizer
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Answer, Engine, EngineFailed
+from vox_serve.served import Served
 from vox_serve.server import listening, run
+from vox_testing.tiny import write_tokenizer
 
 BODY = {"model": "base", "prompt": "z", "temperature": 0, "max_tokens": 30}
 ENDLESS = {**BODY, "max_tokens": 10**6}
 SAID = "abcdefghijklmnopqrstuvwxyzabcd"
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A tokenizer is enough: the model is an `Alphabet`."""
+    folder = tmp_path_factory.mktemp("base")
+    write_tokenizer(folder)
+    return Served("base", load_tokenizer(folder))
+
+
 @pytest.fixture
-def model(opened) -> Alphabet:
-    served = opened.models["base"]
-    return Alphabet(served.encode("a")[0], served.vocabulary)
+def model(base) -> Alphabet:
+    return Alphabet(base.encode("a")[0], base.vocabulary)
 
 
 @pytest.fixture
@@ -43,8 +53,8 @@ def engine(model) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def api(engine, opened) -> Api:
-    return Api(engine, {"base": opened.models["base"]}, Limits(10**6, None))
+def api(engine, base) -> Api:
+    return Api(engine, {"base": base}, Limits(10**6, None))
 
 
 @pytest.fixture
@@ -120,6 +130,19 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
             assert text(others.result()) == SAID
 
 
+def test_a_client_that_never_reads_holds_nobody_up(api, engine) -> None:
+    body = json.dumps({**BODY, "max_tokens": 50_000, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with served(api.app) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            wait_until(lambda: engine.running == 1)
+            assert text(client.post("/v1/completions", json=BODY)) == SAID
+        wait_until(lambda: not engine.running)
+
+
 def test_many_requests_over_one_connection(api) -> None:
     with served(api.app) as client:
         assert [text(client.post("/v1/completions", json=BODY)) for _ in range(50)] == [SAID] * 50
@@ -146,12 +169,11 @@ def test_a_model_that_cannot_be_used_any_more_is_unhealthy(client, engine, model
     assert client.post("/v1/completions", json=BODY).status_code == 503
 
 
-def test_closing_ends_waiting_answers_with_an_error(engine, model, opened) -> None:
+def test_closing_ends_waiting_answers_with_an_error(engine, model, base) -> None:
     model.free.clear()
     ended: list[object] = []
     answers = [
-        Answer([1], Sampling(max_tokens=5), None, opened.models["base"].text(()), ended.append)
-        for _ in range(3)
+        Answer([1], Sampling(max_tokens=5), None, base.text(()), ended.append) for _ in range(3)
     ]
     engine.submit(answers)
     closing_thread = threading.Thread(target=engine.close)
