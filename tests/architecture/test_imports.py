@@ -35,6 +35,7 @@ PACKAGES = {
     "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
+    "vox_serve": ROOT / "plugins/vox_serve/vox_serve",
     "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_bundle": ROOT / "plugins/vox_bundle/vox_bundle",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",

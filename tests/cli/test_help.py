@@ -30,6 +30,7 @@ PATHS = [
     "chat",
     "data check",
     "generate",
+    "serve",
     "runs list",
     "runs show",
     "runs watch",

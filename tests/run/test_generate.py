@@ -210,3 +210,32 @@ def test_the_fake_is_no_constant() -> None:
     logits_TV = Numbers().logits(np.array([1, 2, 3]))
     assert logits_TV.shape == (3, VOCABULARY)
     assert len({int(row.argmax()) for row in logits_TV}) > 1
+
+
+@pytest.mark.parametrize("model", [Numbers, InParts])
+def test_a_caller_steps_rows_that_enter_and_leave_between_steps(alone, model) -> None:
+    made = model()
+    rows, said = Generator(made, 3).rows(), {}
+    waiting = dict(enumerate(prompts()))
+    gone = {1: 2, 5: 4}  # row -> tokens after which its caller leaves
+    while waiting or len(rows):
+        for row in [*waiting][:1]:
+            if rows.has_room(waiting[row]):
+                rows.enter(row, waiting.pop(row))
+        for token in rows.step():
+            said.setdefault(token.row, []).append(token.id)
+        for row, count in gone.items():
+            if len(said.get(row, ())) >= count:
+                rows.leave(row)
+    assert said == {row: tokens[: gone.get(row)] for row, tokens in alone.items()}
+    assert made.inside == []
+
+
+def test_a_prompt_has_the_most_likely_tokens_of_each_step() -> None:
+    model = Numbers()
+    asked = Prompt([4], Sampling(max_tokens=3), top=2)
+    first, *_ = found = list(Generator(model).generate([asked, Prompt([4], asked.sampling)]))
+    logits_V = model.logits(np.array([4]))[-1]
+    assert first.top[0] == (first.id, first.log_prob) == (first.id, log_prob(logits_V, first.id))
+    assert [len(token.top) for token in found if token.row == 0] == [2, 2, 2]
+    assert [token.log_prob for token in found if token.row == 1] == [None] * 3

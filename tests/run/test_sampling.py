@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vox_core.run.sampling import Sampling, next_token
+from vox_core.run.sampling import Sampling, next_token, top_log_probs
 
 torch = pytest.importorskip("torch")
 PROMPT = [3, 3, 7, 11, 190]
@@ -81,3 +81,35 @@ def test_seed_row_and_position_each_change_the_choice():
     assert len(tokens) == 4
     assert next_token(logits_V, warm, [8, 9]) in tokens  # which tokens they are says nothing
     assert next_token(logits_V, replace(warm, temperature=1e-46), [1]) == 0
+
+
+def test_penalties_of_the_answer_and_bias_follow_openais_formula() -> None:
+    """logit - count * frequency - (count > 0) * presence + bias; the prompt does not count."""
+    logits_V = np.random.default_rng(0).normal(size=32).astype(np.float32)
+    answer = [5, 5, 9]
+    for options in (
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": -2.0},
+        {"logit_bias": ((4, 100.0),)},
+        {"frequency_penalty": -1.0, "presence_penalty": 0.5, "logit_bias": ((5, 3.0), (0, -9.0))},
+    ):
+        sampling = Sampling(**options)
+        exact_V = logits_V.astype(np.float64)
+        for token in set(answer):
+            exact_V[token] -= answer.count(token) * sampling.frequency_penalty
+            exact_V[token] -= sampling.presence_penalty
+        for token, bias in sampling.logit_bias:
+            exact_V[token] += bias
+        before = [int(exact_V.argmax())] * 3 + answer
+        assert next_token(logits_V, sampling, before, len(answer)) == exact_V.argmax(), options
+
+
+def test_the_most_likely_tokens_have_their_log_probs() -> None:
+    logits_V = np.random.default_rng(1).normal(size=300).astype(np.float32)
+    logits_V[7] = logits_V[3] = 9
+    exact_V = logits_V - np.log(np.exp(logits_V.astype(np.float64)).sum())
+    found = top_log_probs(logits_V, 5)
+    assert [token for token, _ in found] == [*np.argsort(-logits_V, kind="stable")[:5]]
+    assert [p for _, p in found] == pytest.approx([exact_V[token] for token, _ in found])
+    assert len(top_log_probs(logits_V, 1000)) == 300
+    assert top_log_probs(logits_V, 0) == []

@@ -16,3 +16,6 @@ from vox_core.files import (
 from vox_core.hashes import file_sha256 as file_sha256
 
 read_json = bounded_json.read
+parse_json = bounded_json.parse
+is_deep = bounded_json.is_deep
+JsonFault = bounded_json.JsonFault

@@ -1,11 +1,24 @@
-"""Generation: sample many rows from a `Model` or a `Trainer`."""
+"""Generation: load a base with adapters, and sample many rows from a `Model` or a `Trainer`."""
 
+from vox_core.data.tokenizer import (
+    end_of_turn_ids as end_of_turn_ids,
+    load_tokenizer as load_tokenizer,
+    template_source as template_source,
+)
 from vox_core.run.generate import (
+    Finish as Finish,
     Generator as Generator,
     Prompt as Prompt,
+    Rows as Rows,
     Token as Token,
     cache_bytes as cache_bytes,
     most_rows as most_rows,
+)
+from vox_core.run.load import (
+    AnswerText as AnswerText,
+    OpenBase as OpenBase,
+    open_base as open_base,
+    prompt_tokens as prompt_tokens,
 )
 from vox_core.run.sampling import (
     Sampling as Sampling,

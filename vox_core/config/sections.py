@@ -323,15 +323,20 @@ class ModelUse(Section):
     backend: str | None = Field(None, description="Use this backend only.")
 
 
-class SamplingSettings(ModelUse):
+class LoadSettings(ModelUse):
+    """Settings of loading a model to generate with."""
+
+    dtype: DTypeChoice = Field("auto", description="Compute dtype.")
+    quant: Quant | None = Field(
+        None, description="Quantisation of the base; by default that of the training run."
+    )
+
+
+class SamplingSettings(LoadSettings):
     """Settings of generating answers."""
 
     adapter: str | None = Field(
         None, description="Another adapter folder, or `none` for the base model alone."
-    )
-    dtype: DTypeChoice = Field("auto", description="Compute dtype.")
-    quant: Quant | None = Field(
-        None, description="Quantisation of the base; by default that of the training run."
     )
     max_tokens: PositiveInt = Field(512, description="Max new tokens per answer.")
     temperature: Temperature = Field(0.0, description="Sampling temperature; 0 is greedy.")
@@ -397,6 +402,28 @@ class ConvertSettings(Section):
     out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
 
 
+class ServeSettings(LoadSettings):
+    """`vox serve`."""
+
+    section: ClassVar[str] = "serve"
+
+    host: str = Field("127.0.0.1", description="Address to listen on; others need an API key.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8000, description="Port to listen on; 0 takes a free one."
+    )
+    max_batch: PositiveInt | None = Field(
+        None,
+        description="Max answers generated at once.  [default: 8 on a CPU, 32 on an accelerator]",
+    )
+    queue: Count = Field(64, description="Max answers that wait; more requests get status 429.")
+    max_tokens: PositiveInt = Field(
+        2048, description="Max new tokens per answer, and the default of a request."
+    )
+    drain: Seconds = Field(
+        30.0, description="After SIGTERM or Ctrl-C, time for running requests to finish."
+    )
+
+
 class PluginSettings(Section):
     """Settings of the catalog, blocked plugins and providers."""
 
@@ -419,6 +446,7 @@ class VoxToml(Section):
     chat: ChatSettings = ChatSettings()
     merge: MergeSettings = MergeSettings()
     convert: ConvertSettings = ConvertSettings()
+    serve: ServeSettings = ServeSettings()
     plugin: PluginSettings = PluginSettings()
 
 

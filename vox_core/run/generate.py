@@ -12,13 +12,14 @@ Shape legend: V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vox_core.contract import DType, Model
 from vox_core.run.plan import text_config
-from vox_core.run.sampling import Sampling, log_prob, next_token
+from vox_core.run.sampling import Sampling, log_prob, next_token, top_log_probs
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
@@ -45,12 +46,14 @@ class Prompt:
         tokens: at least one.
         ended: called once with each token of the row, in order; true ends the row with it.
         adapter: name of the adapter; None: the base.
+        top: compute each token's log-probability, and those of this many most likely tokens.
     """
 
     tokens: Sequence[int]
     sampling: Sampling
     ended: Callable[[int], bool] = _never
     adapter: str | None = None
+    top: int | None = None
 
     @property
     def longest(self) -> int:
@@ -68,12 +71,14 @@ class Token:
             requested.
         finish: `stop` if `Prompt.ended` ended the row with this token, `length` if it is the last
             of `max_tokens`; None if the row goes on.
+        top: the `Prompt.top` most likely tokens with their log-probabilities, the likeliest first.
     """
 
     row: int
     id: int
     log_prob: float | None
     finish: Finish | None
+    top: Sequence[tuple[int, float]] = ()
 
 
 class Generator:
@@ -83,10 +88,13 @@ class Generator:
         rows: maximum number of rows in the batch.
         cache_tokens: maximum sum of the rows' greatest lengths; None: no maximum. A single row
             always has room.
+
+    Attributes:
+        most_rows: as given.
     """
 
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
-        self._model, self._most_rows, self._cache_tokens = model, rows, cache_tokens
+        self._model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
         self._numbers = itertools.count()
         self._inside: set[int] = set()
         # Of rows of another call of `generate`, whose prompt was computed along.
@@ -102,43 +110,35 @@ class Generator:
         """
         coming = enumerate(prompts)
         following = next(coming, None)
-        rows: dict[int, _Row] = {}
-        chosen: dict[int, int] = {}
-        try:
+        with closing(self.rows(log_probs=log_probs)) as rows:
             while rows or following:
-                while following and self._has_room(rows, following[1]):
-                    self._enter(rows, *following)
+                while following and rows.has_room(following[1]):
+                    rows.enter(*following)
                     following = next(coming, None)
-                for number, logits_V in self._advance(rows, chosen).items():
-                    token = rows[number].choose(logits_V, log_probs)
-                    if token.finish:
-                        self._leave(number)
-                        del rows[number]
-                    else:
-                        chosen[number] = token.id
-                    yield token
-        finally:
-            for number in rows:
-                self._leave(number)
+                yield from rows.step()
+
+    def rows(self, *, log_probs: bool = False) -> Rows:
+        """Return an empty set of rows that the caller lets enter, steps and removes itself."""
+        return Rows(self, log_probs)
 
     def close(self) -> None:
         """Remove all rows. Iterators that have not ended must not be read any more."""
         for number in list(self._inside):
             self._leave(number)
 
-    def _has_room(self, rows: Mapping[int, _Row], prompt: Prompt) -> bool:
+    def _has_room(self, rows: Collection[_Row], prompt: Prompt) -> bool:
         if not rows or self._cache_tokens is None:
-            return len(rows) < self._most_rows
-        tokens = prompt.longest + sum(row.prompt.longest for row in rows.values())
-        return len(rows) < self._most_rows and tokens <= self._cache_tokens
+            return len(rows) < self.most_rows
+        tokens = prompt.longest + sum(row.prompt.longest for row in rows)
+        return len(rows) < self.most_rows and tokens <= self._cache_tokens
 
-    def _enter(self, rows: dict[int, _Row], index: int, prompt: Prompt) -> None:
+    def _enter(self, prompt: Prompt) -> int:
         import numpy as np
 
         number = next(self._numbers)
         self._model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
         self._inside.add(number)
-        rows[number] = _Row(index, prompt)
+        return number
 
     def _leave(self, number: int) -> None:
         if number in self._inside:
@@ -154,6 +154,54 @@ class Generator:
         return {number: self._logits.pop(number) for number in rows if number in self._logits}
 
 
+class Rows:
+    """One caller's rows in the running batch of a `Generator`."""
+
+    def __init__(self, generator: Generator, log_probs: bool) -> None:
+        self._generator, self._log_probs = generator, log_probs
+        self._rows: dict[int, _Row] = {}
+        self._chosen: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def has_room(self, prompt: Prompt) -> bool:
+        """Whether `prompt` may enter now; with no rows inside there is always room for one."""
+        return self._generator._has_room(self._rows.values(), prompt)
+
+    def enter(self, index: int, prompt: Prompt) -> None:
+        """Let a row enter; its tokens have `index` as their row."""
+        self._rows[self._generator._enter(prompt)] = _Row(index, prompt)
+
+    def step(self) -> list[Token]:
+        """Return the next token of each row whose prompt is computed, at least one; rows that end
+        leave. There must be rows."""
+        tokens = []
+        for number, logits_V in self._generator._advance(self._rows, self._chosen).items():
+            token = self._rows[number].choose(logits_V, self._log_probs)
+            if token.finish:
+                self._leave(number)
+            else:
+                self._chosen[number] = token.id
+            tokens.append(token)
+        return tokens
+
+    def leave(self, index: int) -> None:
+        """Remove the row of `index`, if it is inside."""
+        for number in [number for number, row in self._rows.items() if row.index == index]:
+            self._leave(number)
+
+    def close(self) -> None:
+        """Remove all rows."""
+        for number in list(self._rows):
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        del self._rows[number]
+        self._chosen.pop(number, None)
+        self._generator._leave(number)
+
+
 class _Row:
     """A row inside the batch, with its tokens."""
 
@@ -163,14 +211,18 @@ class _Row:
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it."""
-        token = next_token(logits_V, self.prompt.sampling, self.tokens)
+        generated = len(self.tokens) - len(self.prompt.tokens)
+        token = next_token(logits_V, self.prompt.sampling, self.tokens, generated)
         self.tokens.append(token)
         finish: Finish | None = None
         if self.prompt.ended(token):
             finish = "stop"
         elif len(self.tokens) >= self.prompt.longest:
             finish = "length"
-        return Token(self.index, token, log_prob(logits_V, token) if log_probs else None, finish)
+        if not log_probs and self.prompt.top is None:
+            return Token(self.index, token, None, finish)
+        top = top_log_probs(logits_V, self.prompt.top or 0)
+        return Token(self.index, token, log_prob(logits_V, token), finish, top)
 
 
 def most_rows(hardware: Hardware) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core import bounded_json, models
-from vox_core.config import SamplingSettings
+from vox_core.config import LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, DType, LoadJob, Model, Notice
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
@@ -31,7 +31,7 @@ from vox_core.run.generate import (
     most_rows,
 )
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
-from vox_core.run.reference import adapter_digest, resolve_reference
+from vox_core.run.reference import ModelReference, adapter_digest, resolve_reference
 from vox_core.run.sampling import Sampling
 from vox_core.weights import Weights
 
@@ -172,10 +172,10 @@ class OpenModel:
                     ),
                 )
 
-    def _text(self, question: Question) -> _Text:
-        return _Text(self._tokenizer, self._stop_tokens, question.stop)
+    def _text(self, question: Question) -> AnswerText:
+        return AnswerText(self._tokenizer, self._stop_tokens, question.stop)
 
-    def _prompt(self, question: Question, text: _Text) -> Prompt:
+    def _prompt(self, question: Question, text: AnswerText) -> Prompt:
         return Prompt(question.tokens, question.sampling, text.add, self._adapter)
 
     def _sampling(self, settings: SamplingSettings, prompt_tokens: int, row: int) -> Sampling:
@@ -201,8 +201,12 @@ class OpenModel:
         )
 
 
-class _Text:
+class AnswerText:
     """The text of an answer, from its tokens, up to the end of the turn or the first stop text.
+
+    Args:
+        stop_tokens: tokens that end it, as `end_of_turn_ids` gives them.
+        stops: texts that end it.
 
     Attributes:
         tokens: number of tokens, the end-of-turn token not counted.
@@ -298,23 +302,73 @@ def open_model(
     Raises:
         InputError: it cannot be found, or no installed backend can load it.
     """
-    request = Request(
-        operation="load",
-        quant=settings.quant,
-        dtype=None if settings.dtype == "auto" else settings.dtype,
-        explicit=settings.backend,
-        explicit_origin=(backend_origin or "--backend") if settings.backend else None,
-    )
     # Before a model is fetched, so that a missing backend is found in a second.
-    if refusal := explain(request, seen=(seen := Seen())).refusal:
+    if refusal := explain(_request(settings, backend_origin), seen=(seen := Seen())).refusal:
         raise refusal
     source = resolve_reference(reference, adapter=settings.adapter, progress=progress)
     tokenizer = load_tokenizer(source.base.tokenizer)
+    adapters = {ADAPTER: source.adapter} if source.adapter else {}
+    with open_base(
+        source, adapters, settings, observe=observe, backend_origin=backend_origin, seen=seen
+    ) as opened:
+        yield OpenModel(
+            source.base.id + (" + adapter" if source.adapter else ""),
+            opened.generator,
+            tokenizer,
+            settings,
+            adapter=ADAPTER if source.adapter else None,
+            positions=opened.positions,
+            identity=lambda: _identity(opened.job, source.adapter),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenBase:
+    """A base model in memory, with adapters by name.
+
+    Args:
+        generator: has the running batch of `model` for itself.
+        positions: tokens that the model can read; None: no limit.
+        job: how the model was loaded.
+    """
+
+    model: Model
+    generator: Generator
+    positions: int | None
+    job: LoadJob
+
+
+@contextmanager
+def open_base(
+    source: ModelReference,
+    adapters: Mapping[str, AdapterState],
+    settings: LoadSettings,
+    *,
+    rows: int | None = None,
+    observe: Observe = ignore,
+    backend_origin: Origin | None = None,
+    seen: Seen | None = None,
+) -> Iterator[OpenBase]:
+    """Load the base of `source` once, and `adapters` beside it, for as long as the block lasts.
+
+    Args:
+        adapters: those that were checked to belong to the base.
+        rows: maximum number of rows in the running batch; by default what suits the device.
+
+    Raises:
+        InputError: no installed backend can load it.
+    """
     quant = source.quant
     if settings.quant is not None:
         quant = settled_quant(settings.quant, source.weights.quant)
-    method = source.adapter.method if source.adapter else None
-    request = replace(request, quant=quant, method=method, model_type=source.base.model_type)
+    methods = {adapter.method for adapter in adapters.values()}
+    request = replace(
+        _request(settings, backend_origin),
+        quant=quant,
+        # Of several methods the one that the fewest backends have.
+        method=next((each for each in ("dora", "rslora", "lora") if each in methods), None),
+        model_type=source.base.model_type,
+    )
     backend, selection = choose_for(request, source.weights, seen)
     observe(Notice(selection.why))
     dtype = resolve_dtype(settings.dtype, selection.hardware)
@@ -324,28 +378,35 @@ def open_model(
         tempfile.TemporaryDirectory(prefix="vox-") as scratch,
         closing(backend.load(job, Context(Path(scratch), observe))) as model,
         closing(
-            batch_generator(model, config, dtype, selection.hardware, source.weights)
+            batch_generator(model, config, dtype, selection.hardware, source.weights, rows)
         ) as generator,
     ):
-        if source.adapter:
-            model.add_adapter(ADAPTER, source.adapter)
-        yield OpenModel(
-            source.base.id + (" + adapter" if source.adapter else ""),
-            generator,
-            tokenizer,
-            settings,
-            adapter=ADAPTER if source.adapter else None,
-            positions=positions(config),
-            identity=lambda: _identity(job, source.adapter),
-        )
+        for name, adapter in adapters.items():
+            model.add_adapter(name, adapter)
+        yield OpenBase(model, generator, positions(config), job)
+
+
+def _request(settings: LoadSettings, origin: Origin | None) -> Request:
+    return Request(
+        operation="load",
+        quant=settings.quant,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        explicit=settings.backend,
+        explicit_origin=(origin or "--backend") if settings.backend else None,
+    )
 
 
 def batch_generator(
-    model: Model, config: Mapping[str, Any], dtype: DType, hardware: Hardware, weights: Weights
+    model: Model,
+    config: Mapping[str, Any],
+    dtype: DType,
+    hardware: Hardware,
+    weights: Weights,
+    rows: int | None = None,
 ) -> Generator:
     """Return a generator whose KV cache has `CACHE_SHARE` of the memory that the weights leave."""
     device = hardware.devices[0] if hardware.devices else None
-    rows = most_rows(hardware)
+    rows = rows or most_rows(hardware)
     free = device and (device.available_bytes or device.memory_bytes)
     each = cache_bytes(config, dtype)
     if not free or not each:

@@ -1,8 +1,9 @@
 """Choose the next token: one numpy implementation for every backend.
 
 The logits' processors are those of transformers, in its order: repetition penalty, temperature,
-top-k, top-p, min-p. The random number is a function of seed, row and position, so a row gives the
-same text on every backend. Greedy decoding (`temperature` 0) uses only the repetition penalty.
+top-k, top-p, min-p. Before the temperature stand OpenAI's: frequency and presence penalty, logit
+bias. The random number is a function of seed, row and position, so a row gives the same text on
+every backend. Greedy decoding (`temperature` 0) uses only the penalties and the bias.
 
 generate.py runs the batch, load.py decides which tokens and texts end an answer.
 
@@ -36,6 +37,9 @@ class Sampling:
             (arXiv:2407.01082).
         repetition_penalty: divides the positive and multiplies the negative logits of tokens that
             occur in the prompt or the answer (arXiv:1909.05858); 1 changes nothing.
+        frequency_penalty: subtracted from a token's logit for each time it occurs in the answer.
+        presence_penalty: subtracted from a token's logit if it occurs in the answer.
+        logit_bias: token ids with what is added to their logits; each id once.
         seed: seed of the random numbers.
         row: index of the prompt or the answer, for random numbers of its own.
     """
@@ -48,19 +52,27 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int = 0
     row: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Sequence[tuple[int, float]] = ()
 
 
-def next_token(logits_V: Floats, sampling: Sampling, before: Sequence[int]) -> int:
+def next_token(
+    logits_V: Floats, sampling: Sampling, before: Sequence[int], generated: int = 0
+) -> int:
     """Choose a token from the logits of the last position.
 
     Args:
         logits_V: float32, of the last position; not changed.
         before: every token of the row so far, prompt included.
+        generated: how many of them, at the end, are the answer.
     """
     import numpy as np
 
     if sampling.repetition_penalty != 1:
         logits_V = _penalised(logits_V, sampling.repetition_penalty, before)
+    if sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias:
+        logits_V = _shifted(logits_V, sampling, before[len(before) - generated :])
     if sampling.temperature < _GREEDY:
         return int(logits_V.argmax())
     odds_V = (
@@ -83,12 +95,39 @@ def log_prob(logits_V: Floats, token: int) -> float:
     return float(exact_V[token] - np.log(np.exp(exact_V).sum()))
 
 
+def top_log_probs(logits_V: Floats, count: int) -> list[tuple[int, float]]:
+    """Return the `count` most likely tokens with their `log_prob`, the likeliest first."""
+    import numpy as np
+
+    if count == 0:
+        return []
+    size = len(logits_V)
+    count = min(count, size)
+    ids_K = np.sort(np.argpartition(logits_V, size - count)[size - count :])
+    ids_K = ids_K[np.argsort(-logits_V[ids_K], kind="stable")]
+    exact_V = logits_V.astype(np.float64) - logits_V.max()
+    found_K = exact_V[ids_K] - np.log(np.exp(exact_V).sum())
+    return list(zip(ids_K.tolist(), found_K.tolist(), strict=True))
+
+
 def _penalised(logits_V: Floats, penalty: float, before: Sequence[int]) -> Floats:
     import numpy as np
 
     seen, changed_V = np.asarray(before), logits_V.copy()
     found = logits_V[seen]
     changed_V[seen] = np.where(found < 0, found * penalty, found / penalty)
+    return changed_V
+
+
+def _shifted(logits_V: Floats, sampling: Sampling, answer: Sequence[int]) -> Floats:
+    """Apply OpenAI's penalties to the tokens of the answer, and the bias."""
+    import numpy as np
+
+    changed_V = logits_V.copy()
+    seen_K, counts_K = np.unique(np.asarray(answer, np.int64), return_counts=True)
+    changed_V[seen_K] -= sampling.frequency_penalty * counts_K + sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        changed_V[token] += bias
     return changed_V
 
 

@@ -1,0 +1,159 @@
+"""The command: what is checked before the model is loaded, and each adapter once it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from vox_core.adapter.peft import CONFIG
+from vox_serve.served import select
+from vox_serve.server import listening
+from vox_testing.tiny import make_model
+
+KEY = "correct horse battery"
+
+
+@pytest.fixture
+def not_loaded(monkeypatch) -> None:
+    """Loading the model fails the test."""
+
+    def fail(*_, **__):
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr("vox_serve.server.open_base", fail)
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[TestClient]:
+    """Clients of what the command would serve, which it does not."""
+    found: list[TestClient] = []
+
+    def run(app, listener, drain) -> None:
+        client = TestClient(app, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        found.append(client)
+        for model in client.get("/v1/models").json()["data"]:
+            body = {"model": model["id"], "prompt": "x", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200
+
+    monkeypatch.setattr("vox_serve.server.run", run)
+    return found
+
+
+def test_runs_are_served_under_their_names_beside_their_base(vox, folders, ran) -> None:
+    flags = ("--dtype", "fp32", "--backend", "cpu", "--port", 0)
+    done = vox("serve", folders / "one", "--name", f"b/2={folders / 'two'}", *flags)
+    assert done.code == 0, done.err
+    lines = [line.split(None, 1) for line in done.out.splitlines()]
+    assert [name for name, _ in lines] == ["serving", "one", "b/2", "base"]
+    assert lines[0][1].startswith("http://127.0.0.1:")
+    assert lines[1][1].startswith("adapter; changes log-probabilities by ")
+    assert lines[3][1] == "base"
+    assert len(ran) == 1
+
+
+def test_a_model_alone_is_served(vox, folders, ran) -> None:
+    done = vox("serve", folders / "base", "--dtype", "fp32", "--backend", "cpu", "--port", 0)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[1].split() == ["base", "base"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_an_adapter_that_does_nothing_is_refused_with_the_numbers(
+    vox, folders, ran, backend
+) -> None:
+    flags = ("--dtype", "fp32", "--backend", backend, "--port", 0)
+    done = vox("serve", folders / "one", folders / "zero", *flags)
+    assert done.code == 1
+    assert "VOX-V002" in done.err
+    assert "the model zero" in done.err
+    assert "up to 0.0e+00 from the base's" in done.err
+    assert ran == []
+
+
+@pytest.mark.usefixtures("not_loaded")
+class TestBeforeLoading:
+    def test_there_must_be_a_model(self, vox) -> None:
+        done = vox("serve")
+        assert (done.code, "VOX-C004" in done.err) == (2, True)
+        assert "vox serve runs/mine" in done.err
+
+    def test_a_name_stands_for_one_model(self, vox, folders, tmp_path) -> None:
+        (tmp_path / "one").symlink_to(folders / "two")
+        for arguments in (
+            (folders / "one", "--name", f"one={folders / 'two'}"),
+            (folders / "one", "--name", f"base={folders / 'two'}"),
+            ("--name", f"a={folders / 'one'}", "--name", f"b={folders / 'one'}"),
+        ):
+            done = vox("serve", "--port", 0, *arguments)
+            assert done.code == 2, arguments
+            assert "each model has one name" in done.err
+
+    @pytest.mark.parametrize("given", ["one", "=x", "a b=x", "a=", "../x=y", "\ud800=x"])
+    def test_a_name_must_be_usable(self, vox, given) -> None:
+        done = vox("serve", "--port", 0, "--name", given)
+        assert (done.code, "NAME=RUN" in done.err) == (2, True)
+
+    def test_models_must_share_their_base(self, vox, folders, tmp_path) -> None:
+        other = make_model("llama", tmp_path / "other", seed=1)
+        done = vox("serve", "--port", 0, folders / "one", other)
+        assert done.code == 2
+        assert "different bases" in done.err
+        assert "one: base, weights " in done.err
+        assert "other: other, weights " in done.err
+
+    def test_a_base_that_is_gone_is_named(self, vox, folders, tmp_path) -> None:
+        lost = tmp_path / "lost"
+        lost.mkdir()
+        for file in (folders / "one").iterdir():
+            (lost / file.name).write_bytes(file.read_bytes())
+        config = json.loads((lost / CONFIG).read_text())
+        config["base_model_name_or_path"] = str(tmp_path / "gone")
+        (lost / CONFIG).write_text(json.dumps(config))
+        done = vox("serve", "--port", 0, lost)
+        assert done.code == 2
+        assert str(tmp_path / "gone") in done.err
+
+    def test_a_port_in_use_is_found(self, vox, folders) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            done = vox("serve", folders / "one", "--port", port)
+        assert done.code == 2
+        assert f"127.0.0.1:{port}" in done.err
+
+    def test_another_address_needs_a_key(self, vox, folders, monkeypatch) -> None:
+        for host in ("0.0.0.0", "::", "example.org"):
+            done = vox("serve", folders / "one", "--host", host)
+            assert (done.code, "VOX_API_KEY" in done.err) == (2, True), host
+        monkeypatch.setenv("VOX_API_KEY", "short")
+        done = vox("serve", folders / "one")
+        assert (done.code, "too short" in done.err) == (2, True)
+        assert "short\n" not in done.err.replace("too short\n", "")
+
+
+def test_a_key_from_the_environment_is_required(vox, folders, ran, monkeypatch) -> None:
+    monkeypatch.setenv("VOX_API_KEY", KEY)
+    clients: list[TestClient] = []
+    monkeypatch.setattr(
+        "vox_serve.server.run", lambda app, *_: clients.append(TestClient(app, "http://x"))
+    )
+    done = vox("serve", folders / "base", "--backend", "cpu", "--port", 0, "--host", "0.0.0.0")
+    assert done.code == 0, done.err
+    assert KEY not in done.out + done.err
+    assert clients[0].get("/v1/models").status_code == 401
+    assert clients[0].get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).is_success
+
+
+def test_responses_are_sent_at_once() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol."""
+    with listening("localhost", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_run_folder_is_named_after_its_folder(folders) -> None:
+    found = select([str(folders / "two" / ".." / "one") + "/"], [])
+    assert list(found.models) == ["one", "base"]
+    assert Path(found.source.base.path) == folders / "base"

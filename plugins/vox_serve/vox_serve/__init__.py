@@ -1,0 +1,12 @@
+"""`vox serve`: an OpenAI-compatible server for a base model and the adapters of runs.
+
+    cli.py         the command
+    server.py      key, address, loading, and answering until a signal
+    served.py      references -> models by name on one base; verify each adapter at load
+    engine.py      one thread that runs the model; requests join and leave the running batch
+    requests.py    the bodies of requests, checked
+    responses.py   completions, chunks and errors as OpenAI writes them
+    app.py         routes, authentication, streaming, metrics
+
+The event loop of uvicorn parses and writes; it never waits for the model.
+"""

@@ -1,0 +1,78 @@
+"""`vox serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vox_core.api.commands import (
+    Command,
+    ServeSettings,
+    backend_origin,
+    options_of,
+    print_table,
+    settings_from,
+)
+from vox_core.api.progress import display
+
+
+@click.command(
+    "serve",
+    cls=Command,
+    params=[
+        click.Argument(["references"], nargs=-1, metavar="[RUN|MODEL]..."),
+        click.Option(
+            ["--name", "names"],
+            multiple=True,
+            metavar="NAME=RUN",
+            help="Serve RUN under this name instead of its folder's. Repeatable.",
+        ),
+        click.Option(
+            ["--api-key"],
+            envvar="VOX_API_KEY",
+            metavar="KEY",
+            help="Require this key of at least 16 characters; better in VOX_API_KEY, because other "
+            "users can read command lines.",
+        ),
+        *options_of(ServeSettings),
+    ],
+    epilog="Example: vox serve runs/support runs/sales --port 8000",
+)
+def serve(
+    references: tuple[str, ...],
+    names: tuple[str, ...],
+    api_key: str | None,
+    config_file: Path | None,
+    **flags: Any,
+) -> None:
+    """Serve runs and models with OpenAI's HTTP API.
+
+    Each RUN is an adapter beside one base model, which is loaded once; each is a model by the name
+    of its folder, and the base is one by its id. Runs of different bases need a server each.
+    """
+    settings = settings_from(ServeSettings, config_file, flags)
+    from vox_serve import server
+
+    with display() as shown:
+        server.serve(
+            references,
+            names,
+            settings,
+            api_key,
+            ready=_show,
+            observe=shown.observe,
+            progress=shown.transfer,
+            backend_origin=backend_origin(ServeSettings, config_file, flags),
+        )
+
+
+def _show(url: str, effects: Mapping[str, float | None]) -> None:
+    rows = {"serving": url}
+    for name, effect in effects.items():
+        rows[name] = "base"
+        if effect is not None:
+            rows[name] = f"adapter; changes log-probabilities by {effect:.3g} nats"
+    print_table(rows)

@@ -1,0 +1,200 @@
+"""The engine: one thread that runs the model, and a bounded queue before it.
+
+Continuous batching: before each decoding step, waiting answers enter the running batch while there
+is room, in the order in which they came, and cancelled ones leave it. The batch itself, sampling
+and the text of an answer are the core's.
+
+An answer's pieces are delivered from the engine's thread; `emit` must return at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import TYPE_CHECKING
+
+from vox_core.api.generating import AnswerText, Generator, Prompt, Sampling, Token
+
+if TYPE_CHECKING:
+    from vox_core.api.generating import Finish
+
+log = logging.getLogger("vox_serve")
+
+
+class QueueFull(Exception):
+    """As many answers wait as may."""
+
+
+class EngineFailed(Exception):
+    """The model failed, or the server is closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of an answer as it comes.
+
+    Args:
+        tokens: those since the last piece, without the one that ended the turn.
+        finish: `stop` or `length` with the last piece.
+    """
+
+    text: str
+    tokens: Sequence[Token]
+    finish: Finish | None
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """An answer to generate.
+
+    Args:
+        emit: called with each piece, or with the error that ends the answer.
+    """
+
+    tokens: Sequence[int]
+    sampling: Sampling
+    adapter: str | None
+    text: AnswerText
+    emit: Callable[[Piece | EngineFailed], None]
+    top: int | None = None
+    cancelled: bool = False
+    _held: list[Token] = field(default_factory=list)
+    _counted: int = 0
+
+    @property
+    def prompt(self) -> Prompt:
+        """The row of the running batch."""
+        return Prompt(self.tokens, self.sampling, self.text.add, self.adapter, self.top)
+
+    def take(self, token: Token) -> None:
+        """Emit the text that is ready after `token`, if any."""
+        if self.text.tokens > self._counted:  # the token that ends a turn does not count
+            self._counted = self.text.tokens
+            self._held.append(token)
+        text = self.text.take(everything=token.finish is not None)
+        if text or token.finish:
+            piece, self._held = Piece(text, self._held, token.finish), []
+            self.emit(piece)
+
+
+class Engine:
+    """Generates answers until it is closed.
+
+    Args:
+        generator: nothing else may use it.
+        queue: maximum number of answers that wait beside those in the running batch.
+
+    Attributes:
+        failed: the model cannot be used any more.
+    """
+
+    def __init__(self, generator: Generator, queue: int) -> None:
+        self.max_batch, self._queue = generator.most_rows, queue
+        self.failed = False
+        self._rows, self._numbers = generator.rows(), itertools.count()
+        self._waiting: deque[Answer] = deque()
+        self._running: dict[int, Answer] = {}
+        self._changed, self._closing = Condition(), False
+        self._thread = Thread(target=self._run, name="vox-serve-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Answers in the running batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Answers in the queue."""
+        return len(self._waiting)
+
+    def submit(self, answers: Sequence[Answer]) -> None:
+        """Queue all of `answers`, or none.
+
+        Raises:
+            QueueFull: there is no room for all of them.
+            EngineFailed: nothing is generated any more.
+        """
+        with self._changed:
+            if self._closing or self.failed:
+                raise EngineFailed("the server is closing" if self._closing else "the model failed")
+            inside = len(self._running) + len(self._waiting)
+            if inside + len(answers) > self.max_batch + self._queue:
+                raise QueueFull
+            self._waiting.extend(answers)
+            self._changed.notify()
+
+    def cancel(self, answers: Sequence[Answer]) -> None:
+        """Drop answers that nobody reads any more; finished ones are ignored."""
+        with self._changed:
+            for answer in answers:
+                answer.cancelled = True
+                with suppress(ValueError):
+                    self._waiting.remove(answer)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all answers with an error, and the thread after its current step."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            try:
+                self._leave_cancelled()
+                self._enter_waiting()
+                for token in self._rows.step() if len(self._rows) else ():
+                    self._take(token)
+            except Exception:  # whatever a backend raises ends these answers, not the server
+                log.exception("the model failed; its running answers end with an error")
+                self._end_running()
+        self._end_running()
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            while not (self._closing or self._waiting or self._running):
+                self._changed.wait()
+            return not self._closing
+
+    def _leave_cancelled(self) -> None:
+        for number in [n for n, answer in self._running.items() if answer.cancelled]:
+            del self._running[number]
+            self._rows.leave(number)
+
+    def _enter_waiting(self) -> None:
+        while self._waiting:
+            with self._changed:
+                if not self._waiting or not self._rows.has_room(self._waiting[0].prompt):
+                    return
+                number, answer = next(self._numbers), self._waiting.popleft()
+                self._running[number] = answer
+            self._rows.enter(number, answer.prompt)
+
+    def _take(self, token: Token) -> None:
+        answer = self._running[token.row]
+        if token.finish:
+            del self._running[token.row]
+        answer.take(token)
+
+    def _end_running(self) -> None:
+        """End the running answers, and the waiting ones if nothing can be generated any more."""
+        try:
+            self._rows.close()
+        except Exception:
+            log.exception("the model cannot be used any more")
+            self.failed = True
+        with self._changed:
+            ended = [*self._running.values()]
+            self._running.clear()
+            if self.failed or self._closing:
+                ended += self._waiting
+                self._waiting.clear()
+        for answer in ended:
+            answer.emit(EngineFailed("the server is closing" if self._closing else "model failed"))

@@ -1,0 +1,318 @@
+"""The bodies of requests, checked: pydantic models of OpenAI's fields.
+
+A field that vox does not support is refused by its name unless its value changes nothing, such as
+`"tools": []`. A field that is null is absent. Values are of the JSON type that OpenAI documents.
+Beyond OpenAI's fields there are vLLM's `top_k`, `min_p` and `repetition_penalty`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence, Set
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from vox_core.api.files import JsonFault, is_deep, parse_json
+
+MAX_BODY = 4 << 20
+"""Bytes of a request's body."""
+MAX_STOPS = 16
+MAX_PROMPTS = 128
+_SHOWN = 80
+
+_UNUSED = {
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
+    "store", "user",
+}  # fmt: skip
+"""Fields that change no answer: they are about accounts and storage."""
+
+_NEUTRAL: dict[str, Sequence[object]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""Fields that are not supported, with the values that change nothing."""
+
+_NEUTRAL_IN_MESSAGES: dict[str, Sequence[object]] = {"annotations": ([],), "tool_calls": ([],)}
+
+
+class ApiError(Exception):
+    """An answer with OpenAI's error body.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong, what was found, and how to correct it.
+        param: the field at fault.
+        code: as OpenAI has it, where it has one.
+        retry_after: seconds until another attempt is worthwhile.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.param, self.code, self.retry_after = param, code, retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
+        kind = kind or ("invalid_request_error" if self.status < 500 else "server_error")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def _text_of(content: object) -> object:
+    """Join the parts of a message's content, all of which must be text."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(text, str):
+            raise PydanticCustomError(
+                "unsupported_content",
+                "parts of type {kind} are not supported; send text",
+                {"kind": _short(kind)},
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Message(BaseModel):
+    """A message of a conversation; the role `developer` is `system`, as templates name it."""
+
+    model_config = _STRICT
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text_of)] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return _supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
+
+    @property
+    def rendered(self) -> dict[str, str]:
+        """What the chat template gets."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content}
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = _STRICT
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class _Request(BaseModel):
+    """Fields of both endpoints."""
+
+    model_config = _STRICT
+
+    model: str
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[
+        Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]
+    ] = Field({}, max_length=1024)
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        Field(max_length=MAX_STOPS),
+        BeforeValidator(_one_or_many),
+    ] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return _supported(data, cls, _NEUTRAL, _UNUSED)
+
+    @property
+    def most(self) -> int | None:
+        """The maximum of new tokens; None: that of the server."""
+        return self.max_tokens
+
+
+class ChatRequest(_Request):
+    """The body of `/v1/chat/completions`."""
+
+    prompted: ClassVar[str] = "messages"
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs = true")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise PydanticCustomError(
+                "max_tokens", "max_tokens and max_completion_tokens are the same; send one"
+            )
+        return self
+
+    @property
+    def most(self) -> int | None:
+        """See `_Request`."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many alternatives get log-probabilities; None: no log-probabilities at all."""
+        return self.top_logprobs if self.logprobs else None
+
+
+_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class CompletionRequest(_Request):
+    """The body of `/v1/completions`."""
+
+    prompted: ClassVar[str] = "prompt"
+    prompt: (
+        str
+        | _Tokens
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or as token ids."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)
+
+    @property
+    def top(self) -> int | None:
+        """See `ChatRequest`."""
+        return self.logprobs
+
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
+
+
+def parse(kind: type[R], body: bytes) -> R:
+    """Check a request's body.
+
+    Raises:
+        ApiError: 400, with the field at fault.
+    """
+    try:
+        document = parse_json(body, unique=True)
+    except JsonFault as fault:
+        raise ApiError(400, f"the body is not JSON that can be read: {fault}") from None
+    if is_deep(document):
+        raise ApiError(400, "the body is nested too deeply")
+    if not isinstance(document, dict):
+        raise ApiError(400, "the body is not a JSON object")
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "a text of the body has half of a surrogate pair") from None
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+
+
+def _supported(
+    data: Mapping[str, Any],
+    kind: type[BaseModel],
+    neutral: Mapping[str, Sequence[object]],
+    unused: Set[str] = frozenset(),
+) -> dict[str, Any]:
+    """Return the fields of `kind` that are not null.
+
+    Raises:
+        PydanticCustomError: another field has a value that would change the answer.
+    """
+    kept = {}
+    for name, value in data.items():
+        if value is None or name in unused:
+            continue
+        if name in kind.model_fields:
+            kept[name] = value
+        elif value not in neutral.get(name, ()):
+            near = difflib.get_close_matches(name[:_SHOWN], kind.model_fields, n=1)
+            what = f"did you mean {near[0]}?" if near and name not in neutral else "leave it out"
+            raise PydanticCustomError(
+                "unsupported", "is not supported; {what}", {"what": what, "name": _short(name)}
+            )
+    return kept
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    """Describe the first fault."""
+    fault = error.errors(include_url=False)[0]
+    place = [part for part in fault["loc"] if isinstance(part, int) or part.isidentifier()]
+    what, code = f": {fault['msg'].removeprefix('Input ')}", None
+    if fault["type"] == "unsupported":
+        place.append(fault["ctx"]["name"])
+        what, code = f" {fault['msg']}", "unsupported_parameter"
+    elif fault["type"] not in _SAID:
+        what += f" (found {_short(fault['input'])})"
+    if place[:1] == ["prompt"]:  # a fault of each form that it may have
+        place, what = place[:1], f"{_PROMPT} (found {_short(fault['input'])})"
+    param = ".".join(map(_short, place)) or None
+    return ApiError(400, f"{param or 'the request'}{what}", param=param, code=code)
+
+
+_PROMPT = ": should be a text, token ids, or a list of texts or of token ids"
+_SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens"}
+"""Faults whose message says what was found."""
+
+
+def _short(value: object) -> str:
+    """Show a value in at most `_SHOWN` characters."""
+    text = value if isinstance(value, str) and value.isidentifier() else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

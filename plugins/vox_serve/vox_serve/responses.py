@@ -1,0 +1,172 @@
+"""Answers as OpenAI writes them: completions, chunks of a stream, usage, log-probabilities.
+
+`Chat` and `Text` are the two forms; each writes one answer whole or in chunks. A token's `bytes`
+are null where it is a part of a character.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vox_serve.engine import Piece
+from vox_serve.served import Served
+
+if TYPE_CHECKING:
+    from vox_core.api.generating import Token
+
+DONE = b"data: [DONE]\n\n"
+_PART = "\ufffd"
+
+
+def encoded(body: object) -> bytes:
+    """Return JSON in UTF-8, with a question mark for half of a surrogate pair."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+def event(body: object) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + encoded(body) + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return the counts of a request; tokens that end a turn are not counted."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Return all pieces of an answer as one."""
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.tokens],
+        pieces[-1].finish,
+    )
+
+
+class Form(ABC):
+    """How the answers to one request are written.
+
+    Args:
+        logprobs: whether log-probabilities were requested.
+    """
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def __init__(self, model: Served, *, logprobs: bool) -> None:
+        self._model, self._logprobs = model, logprobs
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    def completion(self, answers: Sequence[Piece], counts: dict[str, int]) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head(self.whole), "choices": choices, "usage": counts}
+
+    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return the chunk of one piece of a streamed answer."""
+        return {**self._head(self.chunk), "choices": [self._delta(index, piece)]}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the chunk before an answer's first text, if there is one."""
+        return None
+
+    def closing(self, counts: dict[str, int]) -> dict[str, Any]:
+        """Return the chunk that has the usage."""
+        return {**self._head(self.chunk), "choices": [], "usage": counts}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = self._model.name
+        return {"id": self._id, "object": kind, "created": self._created, "model": name}
+
+    @abstractmethod
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a whole answer."""
+
+    @abstractmethod
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a piece of an answer."""
+
+
+class Chat(Form):
+    """`/v1/chat/completions`."""
+
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """Return the chunk with the role."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head(self.chunk), "choices": [choice]}
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, **self._rest(piece)}
+
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        return {"index": index, "delta": delta, **self._rest(piece)}
+
+    def _rest(self, piece: Piece) -> dict[str, Any]:
+        found = [self._token(token) for token in piece.tokens]
+        logprobs = {"content": found, "refusal": None} if self._logprobs else None
+        return {"logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _token(self, token: Token) -> dict[str, Any]:
+        top = [self._entry(*each) for each in token.top]
+        return {**self._entry(token.id, token.log_prob), "top_logprobs": top}
+
+    def _entry(self, token: int, log_prob: float | None) -> dict[str, Any]:
+        text = self._model.decode(token)
+        data = None if _PART in text else list(text.encode())
+        return {"token": text, "logprob": log_prob, "bytes": data}
+
+
+class Text(Form):
+    """`/v1/completions`."""
+
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: Served, *, logprobs: bool) -> None:
+        super().__init__(model, logprobs=logprobs)
+        self._offsets: dict[int, int] = {}
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": piece.text,
+            "logprobs": self._lists(index, piece) if self._logprobs else None,
+            "finish_reason": piece.finish,
+        }
+
+    _delta = _choice
+
+    def _lists(self, index: int, piece: Piece) -> dict[str, list[Any]]:
+        """Log-probabilities in lists, the chosen token among the most likely ones; offsets count
+        the characters of the tokens' own texts."""
+        decode = self._model.decode
+        texts = [decode(token.id) for token in piece.tokens]
+        offsets, at = [], self._offsets.get(index, 0)
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        self._offsets[index] = at
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.log_prob for token in piece.tokens],
+            "top_logprobs": [
+                {decode(id): p for id, p in (*token.top, (token.id, token.log_prob))}
+                for token in piece.tokens
+            ],
+            "text_offset": offsets,
+        }

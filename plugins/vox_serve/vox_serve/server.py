@@ -1,0 +1,165 @@
+"""From references to a server that answers until a signal ends it.
+
+The order matters: key, address and models are checked before the model is loaded, and each adapter
+before the first request is answered. Requests that come while the model loads wait.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from vox_core.api.commands import ServeSettings
+from vox_core.api.generating import open_base
+from vox_core.api.models import Observe, Progress, ignore
+from vox_core.errors import ConfigError
+from vox_serve.app import Api, Limits
+from vox_serve.engine import Engine
+from vox_serve.served import effect, select, served_models
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from vox_core.api.plans import Origin
+
+MIN_KEY = 16
+
+
+def serve(
+    references: Sequence[str],
+    names: Sequence[str],
+    settings: ServeSettings,
+    key: str | None,
+    *,
+    ready: Callable[[str, Mapping[str, float | None]], None],
+    observe: Observe = ignore,
+    progress: Progress | None = None,
+    backend_origin: Origin | None = None,
+) -> None:
+    """Serve models until SIGTERM or SIGINT.
+
+    Args:
+        references, names: see `select`.
+        key: API key; None: requests need none, and come from this machine.
+        ready: called before the first request is answered, with the URL and, for each model, how
+            far its adapter changes log-probabilities; None for the base.
+
+    Raises:
+        InputError: found before the model is loaded.
+        ProofError: V002, an adapter changes nothing.
+    """
+    _require_key(settings.host, key)
+    with closing(listening(settings.host, settings.port)) as listener:
+        chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
+        models = served_models(chosen)
+        adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
+        with open_base(
+            chosen.source,
+            adapters,
+            settings,
+            rows=settings.max_batch,
+            observe=observe,
+            backend_origin=backend_origin,
+        ) as opened:
+            effects = {
+                name: effect(opened.model, each, opened.positions) if each.adapter else None
+                for name, each in models.items()
+            }
+            with closing(Engine(opened.generator, settings.queue)) as engine:
+                api = Api(engine, models, Limits(settings.max_tokens, opened.positions), key)
+                ready(_url(listener), effects)
+                run(api.app, listener, settings.drain)
+
+
+def run(app: Starlette, listener: socket.socket, drain: float) -> None:
+    """Answer until SIGTERM or SIGINT; running requests then have `drain` seconds to finish."""
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=round(drain),
+        ws="none",
+    )
+    with _ignored(signal.SIGINT, signal.SIGTERM):
+        uvicorn.Server(config).run([listener])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, so that a port in use is found before the model is loaded.
+
+    Raises:
+        ConfigError: C002, the address cannot be used.
+    """
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )
+        with ExitStack() as unless_it_listens:
+            # With its protocol named: asyncio sets TCP_NODELAY on such sockets only, without which
+            # each response on a kept-alive connection waits 40 ms.
+            listener = unless_it_listens.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+            unless_it_listens.pop_all()
+        return listener
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            "C002",
+            "the server cannot listen on this address",
+            where="--host and --port",
+            found=f"{host}:{port}: {error}",
+            remedy="stop the other server, or choose another --port; 0 takes a free one",
+        ) from error
+
+
+def _require_key(host: str, key: str | None) -> None:
+    if key is not None and len(key) < MIN_KEY:
+        raise ConfigError(
+            "C002",
+            "the API key is too short",
+            where="--api-key or VOX_API_KEY",
+            found=f"{len(key)} characters",
+            expected=f"at least {MIN_KEY}",
+            remedy="make one with: python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
+    if key is None and not _is_loopback(host):
+        raise ConfigError(
+            "C004",
+            "other machines could use the server without a key",
+            where="--host",
+            found=host,
+            expected="127.0.0.1, or an API key",
+            remedy="set VOX_API_KEY, or leave out --host",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+@contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Let the command end as usual when uvicorn, once it has drained, raises its signal again."""
+    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
