@@ -65,6 +65,9 @@ class Placed(NamedTuple):
     line: int
     fault: RowFault
 
+    def __str__(self) -> str:
+        return f"{place_of(self.path, self.line)}: {self.fault}"
+
 
 def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
     """One line for each file, line and fault; a fault that recurs in a file is a single line with

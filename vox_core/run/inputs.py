@@ -6,7 +6,6 @@ Nothing is written, except what the cache of models keeps.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,17 +32,14 @@ if TYPE_CHECKING:
 
     from vox_core import models
     from vox_core.config import TrainSettings
-    from vox_core.contract import Need, Objective, Quant, Reward
+    from vox_core.contract import Objective, Quant, Reward
     from vox_core.host import Origin, Selection
     from vox_core.host.load import Backend
     from vox_core.run.start import Start
     from vox_core.weights import Weights
 
 
-_TAKEN_BY: tuple[tuple[Need, str, str], ...] = (
-    ("rewards", "reward", "grpo and ppo"),
-    ("teacher", "teacher", "distill"),
-)
+_TAKEN_BY = (("rewards", "reward", "grpo and ppo"), ("teacher", "teacher", "distill"))
 """What an objective may need, its setting, and the objectives that need it."""
 _OF_ROLLOUTS = ("rollouts", "rollout_tokens", "rollout_temperature", "updates")
 
@@ -103,9 +99,7 @@ def read_inputs(
     objective = objective_of(settings.objective_spec)
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
-    rows = Chosen([], [])
-    if settings.data or not only_planned:
-        rows = _rows(settings, objective)
+    rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, origin, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -157,8 +151,8 @@ def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
     try:
         return chosen_rows(settings)
     except DataError as error:
-        judged = objective is None or {"rollouts", "rewards"} & objective.needs != {"rollouts"}
-        if judged or error.code != "VOX-D003":
+        ignored = learns_from_answers(objective) and not settings.reward
+        if not ignored or error.code != "VOX-D003":
             raise
         hint = (
             f"; {settings.objective} ignores the rows' answers, but each row has to have one: for "
@@ -241,15 +235,16 @@ def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> Mo
         teacher = resolve_reference(settings.teacher, progress=fetching)
     except InputError as error:
         moved = "; if it has moved, name its new place with --teacher" if settings.resume else ""
-        raise error.but(where=where, remedy=error.remedy + moved) from error
-    vocabularies = [
+        place = "" if error.where in (None, settings.teacher) else f": {error.where}"
+        raise error.but(where=where + place, remedy=error.remedy + moved) from error
+    theirs, ours = (
         load_tokenizer(folder).get_vocab() for folder in (teacher.base.tokenizer, tokenizer)
-    ]
-    if differing := [*operator.xor(*(each.items() for each in vocabularies))]:
-        token, _ = min(differing, key=lambda pair: pair[::-1])  # the lowest id
+    )
+    if theirs != ours:
+        token, _ = min(theirs.items() ^ ours.items(), key=lambda pair: pair[::-1])  # the lowest id
         found, expected = (
             f"{len(each):,} tokens, {token!r} has id {each.get(token, 'none')}"
-            for each in vocabularies
+            for each in (theirs, ours)
         )
         raise ConfigError(
             "C004",
