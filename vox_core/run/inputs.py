@@ -196,7 +196,7 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
     for need, setting, others in _TAKEN_BY:
         given = getattr(settings, setting) is not None
         if given != (need in needs):
-            takes = f"takes no {setting}; it is for {others}" if given else f"needs a {setting}"
+            takes = f"takes none; --{setting} is for {others}" if given else "needs one"
             found = f"{'' if given else 'no '}--{setting}; {settings.objective} {takes}"
             remedy = f"{'leave out' if given else 'add'} --{setting}"
     if objective and learns_from_answers(objective):
