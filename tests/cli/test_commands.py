@@ -76,6 +76,7 @@ def test_train_as_json(vox, monkeypatch) -> None:
         "adapter_step": None,
         "rows": None,
         "epochs": None,
+        "lr": None,
     }
 
 
@@ -89,9 +90,8 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
     assert hints() == [
         "hint: 3 steps are few. Try --epochs 3 (9 steps), --lr 1e-3, or more than 20 examples"
     ]
-    assert hints(model=Path("runs/a/model")) == [
-        "hint: 3 steps are few. Try --epochs 3 (9 steps), or more than 20 examples"
-    ]
+    without_rate = ["hint: 3 steps are few. Try --epochs 3 (9 steps), or more than 20 examples"]
+    assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == without_rate
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
     monkeypatch.setattr("vox_core.cli.train.SHORT_RUN", 3)
     assert hints() == []

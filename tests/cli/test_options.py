@@ -62,7 +62,7 @@ def test_fields_of_a_row_are_mapped_by_flags(vox, training: Training) -> None:
         "text": "",
     }
     done = vox("train", "a", "--field", "prompt")
-    assert done.code == 2 and "expected NAME=VALUE" in done.err
+    assert done.code == 2 and "fields = prompt: found prompt, expected NAME=VALUE" in done.err
 
 
 @pytest.mark.parametrize(

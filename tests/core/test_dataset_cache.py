@@ -472,7 +472,8 @@ def test_a_weight_between_0_and_1_is_kept_as_it_is(model: Path, tmp_path: Path) 
         ("dpo", {}, ("simpo", {}), False),
         ("kto", {}, ("kto", {"beta": "0.2"}), True),
         ("kto", {}, ("kto", {"loss_type": "apo_zero_unpaired"}), False),
-        ("grpo", {"beta": "0.2"}, ("sft", {}), True),
+        ("grpo", {"beta": "0.2"}, ("ppo", {}), True),
+        ("grpo", {}, ("sft", {}), False),
         ("dpo", {}, ("sft", {}), False),
     ],
 )

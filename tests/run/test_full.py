@@ -423,7 +423,8 @@ def test_settings_of_an_adapter_are_refused():
     given = {"rank": 16, "dropout": 0.1, "modules_to_save": ("lm_head",), "quant": "nf4"}
     with pytest.raises(ConfigError) as caught:
         validate(TrainSettings, {"method": "full", **given})
-    assert "leave out rank, dropout, modules-to-save, quant" in str(caught.value)
+    assert "leave out --rank, --dropout, --modules-to-save, --quant" in str(caught.value)
+    assert caught.value.where == "vox train"
 
 
 def test_a_quantised_model_is_refused(tiny, full, tmp_path):

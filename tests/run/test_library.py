@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,6 +123,15 @@ def test_an_error_of_a_callback_reaches_the_caller(
     with pytest.raises(LookupError, match=name):
         vox.train(model=tiny("llama"), data=data, max_steps=1, on_event=refuse, out=out, **QUICK)
     assert '"outcome": "failed"' in (out / "telemetry.jsonl").read_text()
+
+
+def test_a_run_that_a_bug_ends_has_failed(
+    tiny: Callable[..., Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vox_core.run.loop.steps_of", Mock(side_effect=LookupError("a bug")))
+    with pytest.raises(LookupError, match="a bug"):
+        vox.train(model=tiny("llama"), data=data, max_steps=1, out=tmp_path / "run", **QUICK)
+    assert '"outcome": "failed"' in (tmp_path / "run" / "telemetry.jsonl").read_text()
 
 
 def test_unknown_settings_are_errors_that_name_the_nearest(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,7 +23,15 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Document
-from vox_core.errors import BackendError, ConfigError, DataError, PluginError, TrainingError
+from vox_core.errors import (
+    BackendError,
+    ConfigError,
+    DataError,
+    ModelError,
+    PlanError,
+    PluginError,
+    TrainingError,
+)
 from vox_core.run import inputs, reference_scores, rollouts
 from vox_core.run.objective import (
     StepWeights,
@@ -128,10 +137,16 @@ def test_a_pair_of_which_one_side_is_cut_away_is_dropped(compared, pairs):
     ("given", "kind", "said"),
     [
         ({"objective": "dpa"}, BackendError, "dpo"),
+        ({"objective": "nonsense"}, BackendError, "ppo, sft, simpo"),
         ({"objective_options": {"betta": "1"}}, ConfigError, "did you mean beta"),
         ({"objective_options": {"beta": "0"}}, ConfigError, "beta"),
         ({"objective": "sft", "objective_options": {"beta": "1"}}, ConfigError, "no options"),
-        ({"reward": "exact"}, ConfigError, "--reward"),
+        ({"reward": "exact"}, ConfigError, "dpo takes none; --reward is for grpo and ppo"),
+        (
+            {"objective": "sft", "teacher": "x"},
+            ConfigError,
+            "sft takes none; --teacher is for distill",
+        ),
         ({"objective": "grpo"}, ConfigError, "no --reward"),
         ({"objective": "grpo", "reward": "exact", "rollouts": 1}, ConfigError, "--rollouts"),
         ({"objective": "grpo", "reward": "exact", "dropout": 0.1}, ConfigError, "--dropout"),
@@ -476,3 +491,84 @@ def test_a_teacher_is_learned_from(tiny, settings, tmp_path, data):
     )
     assert len(losses(told)) == 2
     assert any(loss != 0 for loss in losses(told))
+    metrics = [event.metrics for event in told if isinstance(event, ObjectiveMetrics)]
+    assert [next(iter(found)) for found in metrics] == ["kl", "kl"]
+    assert not any("reward" in name for found in metrics for name in found)
+    assert any(each.loss for each in told if isinstance(each, Validation))
+    assert f"| teacher | {first} |" in (tmp_path / "run" / "README.md").read_text()
+
+
+ON_POLICY = {"objective": "distill", "rollouts": 2, "rollout_tokens": 4, "max_steps": 1}
+PROMPTS = [{"prompt": f"Say {n}."} for n in range(3)]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """`rows(list)` -> a data file."""
+
+    def make(objects):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, objects)))
+        return path
+
+    return make
+
+
+def test_rows_without_an_answer_may_have_any(tiny, settings, rows, teacher):
+    given = {**ON_POLICY, "teacher": teacher, "data": [rows(PROMPTS)]}
+    with pytest.raises(DataError, match=r"malformed") as caught:
+        train(settings(tiny("llama"), **given))
+    flags = "--field prompt=prompt --field completion=prompt"
+    assert caught.value.code == "VOX-D003" and caught.value.remedy.endswith(flags)
+    fields = {"prompt": "prompt", "completion": "prompt"}
+    report = train(settings(tiny("llama"), **given, fields=fields))
+    assert (report.run / "rollouts.jsonl").read_text().count("\n") == 2 * 2
+
+
+@pytest.mark.parametrize("objects", [[{"text": f"Some {n}."} for n in range(9)], PAIRS[:2]])
+def test_rows_without_one_prompt_and_answer_are_refused(
+    tiny, settings, rows, teacher, objects, tmp_path
+):
+    """Equal faults are one line; documents that supervised training has cached are not used."""
+    data, text = [rows(objects)], "text" in objects[0]
+    if text:
+        train(settings(tiny("llama"), data=data, max_steps=1, out=tmp_path / "sft"))
+    with pytest.raises(DataError) as caught:
+        train(settings(tiny("llama"), **ON_POLICY, teacher=teacher, data=data))
+    assert caught.value.code == "VOX-D033"
+    assert ("line 1, 2, 3, 4, 5 and 4 more" in " ".join(caught.value.faults)) == text
+    assert len(caught.value.faults) == (1 if text else 2)
+
+
+def test_pairs_have_no_answer_to_learn_a_teachers_distribution_of(distilled, pairs):
+    with pytest.raises(DataError, match="do not fit the objective") as caught:
+        train(distilled(data=[pairs]))
+    assert "found a preference pair" in caught.value.faults[0]
+    assert caught.value.where == "--objective distill"
+
+
+def test_a_teacher_that_is_wrong_is_named(tiny, settings, distilled, tmp_path):
+    with pytest.raises(ModelError) as caught:
+        train(distilled(teacher="no-such-teacher"))
+    assert caught.value.where == "--teacher no-such-teacher"
+    other = shutil.copytree(tiny("llama"), tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, two = sorted(vocabulary, key=vocabulary.get)[5:7]
+    vocabulary[one], vocabulary[two] = 6, 5
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="another tokenizer") as caught:
+        train(distilled(teacher=str(other)))
+    assert caught.value.found.endswith(f"{one!r} has id 6")
+    assert caught.value.expected.endswith(f"{one!r} has id 5")
+
+
+def test_a_resume_names_what_has_changed(distilled, tmp_path):
+    killed(distilled(save_every=1), cut_after(1))
+    settings = {"resume": tmp_path / "run", "backend": "cpu"}
+    with pytest.raises(PlanError) as caught:
+        train(validate(TrainSettings, {**settings, "objective_options": {"top_k": "3"}}))
+    assert "-O top_k: '4' when it began, '3' now" in caught.value.faults
+    with pytest.raises(ModelError, match="names nothing") as caught:
+        train(validate(TrainSettings, {**settings, "teacher": "no-such-teacher"}))
+    assert caught.value.remedy.endswith("if it has moved, name its new place with --teacher")

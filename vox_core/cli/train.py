@@ -123,7 +123,8 @@ def _hint(report: TrainReport) -> str:
     better = report.best_step is None or report.best_step == report.steps
     if report.epochs is None or report.steps >= SHORT_RUN or not (whole and better):
         return ""
-    rate = "" if report.model else " --lr 1e-3,"  # whole models are wrecked by it
+    # Whole models are wrecked by it.
+    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3,"
     return (
         f"hint: {report.steps} steps are few. Try --epochs {MORE * report.epochs:g} "
         f"({MORE * report.steps} steps),{rate} or more than {report.rows} examples"

@@ -165,7 +165,7 @@ def validate(
     raise ConfigError(
         "C002",
         "the settings are not valid",
-        where=f"[{kind.section}]",
+        where=f"vox {kind.section}",
         faults=faults,
         remedy=f"correct them; `vox {kind.section} --help` shows what each setting takes",
     )
@@ -255,7 +255,9 @@ def _fault(kind: type[Section], detail: ErrorDetails, origins: Mapping[str, str]
         return _table_fault(kind, detail)
     key = ".".join(str(part) for part in detail["loc"])
     said = origins.get(str(detail["loc"][0]).replace("-", "_"))
-    fault = f"{kebab(key)} = {detail['input']!r}: {_what(detail)}"
+    value = detail["input"]
+    written = ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
+    fault = f"{kebab(key)} = {written}: {_what(detail)}"
     return fault + (f" (from {said})" if said else "")
 
 

@@ -309,7 +309,7 @@ class TrainSettings(DataSettings):
         if self.method != "full":
             return self
         if given := [name for name in _OF_ADAPTERS if name in self.model_fields_set]:
-            names = ", ".join(map(kebab, given))
+            names = ", ".join(f"--{kebab(name)}" for name in given)
             raise ValueError(f"method full trains no adapter: leave out {names}")
         for name, value in (("lr", FULL_LR), ("targets", ())):
             if name not in self.model_fields_set:

@@ -26,6 +26,7 @@ import numpy as np
 
 from vox_core.data.encode import Document, Encoded, Encoder
 from vox_core.data.encode_stats import EncodeStats, stats_of
+from vox_core.data.records import listed
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering
 from vox_core.data.sides import WHOLE, Row
@@ -235,7 +236,7 @@ def encode_rows(
         for row, sides in zip(some, encoded, strict=True):
             documents += _grouped(row, sides)
         stats.add(stats_of(encoder, encoded, numbers))
-        stats.misfits += [f"{row.place}: {row.misfit}" for row in some if row.misfit]
+        stats.misfits += [(row.source, row.line, row.misfit) for row in some if row.misfit]
         if progress:
             progress(stats.rows)
     dataset = Dataset.of(documents, numbers)
@@ -272,7 +273,9 @@ def assumed_dataset(documents: int, length: int) -> Dataset:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
+def require_trained(
+    stats: EncodeStats, encoder: Callable[[], Encoder], objective: str = ""
+) -> None:
     """Refuse rows that the chat template refuses, and what would train nothing, or answers that
     never end.
 
@@ -281,7 +284,7 @@ def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
             end.
     """
     if stats.misfits:
-        raise _misfits(stats.misfits)
+        raise _misfits(stats.misfits, objective)
     if stats.faults:
         raise _refused(stats)
     if sum(stats.dropped.values()) == stats.rows:
@@ -298,14 +301,14 @@ def require_trained(stats: EncodeStats, encoder: Callable[[], Encoder]) -> None:
         raise _untrained("no end-of-turn token would be trained", expected)
 
 
-def _misfits(faults: Sequence[str]) -> DataError:
+def _misfits(faults: Sequence[tuple[Path, int, str]], objective: str) -> DataError:
     return DataError(
         "D033",
         "rows do not fit the objective",
-        where="--objective",
+        where=f"--objective {objective}".strip(),
         found=f"{len(faults)} row{'s' if len(faults) > 1 else ''} that it cannot use",
         expected="the rows that the objective is for",
-        faults=faults,
+        faults=listed(faults),
         remedy="correct these rows or leave them out, or train with another --objective",
     )
 

@@ -113,7 +113,7 @@ def open_dataset(
         for file in checked:
             file.require_unchanged()
         assert stats.rows == rows
-        require_trained(stats, encoder)
+        require_trained(stats, encoder, objective.name)
         dataset = _open(folder, sources, stats)
         about = {
             "stats": stats.to_json(),

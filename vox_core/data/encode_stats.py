@@ -50,7 +50,7 @@ class EncodeStats:
         truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
             treated so (see encode.py); those dropped after it are among `dropped` only.
         faults: of the rows that cannot be rendered.
-        misfits: of the rows that the objective cannot use.
+        misfits: file, line and fault of the rows that the objective cannot use.
         counts: id of a finding -> rows.
         places: id of a finding -> the first of its rows: number of the file and line.
         details: id of a finding -> more words about its first row.
@@ -66,7 +66,7 @@ class EncodeStats:
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    misfits: list[str] = field(default_factory=list)
+    misfits: list[tuple[Path, int, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[list[int]]] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)

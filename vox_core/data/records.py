@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.formats import place_of
@@ -58,8 +58,7 @@ def read_lines(
             progress(size, size)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A fault with its file and line; line 0 stands for the whole file."""
 
     path: Path
@@ -70,19 +69,20 @@ class Placed:
         return f"{place_of(self.path, self.line)}: {self.fault}"
 
 
-def listed(faults: Sequence[Placed]) -> list[str]:
-    """One line for each fault; one that recurs in a file is a single line with its first rows."""
-    rows: dict[tuple[Path, RowFault], list[int]] = {}
-    for each in faults:
-        rows.setdefault((each.path, each.fault), []).append(each.line)
+def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
+    """One line for each file, line and fault; a fault that recurs in a file is a single line with
+    its first rows."""
+    rows: dict[tuple[Path, object], list[int]] = {}
+    for path, line, fault in faults:
+        rows.setdefault((path, fault), []).append(line)
     lines = []
-    for each in faults:
-        numbers = rows[each.path, each.fault]
+    for path, line, fault in faults:
+        numbers = rows[path, fault]
         if (more := len(numbers) - _NAMED) <= 0:
-            lines.append(str(each))
-        elif each.line == numbers[0]:
-            some = [place_of(each.path, each.line), *map(str, numbers[1:_NAMED])]
-            lines.append(f"{', '.join(some)} and {more:,} more: {each.fault}")
+            lines.append(f"{place_of(path, line)}: {fault}")
+        elif line == numbers[0]:
+            some = [place_of(path, line), *map(str, numbers[1:_NAMED])]
+            lines.append(f"{', '.join(some)} and {more:,} more: {fault}")
     return lines
 
 

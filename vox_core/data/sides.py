@@ -157,15 +157,17 @@ def objective_of(spec: ObjectiveSpec) -> Objective | None:
 
 
 def identity_of(spec: ObjectiveSpec) -> list[object]:
-    """Return what decides the documents of a row: name, options and the plugin's version; those of
-    supervised training for an objective that learns from answers.
+    """Return what decides the documents of a row: name, options and the plugin's version; the same
+    for all objectives that learn from answers.
 
     Raises:
         InputError: as `load_objective`.
     """
     objective = objective_of(spec)
-    if objective is None or learns_from_answers(objective):
+    if objective is None:
         return [SFT.name, [], None]
+    if learns_from_answers(objective):
+        return ["prompts", [], None]
     deciding = objective.options_of_examples
     options = [each for each in spec.options.items() if deciding is None or each[0] in deciding]
     plugin = provider("objectives", spec.name)
@@ -178,16 +180,22 @@ def learns_from_answers(objective: Objective | None) -> bool:
 
 
 def examples_of(spec: ObjectiveSpec) -> Examples | None:
-    """Return what makes the sides of a row; None for supervised training, and for an objective that
-    learns from answers to its prompts.
+    """Return what makes the sides of a row; None for supervised training.
 
     Raises:
         InputError: as `load_objective`.
     """
     objective = objective_of(spec)
-    if objective is None or learns_from_answers(objective):
+    if objective is None:
         return None
-    return examples_by(objective)
+    return _prompted if learns_from_answers(objective) else examples_by(objective)
+
+
+def _prompted(row: Values, _other: Callable[[], Values]) -> Mapping[str, Values]:
+    """Return the row as one document, if it has a prompt and one answer; ValueError otherwise."""
+    if (form := parse_row(dict(row)).form) in ("text", "preference"):
+        raise ValueError(f"found a {form} row, expected a prompt with one answer, or messages")
+    return {WHOLE: row}
 
 
 def examples_by(objective: Objective) -> Examples:

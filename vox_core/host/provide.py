@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vox_core.config import PluginSettings, load_settings
-from vox_core.contract import WriteModelJob
+from vox_core.contract import SFT, WriteModelJob
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
 from vox_core.host.discover import Found, discover
@@ -83,6 +83,7 @@ def no_provider(point: str, name: str, plugins: Sequence[Found] | None = None) -
     offered = [each.id for each in catalog if name in each.provides.get(point, ())]
     names = {each for entry in catalog for each in entry.provides.get(point, ())}
     names.update(each for plugin in plugins for each in _names(point, plugin))
+    names |= {SFT.name} if point == "objectives" else set()
     hint = did_you_mean(name, sorted(names))
     found, remedy = "nor does the catalog", hint or "`vox plugin list` shows what there is"
     if offered:

@@ -73,6 +73,7 @@ class TrainReport:
         model: the checkpoint, with the method `full`.
         rows: of one epoch.
         epochs: passes over them; None where --max-steps has set the length.
+        lr: peak learning rate.
         warnings: those of this command, in order.
     """
 
@@ -91,6 +92,7 @@ class TrainReport:
     model: Path | None = None
     rows: int | None = None
     epochs: float | None = None
+    lr: float | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -105,7 +107,8 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
     best_loss = None if progress.best_step is None else progress.best_loss
     made, model, run = plan.execution, plan.inputs.model, plan.run.path
     measured = best_loss if state.step == progress.best_step else after
-    about = card(made, model, state.step, before, measured, plan.trained_elements)
+    teacher = plan.settings.teacher
+    about = card(made, model, state.step, before, measured, plan.trained_elements, teacher)
     if state.adapter.method == "full":
         with files.atomic_folder(run / MODEL, replace=True) as folder:
             _write_model(folder, plan.inputs, made, state)
@@ -134,6 +137,7 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
         model=plan.run.model,
         rows=made.contract.data.rows,
         epochs=None if plan.settings.max_steps else plan.settings.epochs,
+        lr=made.contract.optimizer.lr,
         warnings=tuple(session.warnings),
     )
 
@@ -288,11 +292,13 @@ def card(
     before: float | None,
     after: float | None,
     parameters: int,
+    teacher: str | None = None,
 ) -> str:
     """The model card, with the metadata block that the Hugging Face hub reads.
 
     Args:
         parameters: number of those that are trained.
+        teacher: as the settings name it.
     """
     contract, adapter, optimizer = plan.contract, plan.contract.adapter, plan.contract.optimizer
     whole = adapter.method == "full"
@@ -300,6 +306,7 @@ def card(
     rows = {
         "base model": f"{model.id} ({model.model_type})",
         "objective": _objective(contract),
+        **({"teacher": teacher} if teacher else {}),
         "method": f"{adapter.method}, {'' if whole else f'{kind}, '}{parameters:,} parameters",
         "data": data_size(contract),
         "steps": f"{step} of {contract.total_steps}, {contract.batch_size} examples each",

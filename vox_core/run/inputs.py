@@ -17,7 +17,7 @@ from vox_core.data.chosen import Chosen, Tell, choose_rows
 from vox_core.data.sides import learns_from_answers, load_reward, objective_of
 from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import BackendError, ConfigError
+from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, explain
 from vox_core.host.judge import lacking
 from vox_core.host.seen import Seen
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vox_core.weights import Weights
 
 
+_TAKEN_BY = (("rewards", "reward", "grpo and ppo"), ("teacher", "teacher", "distill"))
+"""What an objective may need, its setting, and the objectives that need it."""
 _OF_ROLLOUTS = ("rollouts", "rollout_tokens", "rollout_temperature", "updates")
 
 
@@ -97,7 +99,7 @@ def read_inputs(
     objective = objective_of(settings.objective_spec)
     _require_rollouts(settings, objective)
     reward = load_reward(settings.reward) if settings.reward else None
-    rows = Chosen([], []) if only_planned and not settings.data else chosen_rows(settings)
+    rows = Chosen([], []) if only_planned and not settings.data else _rows(settings, objective)
     seen, fetching = Seen(), Fetching(progress)
     request = _request(settings, objective, origin, resumed_from)
     # Before a model is fetched, so that a missing backend is found in a second.
@@ -145,6 +147,20 @@ def read_inputs(
     )
 
 
+def _rows(settings: TrainSettings, objective: Objective | None) -> Chosen:
+    try:
+        return chosen_rows(settings)
+    except DataError as error:
+        ignored = learns_from_answers(objective) and not settings.reward
+        if not ignored or error.code != "VOX-D003":
+            raise
+        hint = (
+            f"; {settings.objective} ignores the rows' answers, but each row has to have one: for "
+            "rows with a prompt alone add --field prompt=prompt --field completion=prompt"
+        )
+        raise error.but(remedy=error.remedy + hint) from error
+
+
 def chosen_rows(settings: TrainSettings, tell: Tell | None = None) -> Chosen:
     """Files to train and to validate on, with the rows that the filters leave, and a report.
 
@@ -177,11 +193,12 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
     """Refuse what the objective needs and has not got, or has and does not need (C004)."""
     needs = objective.needs if objective else frozenset()
     found, remedy = "", ""
-    for need, setting in (("rewards", "reward"), ("teacher", "teacher")):
+    for need, setting, others in _TAKEN_BY:
         given = getattr(settings, setting) is not None
         if given != (need in needs):
-            found = f"--{setting}" if given else f"no --{setting}"
-            remedy = f"leave out --{setting}" if given else f"add --{setting}"
+            takes = f"takes none; --{setting} is for {others}" if given else "needs one"
+            found = f"{'' if given else 'no '}--{setting}; {settings.objective} {takes}"
+            remedy = f"{'leave out' if given else 'add'} --{setting}"
     if objective and learns_from_answers(objective):
         if settings.dropout:
             found = "--dropout, which makes another model of the one that answers"
@@ -201,7 +218,6 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
             "the settings do not fit the objective",
             where=f"--objective {settings.objective}",
             found=found,
-            expected=f"what it needs: {', '.join(sorted(needs)) or 'documents alone'}",
             remedy=remedy,
         )
 
@@ -210,21 +226,32 @@ def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> Mo
     """Find the teacher.
 
     Raises:
-        ConfigError: C004, it has another tokenizer.
+        InputError: it cannot be found or used; C004, it has another tokenizer.
     """
     if settings.teacher is None:
         return None
-    teacher = resolve_reference(settings.teacher, progress=fetching)
-    found, expected = (
+    where = f"--teacher {settings.teacher}"
+    try:
+        teacher = resolve_reference(settings.teacher, progress=fetching)
+    except InputError as error:
+        moved = "; if it has moved, name its new place with --teacher" if settings.resume else ""
+        place = "" if error.where in (None, settings.teacher) else f": {error.where}"
+        raise error.but(where=where + place, remedy=error.remedy + moved) from error
+    theirs, ours = (
         load_tokenizer(folder).get_vocab() for folder in (teacher.base.tokenizer, tokenizer)
     )
-    if found != expected:
+    if theirs != ours:
+        token, _ = min(theirs.items() ^ ours.items(), key=lambda pair: pair[::-1])  # the lowest id
+        found, expected = (
+            f"{len(each):,} tokens, {token!r} has id {each.get(token, 'none')}"
+            for each in (theirs, ours)
+        )
         raise ConfigError(
             "C004",
             "the teacher has another tokenizer",
-            where=f"--teacher {settings.teacher}",
-            found=f"a vocabulary of {len(found):,} tokens",
-            expected=f"that of --model, {len(expected):,} tokens",
+            where=where,
+            found=found,
+            expected=f"the tokenizer of --model: {expected}",
             remedy="choose a teacher of the same family",
         )
     return teacher

@@ -56,6 +56,10 @@ _FLAGS_OF = {
     "model.config_digest": "--model: config.json",
     "optimizer.name": "--optimizer",
     "adapter.start": "--adapter",
+    "objective.name": "--objective",
+    "rollouts.answers": "--rollouts",
+    "rollouts.tokens": "--rollout-tokens",
+    "rollouts.temperature": "--rollout-temperature",
     "order": "--source or --curriculum",
     "order.curriculum": "--curriculum",
     "order.weights": "--source: the weights",
@@ -374,7 +378,9 @@ def describe_changes(
 
 def _described(change: tuple[str, Any, Any], then: str) -> str:
     field, was, now = change
-    what = _FLAGS_OF.get(field) or "--" + field.rpartition(".")[2].replace("_", "-")
+    parent, _, name = field.rpartition(".")
+    flag = f"-O {name}" if parent == "objective.options" else "--" + name.replace("_", "-")
+    what = _FLAGS_OF.get(field, flag)
     return f"{what}: {_short(was)} {then}, {_short(now)} now"
 
 

@@ -227,11 +227,12 @@ class Rollouts:
         self, step: int, data: Dataset, answers: Sequence[Rollout], rewards: Sequence[float]
     ) -> None:
         lengths = [len(answer.log_probs_K) for answer in answers]
-        self.metrics = {
-            "reward": float(np.mean(rewards)),
-            "reward_std": float(np.std(rewards)),
-            "answer_tokens": float(np.mean(lengths)),
-        }
+        if self._reward is not None:
+            self.metrics = {
+                "reward": float(np.mean(rewards)),
+                "reward_std": float(np.std(rewards)),
+                "answer_tokens": float(np.mean(lengths)),
+            }
         lines = []
         for answer, reward, length in zip(answers, rewards, lengths, strict=True):
             path, line = _place(data, answer.prompt)

@@ -31,7 +31,7 @@ from vox_core.contract import (
     TrainState,
 )
 from vox_core.data.templated import TEMPLATE
-from vox_core.errors import InputError, StorageError, WorkError
+from vox_core.errors import InputError, StorageError
 from vox_core.host.observers import Observers
 from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
@@ -122,13 +122,12 @@ class Session:
             except _CallbackFailed as failed:
                 session._end("failed")
                 raise failed.error from None
-            except WorkError:
-                session._end("failed")
-                raise
-            except InputError:
+            except Exception as error:
                 # Found by the backend before its first step: as if the run had not been begun.
-                if plan.fresh and not session._last:
+                if isinstance(error, InputError) and plan.fresh and not session._last:
                     shutil.rmtree(plan.run.path)
+                else:
+                    session._end("failed")
                 raise
 
     def emit(self, event: Event) -> None:

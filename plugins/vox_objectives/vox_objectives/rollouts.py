@@ -202,6 +202,8 @@ class Distill(Objective):
         return frozenset({"teacher"} if self.top_k else {"rollouts", "teacher"})
 
     def examples(self, row: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
+        if "chosen" in row:
+            raise ValueError("found a preference pair, expected a row with one answer, or a text")
         return {ANSWER: row}
 
     def weigh(self, groups: Sequence[Group], totals: Totals) -> Weighed:
@@ -233,7 +235,7 @@ class Distill(Objective):
                 gain_K = -share * ratio_K * _k1(side)
                 loss -= float(gain_K.sum())
                 weights[-1].append(gain_K.astype(np.float32))
-        return Weighed(loss, weights, _means([_metrics(group) for group in groups]))
+        return Weighed(loss, weights, _means([_of_samples(group) for group in groups]))
 
 
 def _doubles(values_K: Floats | None) -> Doubles:
@@ -253,19 +255,21 @@ def _k3(side: Side) -> tuple[Doubles, Doubles]:
 
 
 def _metrics(group: Group) -> dict[str, float]:
-    """Return the means over a group's completions, and over their tokens; the entropy is estimated
-    from the sampled tokens."""
+    """Return the rewards of a group's completions, and `_of_samples`."""
     rewards = [side.reward for side in group]
-    sampled = np.concatenate([_doubles(side.sampled_K) for side in group])
-    found = {
-        "reward": float(np.mean(rewards)),
-        "reward_std": float(np.std(rewards)),
-        "completions/mean_length": len(sampled) / len(group),
-        "entropy": -float(sampled.mean()),
-    }
+    found = {"reward": float(np.mean(rewards)), "reward_std": float(np.std(rewards))}
+    return found | _of_samples(group)
+
+
+def _of_samples(group: Group) -> dict[str, float]:
+    """Return the means over a group's completions, and over their tokens; KL divergence and entropy
+    are estimated from the sampled tokens."""
+    found = {}
     if all(side.reference_K is not None for side in group):
         found["kl"] = float(np.concatenate([_k1(side) for side in group]).mean())
-    return found
+    sampled = np.concatenate([_doubles(side.sampled_K) for side in group])
+    found["completions/mean_length"] = len(sampled) / len(group)
+    return found | {"entropy": -float(sampled.mean())}
 
 
 def _means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:

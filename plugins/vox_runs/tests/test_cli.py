@@ -114,6 +114,16 @@ def test_show_says_how_to_go_on_with_one_that_died(vox, tmp_path: Path) -> None:
     assert "--resume" not in out
 
 
+def test_show_names_objective_and_teacher(vox, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", whole())
+    assert "objective" not in vox("runs", "show", "r").out
+    given = {"objective": "distill", "objective_options": {"top_k": "4"}, "teacher": "a/b"}
+    (run / "plan.json").write_text(json.dumps({"settings": given}))
+    rows = [line.split() for line in vox("runs", "show", "r").out.splitlines()]
+    assert ["objective", "distill", "top_k=4"] in rows
+    assert ["teacher", "a/b"] in rows
+
+
 def test_compare(vox, tmp_path: Path) -> None:
     data = {"valid_digest": "v"}
     make_run(tmp_path / "a", whole(), {"optimizer": {"lr": 1e-3}, "data": data})

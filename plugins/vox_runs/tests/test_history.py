@@ -208,6 +208,7 @@ def test_no_run_is_better_by_other_data(said: str) -> None:
 
 def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_path: Path) -> None:
     contract = {"adapter": {"rank": 4, "alpha": 8}, "data": {"valid_digest": "x"}, "old": 1}
+    contract["rollouts"] = {"answers": 2, "updates": 1}
     other = {"adapter": {"rank": 8, "alpha": 8}, "data": {"valid_digest": "y"}}
     a = make_run(tmp_path / "a", whole(held_out=1.0), contract)
     b = make_run(tmp_path / "b", whole([3.0, 2.0, 1.0, 0.5], held_out=9.0), other)
@@ -216,6 +217,8 @@ def test_a_comparison_names_each_field_and_trusts_no_other_held_out_rows(tmp_pat
         ("adapter.rank", 4, 8),
         ("data.valid_digest", "x", "y"),
         ("old", 1, None),
+        ("rollouts.answers", 2, None),
+        ("rollouts.updates", 1, None),
     ]
     assert (found.verdict.better, found.verdict.basis) == (None, "training loss")
     assert "of different data" in found.verdict.why

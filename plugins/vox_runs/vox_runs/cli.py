@@ -161,6 +161,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         "run": summary.run,
         "status": summary.status + (", stopped early" if summary.early else ""),
         "model": _short(summary.model or ""),
+        **_objective(Path(summary.run)),
         "backend": _backend(summary),
         "started": _when(summary.started),
         "steps": f"{_steps(summary)} in {duration(summary.seconds)}",
@@ -196,6 +197,18 @@ def _show_comparison(found: Comparison) -> None:
     else:
         click.echo("the contracts are the same")
     click.echo(printable(found.verdict.why))
+
+
+def _objective(run: Path) -> dict[str, str]:
+    """Describe the objective with its options, and the teacher, as far as they were given."""
+    from vox_runs.compare import plan_part
+
+    settings = plan_part(run, "settings") or {}
+    options = settings.get("objective_options")
+    options = options.items() if isinstance(options, dict) else ()
+    parts = [settings.get("objective", ""), *(f"{name}={value}" for name, value in options)]
+    told = {"objective": " ".join(map(str, parts)), "teacher": str(settings.get("teacher") or "")}
+    return {label: _short(text) for label, text in told.items()}
 
 
 def _backend(summary: Summary) -> str:

@@ -8,7 +8,7 @@ lower training loss: mean training losses up to the same step are shown with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -66,11 +66,20 @@ def compare(a: Path, b: Path) -> Comparison:
         AdapterError: A001, one of them is no run.
     """
     one, other = read_run(a), read_run(b)
-    first, second = _contract(a), _contract(b)
+    first, second = plan_part(a, "contract"), plan_part(b, "contract")
     found = None
     if first is not None and second is not None:
-        found = [Difference(*each) for each in differences(first, second)]
+        found = [Difference(*each) for each in _by_field(differences(first, second))]
     return Comparison(one, other, found, verdict(one, other, _data(first), _data(second)))
+
+
+def _by_field(found: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
+    """Replace an object that one contract lacks by its fields."""
+    for field, a, b in found:
+        if isinstance(a or b, dict) and None in (a, b):
+            yield from differences(a or {}, b or {}, field)
+        else:
+            yield field, a, b
 
 
 def verdict(
@@ -144,14 +153,15 @@ def _means(a: Curve, b: Curve) -> tuple[int, float, float] | None:
     return last[-1], mean_a, mean_b
 
 
-def _contract(folder: Path) -> Mapping[str, Any] | None:
+def plan_part(folder: Path, name: str) -> Mapping[str, Any] | None:
+    """Return an object of a run's plan; None if it cannot be read."""
     if not (folder / PLAN).is_file():  # reading a pipe would never end
         return None
     try:
-        contract = RunFolder(folder).read(PLAN).get("contract")
+        part = RunFolder(folder).read(PLAN).get(name)
     except (AdapterError, RecursionError):
         return None
-    return contract if isinstance(contract, dict) else None
+    return part if isinstance(part, dict) else None
 
 
 def _data(contract: Mapping[str, Any] | None) -> Mapping[str, Any]:
