@@ -1,11 +1,19 @@
 """Generation: sample many rows from a `Model` or a `Trainer`."""
 
+from vox_core.config import GenerateSettings as GenerateSettings
+from vox_core.run.answers import Conversation as Conversation, conversation_of as conversation_of
 from vox_core.run.generate import (
     Generator as Generator,
     Prompt as Prompt,
     Token as Token,
     cache_bytes as cache_bytes,
     most_rows as most_rows,
+)
+from vox_core.run.load import (
+    OpenModel as OpenModel,
+    Question as Question,
+    open_model as open_model,
+    prompt_text as prompt_text,
 )
 from vox_core.run.sampling import (
     Sampling as Sampling,
