@@ -32,6 +32,11 @@ def test_wilson_is_scipys(count, share, level):
     assert wilson(successes, count, level) == pytest.approx(tuple(interval), rel=0, abs=EXACT)
 
 
+def test_wilson_ends_at_the_bounds_of_a_proportion():
+    assert {wilson(0, count)[0] for count in range(1, 99)} == {0}
+    assert {wilson(count, count)[1] for count in range(1, 99)} == {1}
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [(0, 0), (1, 0), (5, 5), (3, 12), (40, 17), (900, 700)]
 )
