@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from vox_core.api.commands import EvalSettings
 from vox_core.api.models import load_tokenizer
+from vox_core.api.runs import RunFolder, locked
 from vox_core.contract import Notice
 from vox_core.errors import PluginError, TrainingError, VoxError
 from vox_eval import evaluation
@@ -249,6 +250,13 @@ def test_a_folder_of_something_else_is_left_alone(run) -> None:
         run(out=Path("mine"))
     assert (caught.value.code, caught.value.found) == ("VOX-O001", "notes.txt")
     assert [each.name for each in Path("mine").iterdir()] == ["notes.txt"]
+
+
+def test_two_processes_do_not_write_one_folder(run) -> None:
+    with locked(RunFolder(Path("out"))), pytest.raises(VoxError) as caught:
+        run(out=Path("out"))
+    assert caught.value.code == "VOX-O003"
+    assert not Path("out/evaluation.json").exists()
 
 
 def test_an_example_that_does_not_fit_is_refused_before_any_work(run, write) -> None:

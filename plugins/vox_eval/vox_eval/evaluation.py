@@ -163,6 +163,7 @@ def evaluate(
         ]
         _require_own(folder)
         with locked(RunFolder(folder)):
+            observe(Notice(f"evaluating {model.title} into {folder}"))
             _begin(folder, {"format": FORMAT, "digest": digest, **decides})
             lines = _run(model, prepared, folder / SAMPLES, observe)
             with storage_errors(folder):

@@ -274,5 +274,5 @@ def _visible(task: Task, alpha: float) -> str:
         return f"too few rows ({count}) to show any difference"
     shown = f"{count} rows show, at {POWER:.0%} power, a mean difference of "
     if task.scorer.binary:
-        return f"{shown}{100 * least:.1f} points if the models are right independently, or less"
+        return f"{shown}{100 * least:.1f} points, or less if the answers agree more than by chance"
     return f"{shown}{least:.2f} standard deviations of the rows' differences"
