@@ -44,12 +44,9 @@ def test_the_guides_suite_and_rows(write) -> None:
     blocks = [block.replace("\n    ", "\n") for block in re.findall(r"(?:\n    .*|\n)+", GUIDE)]
     (suite,) = [block for block in blocks if 'name = "support"' in block]
     rows = [json.loads(line) for line in re.findall(r'^    (\{".*\})$', GUIDE, re.M)]
-    hours, sums, *others = rows
-    write("hours.jsonl", hours)
-    write("sums.jsonl", sums)
+    for name, row in zip(("sums", "capitals", "text"), rows, strict=True):
+        write(f"{name}.jsonl", row)
     tasks = read_suites([write("suite.toml", suite)]).tasks
-    assert [task.examples[0].ideal for task in tasks] == [("nine", "9:00"), ("42",)]
-    for name, row in zip(("choice", "perplexity"), others, strict=True):
-        write("rows.jsonl", row)
-        text = f'name = "s"\ntask = [{{ id = "t", rows = "rows.jsonl", scorer = "{name}" }}]'
-        assert read_suites([write("suite.toml", text)]).tasks[0].examples
+    assert [task.examples[0].ideal for task in tasks] == [("42",), ("Oslo",)]
+    text = 'name = "s"\ntask = [{ id = "t", rows = "text.jsonl", scorer = "perplexity" }]'
+    assert read_suites([write("suite.toml", text)]).tasks[0].examples

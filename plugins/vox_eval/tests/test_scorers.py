@@ -89,6 +89,19 @@ def test_a_row_that_cannot_be_scored_is_refused_before(name, ideal, fault) -> No
         score(name, "x", *ideal)
 
 
+@pytest.mark.parametrize(
+    ("name", "ideal", "why"),
+    [
+        ("exact", ["a", "5"], "equal to '5'"),
+        ("exact", ["a", "b"], "not equal to 'a' or 'b'"),
+        ("numeric", ["6"], "5: not equal to '6'"),
+    ],
+)
+def test_a_score_says_why(name, ideal, why) -> None:
+    example = Example("id", {}, ideal=tuple(ideal))
+    assert scorer(name).score(example, Output("5", [])).why == why
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 PERSON = {

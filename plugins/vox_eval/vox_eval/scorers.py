@@ -46,13 +46,13 @@ class _WithIdeal(Scorer):
             raise ValueError('no "ideal"')
 
 
-def _first(example: Example, fits: Callable[[str], bool], how: str) -> Score:
+def _first(example: Example, fits: Callable[[str], bool], how: str, found: str = "") -> Score:
     """Score 1 if one of the right answers fits, and name it."""
     right = next(filter(fits, example.ideal), None)
     if right is None:
         shown = " or ".join(map(repr, example.ideal))
-        return Score(0.0, f"not {how} {shown}"[:_SHOWN])
-    return Score(1.0, f"{how} {right!r}"[:_SHOWN])
+        return Score(0.0, f"{found}not {how} {shown}"[:_SHOWN])
+    return Score(1.0, f"{found}{how} {right!r}"[:_SHOWN])
 
 
 @options
@@ -125,7 +125,7 @@ class Numeric(_WithIdeal):
         found = last_number(output.text)
         if found is None:
             return Score(0.0, "no number")
-        return _first(example, lambda ideal: self._equal(found, ideal), f"{found:g}, equal to")
+        return _first(example, lambda ideal: self._equal(found, ideal), "equal to", f"{found:g}: ")
 
     def _equal(self, found: float, ideal: str) -> bool:
         right = last_number(ideal)
