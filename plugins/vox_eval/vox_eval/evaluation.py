@@ -368,21 +368,15 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
 def _ends(model: OpenModel, example: Example) -> list[Document]:
     """Return prompt and choice, tokenised together, for each choice.
 
-    Blanks at the end of the prompt belong to the choice, since most tokenizers join a blank with
-    the word behind it (Biderman et al. 2024, "Lessons from the Trenches on Reproducible Evaluation
-    of Language Models", arXiv:2405.14782). Scored are the tokens from the first that differs from
-    the prompt's own.
+    Scored are the tokens from the first that differs from the prompt's own: a tokenizer may join
+    the end of a prompt, such as a blank, with the choice (Biderman et al. 2024, "Lessons from the
+    Trenches on Reproducible Evaluation of Language Models", arXiv:2405.14782).
     """
     prompt, special = prompt_text(model.tokenizer, example.messages)
-    if special:  # without a chat template
-        kept = prompt.rstrip()
-        prompt, blanks = kept, prompt[len(kept) :]
-    else:
-        blanks = ""
     before = _tokens(model, prompt, special)
     found = []
     for choice in example.choices:
-        tokens = _tokens(model, prompt + blanks + choice, special)
+        tokens = _tokens(model, prompt + choice, special)
         # At least the last: of a choice that disappears within a token of the prompt.
         first = min(_common(before, tokens), len(tokens) - 1)
         found.append(_fitting(model, Document(*_with_start(model, tokens, first))))
