@@ -89,16 +89,9 @@ class Scorecard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of scorecard.json."""
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "suite": self.suite,
-            "score": self.score,
-            "tasks": {id: asdict(task) for id, task in self.tasks.items()},
-            "suite_digest": self.suite_digest,
-            "digest": self.digest,
-            "samples_digest": self.samples_digest,
-        }
+        facts = asdict(self)
+        del facts["values"], facts["weights"]
+        return {"format": FORMAT, **facts}
 
 
 def scorecard(
