@@ -62,10 +62,11 @@ class Exact(_WithIdeal):
     ignore_case: bool = False
 
     def score(self, example: Example, output: Output) -> Score:
-        answer = _folded(output.text.strip(), self.ignore_case)
-        return _first(
-            example, lambda ideal: answer == _folded(ideal.strip(), self.ignore_case), "equal to"
-        )
+        answer = self._plain(output.text)
+        return _first(example, lambda ideal: answer == self._plain(ideal), "equal to")
+
+    def _plain(self, text: str) -> str:
+        return text.strip().casefold() if self.ignore_case else text.strip()
 
 
 @options
@@ -75,14 +76,11 @@ class Contains(_WithIdeal):
     ignore_case: bool = False
 
     def score(self, example: Example, output: Output) -> Score:
-        answer = _folded(output.text, self.ignore_case)
-        return _first(
-            example, lambda ideal: _folded(ideal, self.ignore_case) in answer, "containing"
-        )
+        answer = self._plain(output.text)
+        return _first(example, lambda ideal: self._plain(ideal) in answer, "containing")
 
-
-def _folded(text: str, ignore_case: bool) -> str:
-    return text.casefold() if ignore_case else text
+    def _plain(self, text: str) -> str:
+        return text.casefold() if self.ignore_case else text
 
 
 @options
