@@ -41,6 +41,8 @@ CODES: dict[str, str] = {
     "C007": "the catalog has no entry of that id",
     "C008": "the list of disabled plugins cannot be read",
     "C009": "a command needs a package that is not installed",
+    "C010": "an evaluation suite is invalid",
+    "C011": "two evaluations cannot be compared",
     "D001": "a data file is missing",
     "D002": "a data file is empty",
     "D003": "rows of a data file are malformed",

@@ -32,6 +32,7 @@ PACKAGES = {
     "vox_mlx": ROOT / "plugins/vox_mlx/vox_mlx",
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_objectives": ROOT / "plugins/vox_objectives/vox_objectives",
+    "vox_eval": ROOT / "plugins/vox_eval/vox_eval",
     "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",

@@ -29,6 +29,7 @@ PATHS = [
     "convert",
     "chat",
     "data check",
+    "eval",
     "generate",
     "serve",
     "runs list",

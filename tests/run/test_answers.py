@@ -15,7 +15,7 @@ from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import DataError, OutputError, StorageError
 from vox_core.run.answers import answer_all, read_prompts
 from vox_core.run.generate import Generator
-from vox_core.run.load import OpenModel, _identity, prompt_tokens
+from vox_core.run.load import OpenModel, _identity, prompt_text, prompt_tokens
 
 SAY = [{"role": "user", "content": "x"}]
 WARM = {"temperature": 1.0, "max_tokens": 6}
@@ -327,3 +327,21 @@ def test_files_without_prompts(tmp_path, content, code):
     with pytest.raises(DataError) as caught:
         read_prompts(file)
     assert caught.value.code == f"VOX-{code}"
+
+
+# --- scoring --------------------------------------------------------------------------------------
+
+
+def test_an_open_model_scores_a_batch_with_its_adapter(model, tokenizer) -> None:
+    asked = []
+    model.log_probs = lambda batch, adapter: asked.append((batch, adapter)) or "log-probs"
+    opened = OpenModel("m", Generator(model, 3), tokenizer, greedy(), adapter="mine")
+    assert opened.log_probs("batch") == "log-probs"
+    assert asked == [("batch", "mine")]
+
+
+def test_the_text_of_a_prompt_is_what_its_tokens_are_of(tokenizer) -> None:
+    text, special = prompt_text(tokenizer, SAY)
+    assert text == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    assert not special
+    assert prompt_tokens(tokenizer, SAY, None) == tokenizer(text)["input_ids"]

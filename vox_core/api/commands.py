@@ -26,6 +26,7 @@ from vox_core.cli.output import (
 from vox_core.cli.train import TRAIN_SECTIONS as TRAIN_SECTIONS
 from vox_core.config import (
     ConvertSettings as ConvertSettings,
+    EvalSettings as EvalSettings,
     ServeSettings as ServeSettings,
     TrainSettings as TrainSettings,
     given as given,

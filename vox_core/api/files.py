@@ -4,6 +4,7 @@ from vox_core import bounded_json
 from vox_core.cache import cache_folder as cache_folder, cache_root as cache_root
 from vox_core.files import (
     atomic_file as atomic_file,
+    append as append,
     atomic_folder as atomic_folder,
     make_folder as make_folder,
     require_absent as require_absent,

@@ -1,5 +1,7 @@
 """Generation: load a base with adapters, and sample many rows from a `Model` or a `Trainer`."""
 
+from vox_core.config import GenerateSettings as GenerateSettings
+from vox_core.run.answers import Conversation as Conversation, conversation_of as conversation_of
 from vox_core.data.tokenizer import (
     end_of_turn_ids as end_of_turn_ids,
     load_tokenizer as load_tokenizer,
@@ -19,6 +21,10 @@ from vox_core.run.load import (
     OpenBase as OpenBase,
     open_base as open_base,
     prompt_tokens as prompt_tokens,
+    OpenModel as OpenModel,
+    Question as Question,
+    open_model as open_model,
+    prompt_text as prompt_text,
 )
 from vox_core.run.sampling import (
     Sampling as Sampling,

@@ -2,7 +2,11 @@
 
 from vox_core.host import Request as Request, Seen as Seen
 from vox_core.host.discover import Found as Found, discover as discover
-from vox_core.host.load import Backend as Backend, load_backend as load_backend
+from vox_core.host.load import (
+    Backend as Backend,
+    foreign_errors as foreign_errors,
+    load_backend as load_backend,
+)
 from vox_core.host.manifest import Manifest as Manifest
 from vox_core.host.probe import (
     Hardware as Hardware,

@@ -12,12 +12,24 @@ from vox_core.data.chosen import no_such_value as no_such_value
 from vox_core.data.dataset import build_dataset as build_dataset
 from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder
 from vox_core.data.encode_stats import stats_of as stats_of
-from vox_core.data.faults import RowError as RowError, RowFault as RowFault, changed as changed
+from vox_core.data.faults import (
+    RowError as RowError,
+    RowFault as RowFault,
+    changed as changed,
+    faulty as faulty,
+    json_type as json_type,
+    text_of as text_of,
+)
 from vox_core.data.fields import FieldMap as FieldMap
 from vox_core.data.formats import is_remote as is_remote, place_of as place_of
-from vox_core.data.jsonl import raw_lines as raw_lines
+from vox_core.data.jsonl import (
+    file_faults as file_faults,
+    parse_object as parse_object,
+    raw_lines as raw_lines,
+)
 from vox_core.data.records import (
     Placed as Placed,
+    listed as listed,
     next_step as next_step,
     read_lines as read_lines,
     readable as readable,

@@ -6,6 +6,7 @@ from vox_core.run.folder import (
     TELEMETRY as TELEMETRY,
     RunFolder as RunFolder,
     is_worked_in as is_worked_in,
+    locked as locked,
 )
 from vox_core.run.history import (
     RUNS as RUNS,

@@ -8,4 +8,7 @@ from vox_core.config.values import (
     PositiveInt as PositiveInt,
     Section as Section,
     Seed as Seed,
+    Temperature as Temperature,
+    Texts as Texts,
 )
+from vox_core.text import did_you_mean as did_you_mean

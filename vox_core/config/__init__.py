@@ -28,6 +28,7 @@ from vox_core.config.sections import (
     ChatSettings as ChatSettings,
     ConvertSettings as ConvertSettings,
     DataSettings as DataSettings,
+    EvalSettings as EvalSettings,
     GenerateSettings as GenerateSettings,
     LoadSettings as LoadSettings,
     MergeSettings as MergeSettings,

@@ -402,6 +402,22 @@ class ConvertSettings(Section):
     out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
 
 
+class EvalSettings(ModelUse):
+    """`vox eval`."""
+
+    section: ClassVar[str] = "eval"
+
+    suite: Paths = Field((), description="Suite file (TOML). Repeatable.")
+    against: str | None = Field(
+        None, description="Model or run to compare with, or the folder of an earlier evaluation."
+    )
+    out: Path | None = Field(
+        None, description="Folder of the results.  [default: evals/SUITE-MODEL-DIGEST]"
+    )
+    dtype: DTypeChoice = Field("auto", description="Compute dtype.")
+    limit: Count = Field(0, description="Use the first N rows of each task; 0: all.")
+
+
 class ServeSettings(LoadSettings):
     """`vox serve`."""
 
@@ -446,6 +462,7 @@ class VoxToml(Section):
     chat: ChatSettings = ChatSettings()
     merge: MergeSettings = MergeSettings()
     convert: ConvertSettings = ConvertSettings()
+    eval: EvalSettings = EvalSettings()
     serve: ServeSettings = ServeSettings()
     plugin: PluginSettings = PluginSettings()
 

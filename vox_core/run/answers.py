@@ -78,7 +78,7 @@ def read_prompts(path: Path) -> list[Conversation]:
         faults += [Placed(path, 0, fault) for fault in file_faults(path)]
         for number, _, line in raw_lines(path) if not faults else ():
             try:
-                prompts.append(_conversation(parse_object(line)))
+                prompts.append(conversation_of(parse_object(line)))
             except RowError as error:
                 faults += [Placed(path, number, fault) for fault in error.faults]
     except OSError as error:
@@ -110,7 +110,7 @@ def read_prompts(path: Path) -> list[Conversation]:
     return prompts
 
 
-def _conversation(values: dict[str, object]) -> Conversation:
+def conversation_of(values: dict[str, object]) -> Conversation:
     """Return the messages of a line.
 
     Raises:

@@ -90,11 +90,11 @@ class Generator:
             always has room.
 
     Attributes:
-        most_rows: as given.
+        model, most_rows: as given.
     """
 
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
-        self._model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
+        self.model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
         self._numbers = itertools.count()
         self._inside: set[int] = set()
         # Of rows of another call of `generate`, whose prompt was computed along.
@@ -136,7 +136,7 @@ class Generator:
         import numpy as np
 
         number = next(self._numbers)
-        self._model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
+        self.model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
         self._inside.add(number)
         return number
 
@@ -144,12 +144,12 @@ class Generator:
         if number in self._inside:
             self._inside.remove(number)
             self._logits.pop(number, None)
-            self._model.remove(number)
+            self.model.remove(number)
 
     def _advance(self, rows: Mapping[int, _Row], chosen: dict[int, int]) -> dict[int, Floats]:
         """Return the logits of at least one of `rows`; empty `chosen`, which is appended."""
         while chosen or not self._logits.keys() & rows.keys():
-            self._logits.update(self._model.advance(dict(chosen)))
+            self._logits.update(self.model.advance(dict(chosen)))
             chosen.clear()
         return {number: self._logits.pop(number) for number in rows if number in self._logits}
 

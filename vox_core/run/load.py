@@ -8,17 +8,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core import bounded_json, models
 from vox_core.config import LoadSettings, SamplingSettings
-from vox_core.contract import AdapterState, DType, LoadJob, Model, Notice
+from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
-from vox_core.digests import CONFIG_FILE, folder_digest
+from vox_core.digests import CONFIG_FILE, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request, Seen, explain
 from vox_core.host.probe import Hardware
+from vox_core.run.artifacts import versions
 from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.generate import (
@@ -37,6 +39,8 @@ from vox_core.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from vox_core.contract import Floats
 
 ADAPTER = "adapter"
 Message: TypeAlias = "Mapping[str, Any]"
@@ -94,6 +98,7 @@ class OpenModel:
         title: base model and adapter, for display.
         positions: tokens that the model can read; None: no limit.
         identity: returns the digest of weights, adapter and precision.
+        computed_by: backend, device, dtype, quantisation, versions and the tokenizer's digest.
     """
 
     def __init__(
@@ -106,10 +111,11 @@ class OpenModel:
         adapter: str | None = None,
         positions: int | None = None,
         identity: Callable[[], str] = str,
+        computed_by: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.title, self.identity = title, identity
-        self._generator, self._adapter, self._positions = generator, adapter, positions
-        self._tokenizer, self._settings = tokenizer, settings
+        self.title, self.identity, self.computed_by = title, identity, computed_by
+        self.tokenizer, self.positions = tokenizer, positions
+        self._generator, self._adapter, self._settings = generator, adapter, settings
         self._stop_tokens = end_of_turn_ids(tokenizer)
 
     def question(
@@ -125,7 +131,7 @@ class OpenModel:
             DataError: D005, the chat template refuses the conversation; D007, it is too long.
         """
         chosen = settings or self._settings
-        tokens = prompt_tokens(self._tokenizer, messages, chosen.system)
+        tokens = prompt_tokens(self.tokenizer, messages, chosen.system)
         return Question(tokens, self._sampling(chosen, len(tokens), row), chosen.stop)
 
     def reply(
@@ -172,8 +178,12 @@ class OpenModel:
                     ),
                 )
 
+    def log_probs(self, batch: Batch) -> Floats:
+        """Return log p(target), float32 (T,): where `batch.scored_T`, and 0 elsewhere."""
+        return self._generator.model.log_probs(batch, self._adapter)
+
     def _text(self, question: Question) -> AnswerText:
-        return AnswerText(self._tokenizer, self._stop_tokens, question.stop)
+        return AnswerText(self.tokenizer, self._stop_tokens, question.stop)
 
     def _prompt(self, question: Question, text: AnswerText) -> Prompt:
         return Prompt(question.tokens, question.sampling, text.add, self._adapter)
@@ -181,12 +191,12 @@ class OpenModel:
     def _sampling(self, settings: SamplingSettings, prompt_tokens: int, row: int) -> Sampling:
         """With no more tokens than the model has positions for."""
         room = settings.max_tokens
-        if self._positions is not None and (room := self._positions - prompt_tokens) < 1:
+        if self.positions is not None and (room := self.positions - prompt_tokens) < 1:
             raise DataError(
                 "D007",
                 "the conversation is longer than the model can read",
                 found=f"{prompt_tokens} tokens",
-                expected=f"fewer than {self._positions}",
+                expected=f"fewer than {self.positions}",
                 remedy="shorten the prompt; in a chat, /reset forgets what was said",
             )
         return Sampling(
@@ -258,7 +268,16 @@ class AnswerText:
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], system: str | None
 ) -> list[int]:
-    """Token ids of a conversation up to where the assistant speaks.
+    """Token ids of a conversation up to where the assistant speaks; see `prompt_text`."""
+    text, special = prompt_text(tokenizer, messages, system)
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def prompt_text(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], system: str | None = None
+) -> tuple[str, bool]:
+    """Text of a conversation up to where the assistant speaks, and whether the tokenizer adds its
+    special tokens to it: a chat template writes its own.
 
     Without a chat template the model continues the last message as plain text.
     """
@@ -271,11 +290,11 @@ def prompt_tokens(
             remedy="put it at the beginning of the prompt",
         )
     if source is None:
-        return list(tokenizer(messages[-1]["content"])["input_ids"])
+        return messages[-1]["content"], True
     whole = [{"role": "system", "content": system}] if system else []
     try:
         template = ChatTemplate(source, tokenizer.special_tokens_map)
-        text = template.render([*whole, *messages], generation_prompt=True)
+        return template.render([*whole, *messages], generation_prompt=True), False
     except TemplateFault as error:
         if error.too_much:
             raise takes_too_much(error, tokenizer.name_or_path) from error
@@ -285,7 +304,6 @@ def prompt_tokens(
             found=error,
             remedy="leave out --system; some templates have no place for it",
         ) from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @contextmanager
@@ -319,6 +337,10 @@ def open_model(
             adapter=ADAPTER if source.adapter else None,
             positions=opened.positions,
             identity=lambda: _identity(opened.job, source.adapter),
+            computed_by={
+                **opened.computed_by,
+                "tokenizer": tokenizer_digest(source.base.tokenizer),
+            },
         )
 
 
@@ -330,12 +352,14 @@ class OpenBase:
         generator: has the running batch of `model` for itself.
         positions: tokens that the model can read; None: no limit.
         job: how the model was loaded.
+        computed_by: backend, device, dtype, quantisation and versions.
     """
 
     model: Model
     generator: Generator
     positions: int | None
     job: LoadJob
+    computed_by: Mapping[str, object]
 
 
 @contextmanager
@@ -383,7 +407,14 @@ def open_base(
     ):
         for name, adapter in adapters.items():
             model.add_adapter(name, adapter)
-        yield OpenBase(model, generator, positions(config), job)
+        computed_by = {
+            "backend": backend.id,
+            "device": _device(selection.hardware),
+            "dtype": dtype,
+            "quant": quant,
+            "versions": versions(backend),
+        }
+        yield OpenBase(model, generator, positions(config), job, computed_by)
 
 
 def _request(settings: LoadSettings, origin: Origin | None) -> Request:
@@ -412,6 +443,10 @@ def batch_generator(
     if not free or not each:
         return Generator(model, rows)
     return Generator(model, rows, int(CACHE_SHARE * max(0, free - weights.nbytes)) // each)
+
+
+def _device(hardware: Hardware) -> str:
+    return hardware.devices[0].tag if hardware.devices else "cpu"
 
 
 def _identity(job: LoadJob, adapter: AdapterState | None) -> str:

@@ -1,0 +1,43 @@
+"""Evaluate a model on suites of tasks, and compare two models: `vox eval`.
+
+    suites.py       suite.toml and its rows -> tasks with examples, every fault at once
+    scorer.py       what a scorer is: the extension point `vox_eval.plugins`
+    scorers.py      the built-in scorers
+    evaluation.py   examples -> answers and log-probabilities -> eval.jsonl, continued after a kill
+    statistics.py   intervals, tests and power, in numpy
+    scorecard.py    scores -> scorecard, and two scorecards -> a comparison
+    cli.py          the command
+
+A scorer of your own is a package with an entry point in the group `vox_eval.plugins`; its name is
+that of the scorer:
+
+    from vox_eval import Example, Output, Score, Scorer, ScorerSpec, hookimpl, options
+"""
+
+from vox_eval.scorer import (
+    Example as Example,
+)
+from vox_eval.scorer import (
+    Output as Output,
+)
+from vox_eval.scorer import (
+    Score as Score,
+)
+from vox_eval.scorer import (
+    Scorer as Scorer,
+)
+from vox_eval.scorer import (
+    ScorerHooks as ScorerHooks,
+)
+from vox_eval.scorer import (
+    ScorerSpec as ScorerSpec,
+)
+from vox_eval.scorer import (
+    UnusableScorer as UnusableScorer,
+)
+from vox_eval.scorer import (
+    hookimpl as hookimpl,
+)
+from vox_eval.scorer import (
+    options as options,
+)

@@ -1,0 +1,478 @@
+"""Evaluate a model on a suite, into a folder that the same command continues.
+
+    evaluation.json   everything that decides the scores, and its digest; written first
+    eval.jsonl        a line for each example, in the order of the suite
+    scorecard.json    written at the end (scorecard.py)
+
+Examples are computed in blocks of `BLOCK`, and a block's lines are appended together. A continued
+evaluation computes whole blocks again, so the rows that share a batch, and with them the roundoff
+of every log-probability, are those of an uninterrupted one: the files are the same byte for byte.
+
+Shape legend: T tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vox_core.api.commands import EvalSettings, duration
+from vox_core.api.files import append, read_json, storage_errors, write_bytes, write_json
+from vox_core.api.generating import GenerateSettings, OpenModel, Question, open_model, prompt_text
+from vox_core.api.host import foreign_errors
+from vox_core.api.models import Observe, Progress
+from vox_core.api.plans import Origin
+from vox_core.api.runs import RunFolder, differences, locked
+from vox_core.contract import Batch, Notice, padded_groups
+from vox_core.errors import DataError, OutputError, PluginError, TrainingError
+from vox_eval.scorecard import (
+    SAMPLES,
+    SCORECARD,
+    Scorecard,
+    TaskComparison,
+    compare,
+    read_scorecard,
+    scorecard,
+    visible,
+)
+from vox_eval.scorer import Example, Output, Score
+from vox_eval.suites import Suite, Task, read_suites
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+EVALUATION = "evaluation.json"
+FORMAT = 1
+AGAINST = "against"
+"""Folder of the other model within `--out`."""
+BLOCK = 64
+"""Examples whose lines are written together."""
+BATCH_TOKENS = 2048
+"""Tokens of a batch of log-probabilities, padding included."""
+WINDOW = 2048
+"""Tokens of a text that are computed together, if the model reads as many."""
+PROGRESS_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The folder of an evaluation and its scorecard."""
+
+    folder: Path
+    card: Scorecard
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An evaluation, and its comparison with another; None without one."""
+
+    own: Evaluated
+    other: Evaluated | None = None
+    comparison: Mapping[str, TaskComparison] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Tokens, of which the log-probabilities from index `first` on are wanted."""
+
+    tokens: Sequence[int]
+    first: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """An example as tokens: a question, or documents."""
+
+    task: Task
+    example: Example
+    asked: Question | list[Document]
+
+
+def evaluate_and_compare(
+    reference: str,
+    settings: EvalSettings,
+    *,
+    observe: Observe,
+    origin: Origin | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Evaluate what `reference` names, and compare it with `settings.against`: the folder of an
+    earlier evaluation, or a model, which is evaluated, too.
+
+    Raises:
+        InputError: a fault of suites, rows, models or folders, before anything is computed with
+            the model that has it.
+        WorkError: computing failed; the same call continues.
+    """
+    suite, against = read_suites(settings.suite, settings.limit), settings.against
+    other = None
+    if against and (Path(against) / EVALUATION).is_file():
+        other = Evaluated(Path(against), read_scorecard(Path(against), suite))
+    for line in visible(suite) if against else ():
+        observe(Notice(line))
+    evaluated = partial(
+        evaluate, suite=suite, settings=settings, observe=observe, origin=origin, progress=progress
+    )
+    own = evaluated(reference, out=settings.out)
+    if not against:
+        return Report(own)
+    other = other or evaluated(against, out=settings.out and settings.out / AGAINST)
+    return Report(own, other, compare(own.card, other.card))
+
+
+def evaluate(
+    reference: str,
+    *,
+    suite: Suite,
+    settings: EvalSettings,
+    out: Path | None,
+    observe: Observe,
+    origin: Origin | None = None,
+    progress: Progress | None = None,
+) -> Evaluated:
+    """Evaluate what `reference` names.
+
+    Args:
+        out: folder; None: `evals/SUITE-MODEL-DIGEST`.
+
+    Raises:
+        InputError: the model cannot be used, an example does not fit into it, or `out` has another
+            evaluation; nothing was computed.
+        WorkError: computing failed; `out` keeps the examples before.
+    """
+    chosen = GenerateSettings(backend=settings.backend, dtype=settings.dtype)
+    with open_model(
+        reference, chosen, observe=observe, backend_origin=origin, progress=progress
+    ) as model:
+        decides = _decides(model, suite)
+        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        folder = out or default_folder(suite, reference, digest)
+        prepared = [
+            _prepared(model, task, at) for task in suite.tasks for at in range(len(task.examples))
+        ]
+        _require_own(folder)
+        with locked(RunFolder(folder)):
+            observe(Notice(f"evaluating {model.title} into {folder}"))
+            _begin(folder, {"format": FORMAT, "digest": digest, **decides})
+            lines = _run(model, prepared, folder / SAMPLES, observe)
+            with storage_errors(folder):
+                samples = (folder / SAMPLES).read_bytes()
+            card = scorecard(suite, lines, samples, digest=digest, model=model.title)
+            write_json(folder / SCORECARD, card.to_json())
+    return Evaluated(folder, card)
+
+
+def default_folder(suite: Suite, reference: str, digest: str) -> Path:
+    """Return `evals/SUITE-MODEL-DIGEST`."""
+    name = re.sub(r"[^\w.-]+", "-", reference.rstrip("/").rpartition("/")[2]).strip("-.")
+    return Path("evals") / f"{suite.name}-{name or 'model'}-{digest[:8]}"
+
+
+def _decides(model: OpenModel, suite: Suite) -> dict[str, Any]:
+    """Everything that decides the samples and their scores."""
+    return {
+        "suite": {
+            "name": suite.name,
+            "digest": suite.digest,
+            "tasks": {task.id: task.to_json() for task in suite.tasks},
+        },
+        "model": {"identity": model.identity(), **model.computed_by},
+        "version": version("vox-ml-eval"),
+        "batches": [BLOCK, BATCH_TOKENS, WINDOW],
+    }
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder that has other things than an evaluation."""
+    if not folder.is_dir() or (folder / EVALUATION).is_file():
+        return
+    # A process that was killed may have left its lock, which is hidden.
+    if there := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+        raise _other(folder, ", ".join(there[:3]), ())
+
+
+def _begin(folder: Path, evaluation: Mapping[str, Any]) -> None:
+    """Write what decides the scores, or require that the folder's is the same."""
+    path = folder / EVALUATION
+    if not path.exists():
+        write_json(path, evaluation)
+        return
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        raise _other(folder, f"{EVALUATION} that cannot be read: {error}", ()) from error
+    if found == json.loads(json.dumps(evaluation)):
+        return
+    changed = [
+        f"{where}: then {then}, now {now}"
+        for where, then, now in differences(found, evaluation)
+        if not where.endswith("digest")
+    ]
+    raise _other(folder, "another evaluation", changed)
+
+
+def _other(folder: Path, found: str, faults: Sequence[str]) -> OutputError:
+    return OutputError(
+        "O001",
+        "the output folder has something else than this evaluation",
+        where=folder,
+        found=found,
+        expected="the same suite, model, backend and versions, or no folder",
+        faults=faults,
+        remedy="choose another folder with --out",
+    )
+
+
+def _kept(path: Path, prepared: Sequence[Prepared]) -> list[dict[str, Any]]:
+    """Return the lines of whole blocks in `path`, and drop what follows them."""
+    append(path, b"")
+    with storage_errors(path):
+        content = path.read_bytes()
+    found = content.splitlines(keepends=True)
+    whole = [line for line in found if line.endswith(b"\n")]
+    count = len(whole)
+    if count < len(prepared):
+        count -= count % BLOCK
+    try:
+        lines = [json.loads(line) for line in whole[:count]]
+        names = [(line["task"], line["row"]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _other(path.parent, f"lines of {SAMPLES} that cannot be read: {error}", ()) from error
+    expected = [(each.task.id, each.example.id) for each in prepared[:count]]
+    if names != expected:
+        raise _other(path.parent, f"a {SAMPLES} with other examples", ())
+    if sum(map(len, whole[:count])) < len(content):
+        write_bytes(path, b"".join(whole[:count]))
+    return lines
+
+
+def _run(
+    model: OpenModel, prepared: Sequence[Prepared], path: Path, observe: Observe
+) -> list[dict[str, Any]]:
+    """Compute what `path` lacks; return all lines."""
+    lines = _kept(path, prepared)
+    progress = _Progress(len(lines), len(prepared), observe)
+    for start in range(len(lines), len(prepared), BLOCK):
+        block = prepared[start : start + BLOCK]
+        outputs = _outputs(model, block, progress)
+        new = [_line(each, output) for each, output in zip(block, outputs, strict=True)]
+        append(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in new).encode())
+        lines += new
+    return lines
+
+
+class _Progress:
+    """Notices of how many examples are done, and of the time left; about twenty."""
+
+    def __init__(self, start: int, total: int, observe: Observe) -> None:
+        self._start = self._done = start
+        self._total, self._observe = total, observe
+        self._every = max(1, -(-(total - start) // PROGRESS_LINES))
+        self._began = time.perf_counter()
+        if start:
+            observe(Notice(f"{start}/{total} examples are there from an earlier call"))
+
+    def add(self) -> None:
+        """Count an example."""
+        self._done += 1
+        new = self._done - self._start
+        if new % self._every == 0 or self._done == self._total:
+            left = (time.perf_counter() - self._began) / new * (self._total - self._done)
+            self._observe(Notice(f"{self._done}/{self._total} examples, {duration(left)} left"))
+
+
+def _line(prepared: Prepared, output: Output) -> dict[str, Any]:
+    """Return an example's line of eval.jsonl."""
+    task, example = prepared.task, prepared.example
+    if not all(np.isfinite(each).all() for each in output.log_probs):
+        raise _not_finite(task, example)
+    with foreign_errors(task.table.scorer.name, "score", "scorer"):
+        score = task.scorer.score(example, output)
+    _require_score(task, example, score)
+    return {
+        "task": task.id,
+        "row": example.id,
+        "prompt": example.text or [dict(message) for message in example.messages],
+        "answer": output.text if score.answer is None else score.answer,
+        # The shortest decimals that are the same float32.
+        "log_probs": [[float(str(value)) for value in each] for each in output.log_probs],
+        "score": score.value,
+        "weight": score.weight,
+        "why": score.why,
+    }
+
+
+def _require_score(task: Task, example: Example, score: Score) -> None:
+    value, weight = score.value, score.weight
+    if task.scorer.binary and value in (0, 1) and weight == 1:
+        return
+    if not task.scorer.binary and np.isfinite(value) and 0 < weight < np.inf:
+        return
+    raise PluginError(
+        "X001",
+        f"scorer {task.table.scorer.name!r} gave a wrong score",
+        where=f"task {task.id}, row {example.id}",
+        found=f"score {value}, weight {weight}",
+        expected="0 or 1 with weight 1"
+        if task.scorer.binary
+        else "a finite score with a positive weight",
+        remedy="correct the scorer, or report it to its authors",
+    )
+
+
+def _not_finite(task: Task, example: Example) -> TrainingError:
+    return TrainingError(
+        "T004",
+        "an answer cannot be judged: its log-probabilities are not finite",
+        where=f"task {task.id}, row {example.id}",
+        remedy="evaluate with --dtype fp32; if that does not help, the model's weights are broken",
+    )
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
+    """Return an example as tokens.
+
+    Raises:
+        DataError: D005, the chat template refuses it; D007, it is too long.
+    """
+    example = task.examples[at]
+    try:
+        if task.scorer.asks == "answer":
+            question = model.question(example.messages, at, task.settings())
+            return Prepared(task, example, question)
+        if task.scorer.asks == "choices":
+            return Prepared(task, example, _ends(model, example))
+        return Prepared(task, example, _windows(model, example.text))
+    except DataError as error:
+        place = f"task {task.id!r}, example {at + 1} of {task.table.rows}"
+        raise error.but(where=place) from error
+
+
+def _ends(model: OpenModel, example: Example) -> list[Document]:
+    """Return prompt and choice, tokenised together, for each choice.
+
+    Scored are the tokens from the first that differs from the prompt's own: a tokenizer may join
+    the end of a prompt, such as a blank, with the choice (Biderman et al. 2024, "Lessons from the
+    Trenches on Reproducible Evaluation of Language Models", arXiv:2405.14782).
+    """
+    prompt, special = prompt_text(model.tokenizer, example.messages)
+    before = _tokens(model, prompt, special)
+    found = []
+    for choice in example.choices:
+        tokens = _tokens(model, prompt + choice, special)
+        # At least the last: of a choice that disappears within a token of the prompt.
+        first = min(_common(before, tokens), len(tokens) - 1)
+        found.append(_fitting(model, Document(*_with_start(model, tokens, first))))
+    return found
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with together."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+def _windows(model: OpenModel, text: str) -> list[Document]:
+    """Return a text in windows that the model can read, each token scored once.
+
+    The first token follows the tokenizer's BOS token, or its EOS token; each further window begins
+    with the last token of the one before.
+    """
+    tokens, first = _with_start(model, _tokens(model, text, True), 0)
+    if first >= len(tokens):
+        raise DataError(
+            "D003",
+            "a text of a single token has no likelihood",
+            found=f"{text[:80]!r}, and a tokenizer without BOS and EOS token",
+            remedy="take the row out",
+        )
+    most = min(WINDOW, model.positions or WINDOW) - 1
+    return [
+        Document(tokens[start - 1 : start + most], 1) for start in range(first, len(tokens), most)
+    ]
+
+
+def _tokens(model: OpenModel, text: str, special: bool) -> list[int]:
+    return list(model.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def _with_start(model: OpenModel, tokens: list[int], first: int) -> tuple[list[int], int]:
+    """Return tokens with one before the first that is scored."""
+    tokenizer = model.tokenizer
+    if first > 0:
+        return tokens, first
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None or tokens[:1] == [start]:
+        return tokens, 1
+    return [start, *tokens], 1
+
+
+def _fitting(model: OpenModel, document: Document) -> Document:
+    if model.positions is None or len(document.tokens) <= model.positions:
+        return document
+    raise DataError(
+        "D007",
+        "an example is longer than the model can read",
+        found=f"{len(document.tokens)} tokens",
+        expected=f"at most {model.positions}",
+        remedy="shorten the row, or take it out",
+    )
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def _outputs(model: OpenModel, block: Sequence[Prepared], progress: _Progress) -> list[Output]:
+    """Return what the model gives for each example of a block."""
+    found: dict[int, Output] = {}
+    asked = {i: each.asked for i, each in enumerate(block) if isinstance(each.asked, Question)}
+    numbers = list(asked)
+    for at, reply in model.replies(list(asked.values()), log_probs=True):
+        found[numbers[at]] = Output(reply.text, [np.asarray(reply.log_probs, np.float32)])
+        progress.add()
+    documents = {i: each.asked for i, each in enumerate(block) if isinstance(each.asked, list)}
+    scored = iter(log_probs(model, [one for each in documents.values() for one in each]))
+    for i, each in documents.items():
+        found[i] = Output("", list(islice(scored, len(each))))
+        progress.add()
+    return [found[i] for i in range(len(block))]
+
+
+def log_probs(model: OpenModel, documents: Sequence[Document]) -> list[NDArray[np.float32]]:
+    """Return the log-probabilities that each document wants, in order."""
+    found: dict[int, NDArray[np.float32]] = {}
+    for group in padded_groups([len(each.tokens) for each in documents], BATCH_TOKENS):
+        batch = _batch([documents[index] for index in group])
+        log_probs_T = model.log_probs(batch)
+        for index, extent in zip(group, batch.documents(), strict=True):
+            found[index] = log_probs_T[extent][batch.scored_T[extent]].astype(np.float32)
+    return [found[index] for index in range(len(documents))]
+
+
+def _batch(documents: Sequence[Document]) -> Batch:
+    lengths = [len(each.tokens) for each in documents]
+    tokens_T = np.concatenate([np.asarray(each.tokens, np.int64) for each in documents])
+    starts_D = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+    targets_T, scored_T = np.zeros_like(tokens_T), np.zeros(len(tokens_T), bool)
+    for document, start in zip(documents, starts_D.tolist(), strict=True):
+        stop = start + len(document.tokens) - 1
+        targets_T[start:stop] = tokens_T[start + 1 : stop + 1]
+        scored_T[start + document.first - 1 : stop] = True
+    return Batch(tokens_T, targets_T, np.zeros(len(tokens_T), np.float32), starts_D, scored_T)

@@ -1,0 +1,303 @@
+"""The built-in scorers.
+
+exact        the answer equals a right one, without the blanks around it
+contains     a right answer is part of the answer
+regex        a right answer, a regular expression, is found in the answer
+numeric      the last number of the answer equals that of a right one, within a tolerance
+json-schema  the answer is JSON that a schema allows
+choice       the right one of several ends is the most likely
+perplexity   bits per byte of a text, and the perplexity of its tokens
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from vox_core.api.files import read_json
+from vox_eval.scorer import (
+    Asks,
+    Example,
+    Output,
+    Score,
+    Scorer,
+    ScorerSpec,
+    UnusableScorer,
+    hookimpl,
+    options,
+)
+
+_NUMBER = re.compile(r"(?:(?<!\w)[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?\.?\d*(?:[eE][-+]?\d+)?")
+_SHOWN = 200
+"""Characters of an answer in the words of a score."""
+
+
+class _WithIdeal(Scorer):
+    """An answer against the right ones of its row."""
+
+    def check(self, example: Example) -> None:
+        if not example.ideal:
+            raise ValueError('no "ideal"')
+
+
+def _first(example: Example, fits: Callable[[str], bool], how: str, found: str = "") -> Score:
+    """Score 1 if one of the right answers fits, and name it."""
+    right = next(filter(fits, example.ideal), None)
+    if right is None:
+        shown = " or ".join(map(repr, example.ideal))
+        return Score(0.0, f"{found}not {how} {shown}"[:_SHOWN])
+    return Score(1.0, f"{found}{how} {right!r}"[:_SHOWN])
+
+
+@options
+class Exact(_WithIdeal):
+    """The answer equals a right one, without the blanks around both."""
+
+    ignore_case: bool = False
+
+    def score(self, example: Example, output: Output) -> Score:
+        answer = self._plain(output.text)
+        return _first(example, lambda ideal: answer == self._plain(ideal), "equal to")
+
+    def _plain(self, text: str) -> str:
+        return text.strip().casefold() if self.ignore_case else text.strip()
+
+
+@options
+class Contains(_WithIdeal):
+    """A right answer is part of the answer."""
+
+    ignore_case: bool = False
+
+    def score(self, example: Example, output: Output) -> Score:
+        answer = self._plain(output.text)
+        return _first(example, lambda ideal: self._plain(ideal) in answer, "containing")
+
+    def _plain(self, text: str) -> str:
+        return text.casefold() if self.ignore_case else text
+
+
+@options
+class Regex(_WithIdeal):
+    """A right answer, a regular expression of Python's `re`, is found in the answer."""
+
+    ignore_case: bool = False
+
+    def check(self, example: Example) -> None:
+        super().check(example)
+        for ideal in example.ideal:
+            try:
+                re.compile(ideal)
+            except re.error as error:
+                raise ValueError(f"no regular expression: {ideal!r} ({error})") from None
+
+    def score(self, example: Example, output: Output) -> Score:
+        flags = re.IGNORECASE if self.ignore_case else 0
+        return _first(example, lambda ideal: bool(re.search(ideal, output.text, flags)), "matching")
+
+
+@options
+class Numeric(_WithIdeal):
+    """The last number of the answer equals the last of a right one.
+
+    Args:
+        tolerance: greatest difference that counts as equal.
+        relative_tolerance: the same, as a fraction of the right number.
+    """
+
+    tolerance: float = Field(0.0, ge=0)
+    relative_tolerance: float = Field(0.0, ge=0)
+
+    def check(self, example: Example) -> None:
+        super().check(example)
+        if wrong := [ideal for ideal in example.ideal if last_number(ideal) is None]:
+            raise ValueError(f"no number: {wrong[0]!r}")
+
+    def score(self, example: Example, output: Output) -> Score:
+        found = last_number(output.text)
+        if found is None:
+            return Score(0.0, "no number")
+        return _first(example, lambda ideal: self._equal(found, ideal), "equal to", f"{found:g}: ")
+
+    def _equal(self, found: float, ideal: str) -> bool:
+        right = last_number(ideal)
+        assert right is not None
+        return abs(found - right) <= max(self.tolerance, self.relative_tolerance * abs(right))
+
+
+def last_number(text: str) -> float | None:
+    """Return the last decimal number of a text, with or without commas between thousands."""
+    found = [each for each in _NUMBER.findall(text) if any(map(str.isdigit, each))]
+    return float(found[-1].replace(",", "")) if found else None
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+@options
+class JsonSchema(Scorer):
+    """The answer is JSON that a schema (json-schema.org) allows.
+
+    Args:
+        schema: of all rows: a table, or a JSON file beside the suite. A row's own field `schema`
+            takes its place. References lead to the schema itself alone.
+    """
+
+    schema: dict[str, Any] | None = None
+
+    @field_validator("schema")
+    @classmethod
+    def _is_valid(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            require_schema(schema)
+        return schema
+
+    def check(self, example: Example) -> None:
+        own = example.fields.get("schema")
+        if own is None and self.schema is None:
+            raise ValueError('no "schema", neither of the row nor of the scorer')
+        if own is not None:
+            require_schema(own)
+
+    def score(self, example: Example, output: Output) -> Score:
+        from jsonschema.exceptions import best_match
+
+        try:
+            answer = json.loads(output.text)
+        except (ValueError, RecursionError) as error:
+            return Score(0.0, f"no JSON: {error}"[:_SHOWN])
+        schema = example.fields.get("schema") or self.schema
+        fault = best_match(_validator(schema).iter_errors(answer))
+        if fault is None:
+            return Score(1.0, "valid")
+        return Score(0.0, f"{fault.json_path}: {fault.message}"[:_SHOWN])
+
+
+def require_schema(schema: object) -> None:
+    """Check a schema and its references.
+
+    Raises:
+        ValueError: it is no schema, or refers to something that it does not contain.
+    """
+    from jsonschema import SchemaError
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    if not isinstance(schema, Mapping):
+        raise ValueError("a schema is an object")
+    try:
+        _validator(schema).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"no JSON schema: {error.json_path}: {error.message}"[:_SHOWN]) from None
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            raise ValueError(f"the schema has no {reference!r}, and nothing is fetched") from None
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        for each in schema.values():
+            yield from _references(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+
+
+def _validator(schema: Any) -> Any:
+    """Return jsonschema's validator of a schema's own draft, which fetches nothing."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+
+
+# --- log-probabilities ----------------------------------------------------------------------------
+
+
+@options
+class Choice(Scorer):
+    """The most likely of the row's choices is the right one; of equals, the first counts.
+
+    Args:
+        normalise: compare the log-probability of a whole choice (`none`), or its mean per byte of
+            UTF-8 (`bytes`), so that long choices are not at a disadvantage.
+    """
+
+    asks: ClassVar[Asks] = "choices"
+    normalise: Literal["none", "bytes"] = "none"
+
+    def score(self, example: Example, output: Output) -> Score:
+        sums = [float(each.sum(dtype="float64")) for each in output.log_probs]
+        if self.normalise == "bytes":
+            pairs = zip(sums, example.choices, strict=True)
+            sums = [total / len(choice.encode()) for total, choice in pairs]
+        best = example.choices[max(range(len(sums)), key=sums.__getitem__)]
+        shown = ", ".join(f"{each:.4f}" for each in sums)
+        return Score(float(best in example.ideal), f"log-probabilities {shown}", answer=best)
+
+
+@options
+class Perplexity(Scorer):
+    """Bits per byte of a text: the mean of a task weighs each text by its bytes, which is the bits
+    of all texts per byte of them."""
+
+    asks: ClassVar[Asks] = "text"
+    binary: ClassVar[bool] = False
+    higher_is_better: ClassVar[bool] = False
+
+    def score(self, example: Example, output: Output) -> Score:
+        size, total = len(example.text.encode()), _total(output)
+        tokens = sum(map(len, output.log_probs))
+        why = f"{-total:.4f} nats, {tokens} tokens, {size} bytes"
+        return Score(-total / math.log(2) / size, why, weight=size)
+
+    def metrics(self, outputs: Sequence[Output]) -> dict[str, float]:
+        tokens = sum(len(part) for each in outputs for part in each.log_probs)
+        return {"perplexity": math.exp(-sum(map(_total, outputs)) / tokens)}
+
+
+def _total(output: Output) -> float:
+    return math.fsum(float(part.sum(dtype="float64")) for part in output.log_probs)
+
+
+# --- hook -----------------------------------------------------------------------------------------
+
+_KINDS: dict[str, type[Scorer]] = {
+    "exact": Exact,
+    "contains": Contains,
+    "regex": Regex,
+    "numeric": Numeric,
+    "choice": Choice,
+    "perplexity": Perplexity,
+    "json-schema": JsonSchema,
+}
+
+
+@hookimpl
+def vox_scorer(spec: ScorerSpec) -> Scorer:
+    """Return a built-in scorer."""
+    given = dict(spec.options)
+    if spec.name == "json-schema" and isinstance(given.get("schema"), str):
+        given["schema"] = _schema_file(spec.folder / given["schema"])
+    return _KINDS[spec.name](**given)
+
+
+def _schema_file(path: Path) -> object:
+    """Return the JSON document in a file, or raise `UnusableScorer`."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise UnusableScorer(f"scorer 'json-schema': schema: {path}: {error}") from error

@@ -1,0 +1,194 @@
+"""Intervals and tests of scores: one model's mean, and the difference of two on the same examples.
+
+    wilson             interval of a proportion
+    bootstrap          percentile interval of a mean
+    mcnemar            exact test of two models with scores of 0 and 1
+    permutation        exact or sampled test of paired scores of any kind
+    holm               p-values of several tasks together
+    visible_share, visible_shift    the smallest difference that a number of examples shows
+
+Everything is two-sided, and what draws random numbers has a fixed seed. scipy is the reference of
+the tests and no dependency.
+
+Shape legend: N examples, K examples whose scores differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Doubles: TypeAlias = "NDArray[np.float64]"
+Interval: TypeAlias = tuple[float, float]
+
+LEVEL = 0.95
+"""Coverage of every interval; a test is significant at 1 - LEVEL."""
+POWER = 0.8
+RESAMPLES = 10_000
+SEED = 0
+MOST_EXACT = 16
+"""Differences up to which `permutation` enumerates all sign patterns."""
+_AT_ONCE = 1 << 22
+"""Random numbers drawn at once."""
+
+
+def mean(values_N: Doubles, weights_N: Doubles) -> float:
+    """Return sum(weights * values) / sum(weights)."""
+    return float(weights_N @ values_N) / float(weights_N.sum())
+
+
+def wilson(successes: int, count: int, level: float = LEVEL) -> Interval:
+    """Return the score interval of a proportion (Wilson 1927, "Probable inference, the law of
+    succession, and statistical inference", JASA 22)."""
+    z, share = NormalDist().inv_cdf((1 + level) / 2), successes / count
+    centre = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
+
+
+def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> Interval:
+    """Return the percentile interval of a weighted mean (Efron & Tibshirani 1993, "An Introduction
+    to the Bootstrap", chapter 13). Of paired differences, it is the paired bootstrap."""
+    products_N, size = weights_N * values_N, len(values_N)
+    rng, means = np.random.default_rng(SEED), list[Doubles]()
+    for count in _portions(size):
+        drawn = rng.integers(0, size, (count, size))
+        means.append(products_N[drawn].sum(1) / weights_N[drawn].sum(1))
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def mcnemar(first_only: int, second_only: int) -> float:
+    """Return the exact p-value of two models' scores of 0 and 1 on the same examples (McNemar
+    1947, Psychometrika 12): the binomial test of the examples that only one has right.
+
+    Args:
+        first_only, second_only: examples that only the first, and only the second, has right.
+    """
+    count, ways, tail = first_only + second_only, 1, 1
+    for k in range(min(first_only, second_only)):
+        ways = ways * (count - k) // (k + 1)
+        tail += ways
+    chance: float = 2 * tail / 2**count
+    return min(1.0, chance)
+
+
+def permutation(differences_N: Doubles) -> float:
+    """Return the p-value of the sum of paired differences, under random signs (Fisher 1935, "The
+    Design of Experiments", chapter 3).
+
+    All 2^K patterns up to K = 16; beyond, 10,000 random ones, where the observed pattern counts as
+    one of them (Phipson & Smyth 2010, arXiv:1603.05766).
+    """
+    values_K = differences_N[differences_N != 0]
+    # Sums that are equal differ by roundoff; it is far below 1e-12 of their terms.
+    limit = abs(values_K.sum()) - 1e-12 * np.abs(values_K).sum()
+    if len(values_K) <= MOST_EXACT:
+        sums = np.zeros(1)
+        for value in values_K:
+            sums = np.concatenate([sums + value, sums - value])
+        return float((np.abs(sums) >= limit).mean())
+    rng, extreme = np.random.default_rng(SEED), 1
+    for count in _portions(len(values_K)):
+        signs = np.where(rng.random((count, len(values_K))) < 0.5, 1.0, -1.0)
+        extreme += int((np.abs(signs @ values_K) >= limit).sum())
+    return extreme / (RESAMPLES + 1)
+
+
+def _portions(size: int) -> list[int]:
+    """Split `RESAMPLES` so that each portion of `size` numbers each fits in memory."""
+    each = max(1, _AT_ONCE // size)
+    return [min(each, RESAMPLES - start) for start in range(0, RESAMPLES, each)]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number (Holm 1979, "A simple sequentially rejective
+    multiple test procedure", Scandinavian Journal of Statistics 6), in the given order."""
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[at]))
+        adjusted[at] = highest
+    return adjusted
+
+
+# --- power ----------------------------------------------------------------------------------------
+
+
+def visible_share(count: int, alpha: float, discordant: float = 0.5) -> float | None:
+    """Return the smallest difference of two proportions that `mcnemar` finds with a power of 80 %;
+    None if it finds none. The power is exact (Duffy 1984, "Asymptotic and exact power for the
+    McNemar test and its analogue with R controls per case", Biometrics 40).
+
+    Args:
+        alpha: level of significance.
+        discordant: share of the examples that one model alone has right; 0.5 is that of two
+            independent models which have half of them right, and no two independent models of
+            equal accuracy have more.
+    """
+    power = _mcnemar_power(count, alpha)
+
+    def enough(difference: float) -> bool:
+        return power(difference, max(discordant, difference)) >= POWER
+
+    if not enough(1.0):
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def visible_shift(count: int, alpha: float) -> float | None:
+    """Return the smallest mean difference of paired scores that a test finds with a power of 80 %,
+    in standard deviations of the differences; None if `permutation` cannot find any.
+    The sample size of the t-test, solved for the mean (Guenther 1981, "Sample size formulas for
+    normal theory t tests", The American Statistician 35)."""
+    if 2.0 ** (1 - count) > alpha:
+        return None
+    z = NormalDist().inv_cdf(1 - alpha / 2)
+    return (z + NormalDist().inv_cdf(POWER)) / math.sqrt(count - z**2 / 2)
+
+
+def _mcnemar_power(count: int, alpha: float) -> Callable[[float, float], float]:
+    """Return the power of `mcnemar` as a function of difference and share of discordant examples:
+    the mean over their binomial number of the power given that number."""
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
+
+    def binomial(number: int, share: float) -> Doubles:
+        """Return the probabilities of 0 to `number` successes."""
+        if share == 1:
+            sure: Doubles = np.eye(1, number + 1, number)[0]
+            return sure
+        k = np.arange(number + 1)
+        ways = logs[number] - logs[k] - logs[k[::-1]]
+        found: Doubles = np.exp(ways + k * math.log(share) + k[::-1] * math.log(1 - share))
+        return found
+
+    limits: dict[int, int] = {}
+
+    def limit(number: int) -> int:
+        """Return how many k, from 0, are significant of `number` discordant examples."""
+        if number not in limits:
+            limits[number] = int((2 * binomial(number, 0.5).cumsum() <= alpha).sum())
+        return limits[number]
+
+    def power(difference: float, discordant: float) -> float:
+        numbers, total = binomial(count, discordant), 0.0
+        for number in np.flatnonzero(numbers > 1e-7).tolist():
+            reached = limit(number)
+            if 0 < reached <= number // 2 + 1:
+                given = binomial(number, (1 + difference / discordant) / 2)
+                total += numbers[number] * (given[:reached].sum() + given[-reached:].sum())
+        return total
+
+    return power
