@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.run.numbers_model import VOCABULARY, InParts, Numbers
+from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run.generate import Generator, Prompt, cache_bytes
+from vox_core.run.load import AnswerText
 from vox_core.run.sampling import Sampling, log_prob, next_token
 
 PROMPTS = [[1, 2, 3], [4], [9, 9, 9, 9, 9, 9], [7, 1], [30], [2, 2], [63, 0, 5]]
@@ -239,3 +241,23 @@ def test_a_prompt_has_the_most_likely_tokens_of_each_step() -> None:
     assert first.top[0] == (first.id, first.log_prob) == (first.id, log_prob(logits_V, first.id))
     assert [len(token.top) for token in found if token.row == 0] == [2, 2, 2]
     assert [token.log_prob for token in found if token.row == 1] == [None] * 3
+
+
+def test_bytes_that_are_no_text_do_not_end_an_answer(tiny):
+    """tokenizers raises an `Exception` for them; the stream begins anew."""
+    tokenizer = load_tokenizer(tiny("llama"))
+    text = AnswerText(tokenizer, (), ())
+    right, seen = text._stream, []
+
+    class Failing:
+        def step(self, backend, token):
+            seen.append(token)
+            if len(seen) == 2:
+                raise Exception("Invalid prefix encountered while decoding stream")
+            return right.step(backend, token)
+
+    text._stream = Failing()
+    ids = tokenizer("abc", add_special_tokens=False)["input_ids"]
+    assert not any(text.add(token) for token in ids)
+    assert text.tokens == len(ids) and text.take(everything=True).startswith("a")
+    assert text._stream is not right

@@ -168,12 +168,13 @@ def test_a_run_speaks_as_it_was_trained_unless_told_otherwise(
     jobs = []
     real, selection = host.choose(host.Request("load"))
 
-    class Backend:
+    class Recording(type(real)):
         def load(self, job, context):
             jobs.append(job)
             return real.load(replace(job, quant="none"), context)
 
-    monkeypatch.setattr(load, "choose_for", lambda request, weights: (Backend(), selection))
+    backend = Recording(real.found, real.manager)
+    monkeypatch.setattr(load, "choose_for", lambda *_: (backend, selection))
     for adapter in (None, "none"):
         with open_model(run, GenerateSettings(quant=asked, adapter=adapter)):
             assert jobs[-1].quant == loaded

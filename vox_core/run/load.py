@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from vox_core import bounded_json, models
 from vox_core.config import LoadSettings, SamplingSettings
 from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice
+from vox_core.data.audit import vocabulary_of
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
 from vox_core.digests import CONFIG_FILE, folder_digest, tokenizer_digest
@@ -242,7 +243,7 @@ class AnswerText:
             return True
         self.tokens += 1
         before = len(self._held)
-        self._held += self._stream.step(self._backend, token) or ""
+        self._held += self._step(token)
         if len(self._held) == before:
             return False
         if found := [at for stop in self._stops if (at := self._held.find(stop)) >= 0]:
@@ -257,12 +258,26 @@ class AnswerText:
             everything: also its end, if a stop text may begin there.
         """
         begun = [
-            n for stop in self._stops for n in range(len(stop)) if self._held.endswith(stop[:n])
+            n
+            for stop in self._stops
+            for n in range(min(len(stop), len(self._held) + 1))
+            if self._held.endswith(stop[:n])
         ]
         kept = 0 if everything else max(begun, default=0)
         ready = self._held[: len(self._held) - kept]
         self._held = self._held[len(ready) :]
         return ready
+
+    def _step(self, token: int) -> str:
+        from tokenizers.decoders import DecodeStream
+
+        try:
+            return self._stream.step(self._backend, token) or ""
+        except Exception as error:  # of no class of its own: bytes that are no UTF-8
+            if "Invalid prefix" not in str(error):
+                raise
+        self._stream = DecodeStream(skip_special_tokens=True)
+        return self._stream.step(self._backend, token) or ""
 
 
 def prompt_tokens(
@@ -351,6 +366,7 @@ class OpenBase:
     Args:
         generator: has the running batch of `model` for itself.
         positions: tokens that the model can read; None: no limit.
+        vocabulary: ids that it has embeddings for; None if it does not say.
         job: how the model was loaded.
         computed_by: backend, device, dtype, quantisation and versions.
     """
@@ -358,6 +374,7 @@ class OpenBase:
     model: Model
     generator: Generator
     positions: int | None
+    vocabulary: int | None
     job: LoadJob
     computed_by: Mapping[str, object]
 
@@ -414,7 +431,8 @@ def open_base(
             "quant": quant,
             "versions": versions(backend),
         }
-        yield OpenBase(model, generator, positions(config), job, computed_by)
+        vocabulary = vocabulary_of(config)
+        yield OpenBase(model, generator, positions(config), vocabulary, job, computed_by)
 
 
 def _request(settings: LoadSettings, origin: Origin | None) -> Request:

@@ -68,6 +68,10 @@ def test_an_answer_against_the_right_ones(name, answer, ideal, given, expected) 
         ("1,234,567", 1234567),
         ("1,23", 23),
         ("x2", 2),
+        ("See Phase3", 3),
+        ("type e5", 5),
+        ("1e5e3", 3),
+        ("\u22125", -5),
         ("e.", None),
         ("", None),
     ],
@@ -125,6 +129,25 @@ PERSON = {
 def test_json_against_a_schema(answer, expected, why) -> None:
     found = scorer("json-schema", schema=PERSON).score(Example("id", {}), Output(answer, []))
     assert (found.value, found.why[: len(why)]) == (expected, why)
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer", "why"),
+    [
+        ({"type": "number"}, "NaN", "no JSON: NaN"),
+        ({"type": "number", "multipleOf": 0.01}, "9" * 400, "the schema cannot judge it"),
+        ({"$ref": "#"}, "1", "the schema cannot judge it"),
+    ],
+)
+def test_an_answer_that_no_schema_can_judge_is_wrong(schema, answer, why) -> None:
+    found = scorer("json-schema", schema=schema).score(Example("id", {}), Output(answer, []))
+    assert (found.value, found.why[: len(why)]) == (0, why)
+
+
+@pytest.mark.parametrize("name", ["contains", "regex"])
+def test_a_blank_right_answer_is_refused(name) -> None:
+    with pytest.raises(ValueError, match="blank"):
+        scorer(name).check(Example("id", {}, ideal=("a", " ")))
 
 
 def test_a_rows_schema_takes_the_place_of_the_tasks() -> None:

@@ -14,6 +14,7 @@ from vox_eval.statistics import (
     holm,
     mcnemar,
     mean,
+    paired_share,
     permutation,
     visible_share,
     visible_shift,
@@ -145,6 +146,16 @@ def test_intervals_cover_the_truth(monkeypatch):
     drawn = [bootstrap(rng.exponential(1, 150), np.ones(150)) for _ in range(ROUNDS)]
     # The percentile interval of a skewed mean is a little narrow (Efron & Tibshirani, chapter 13).
     assert low - 0.02 <= np.mean([a <= 1 <= b for a, b in drawn]) <= high
+
+
+def test_the_interval_of_a_paired_difference_covers_it_and_is_never_a_point():
+    rng, low = np.random.default_rng(8), 0.95 - 3 * (0.95 * 0.05 / ROUNDS) ** 0.5
+    pairs = rng.multinomial(40, (0.3, 0.1, 0.6), ROUNDS).tolist()
+    ends = [paired_share(first, second, 40) for first, second, _ in pairs]
+    assert low <= np.mean([a <= 0.2 <= b for a, b in ends]) <= 1
+    # By hand: p = q = 1/22, z sqrt(2/22 / 22) = 0.126.
+    assert paired_share(0, 0, 20) == pytest.approx((-0.12599, 0.12599), abs=1e-5)
+    assert paired_share(3, 0, 3)[1] == 1
 
 
 @pytest.mark.parametrize(("count", "discordant"), [(40, 0.5), (200, 0.5), (200, 0.2)])

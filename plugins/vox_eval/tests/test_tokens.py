@@ -56,6 +56,14 @@ def test_a_choice_is_tokenised_with_its_prompt(prompt, choice, expected) -> None
     assert ends(Words(eos_token_id=END), prompt, choice) == [expected]
 
 
+def test_the_choices_of_a_row_are_scored_from_the_same_place() -> None:
+    """Of which one is joined with the prompt's blank, and the other is not."""
+    assert ends(Words(), "The sky is ", "blue", "!") == [
+        (["The", " sky", " is", " blue"], 3),
+        (["The", " sky", " is", " ", "!"], 3),
+    ]
+
+
 def test_a_tokenizers_own_start_is_not_doubled() -> None:
     own = Words(bos_token_id=START, begins=True)
     assert ends(own, "is", "land") == [([START, "island"], 1)]

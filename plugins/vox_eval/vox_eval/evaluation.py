@@ -368,19 +368,17 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
 def _ends(model: OpenModel, example: Example) -> list[Document]:
     """Return prompt and choice, tokenised together, for each choice.
 
-    Scored are the tokens from the first that differs from the prompt's own: a tokenizer may join
-    the end of a prompt, such as a blank, with the choice (Biderman et al. 2024, "Lessons from the
-    Trenches on Reproducible Evaluation of Language Models", arXiv:2405.14782).
+    Scored are the tokens from the first in which any choice differs from the prompt's own: a
+    tokenizer may join the end of a prompt, such as a blank, with some choices (Biderman et al.
+    2024, "Lessons from the Trenches on Reproducible Evaluation of Language Models",
+    arXiv:2405.14782).
     """
     prompt, special = prompt_text(model.tokenizer, example.messages)
     before = _tokens(model, prompt, special)
-    found = []
-    for choice in example.choices:
-        tokens = _tokens(model, prompt + choice, special)
-        # At least the last: of a choice that disappears within a token of the prompt.
-        first = min(_common(before, tokens), len(tokens) - 1)
-        found.append(_fitting(model, Document(*_with_start(model, tokens, first))))
-    return found
+    whole = [_tokens(model, prompt + choice, special) for choice in example.choices]
+    # At least the last: of a choice that disappears within a token of the prompt.
+    first = min(min(_common(before, tokens), len(tokens) - 1) for tokens in whole)
+    return [_fitting(model, Document(*_with_start(model, tokens, first))) for tokens in whole]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

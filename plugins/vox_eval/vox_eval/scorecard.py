@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from vox_core.api.files import read_json
+from vox_core.api.host import foreign_errors
 from vox_core.errors import ConfigError
 from vox_eval.scorer import Output
 from vox_eval.statistics import (
@@ -31,6 +32,7 @@ from vox_eval.statistics import (
     holm,
     mcnemar,
     mean,
+    paired_share,
     permutation,
     visible_share,
     visible_shift,
@@ -137,6 +139,8 @@ def _task_score(
         Output(line["answer"], [np.asarray(each, np.float32) for each in line["log_probs"]])
         for line in lines
     ]
+    with foreign_errors(task.table.scorer.name, "metrics", "scorer"):
+        metrics = scorer.metrics(outputs)
     return TaskScore(
         task.table.scorer.name,
         len(lines),
@@ -145,7 +149,7 @@ def _task_score(
         scorer.binary,
         scorer.higher_is_better,
         task.table.weight,
-        scorer.metrics(outputs),
+        metrics,
     )
 
 
@@ -229,12 +233,19 @@ def compare(first: Scorecard, second: Scorecard) -> dict[str, TaskComparison]:
             first.tasks[id],
             second.tasks[id],
             difference,
-            bootstrap(differences_N, weights_N),
+            _difference_interval(differences_N, weights_N, first.tasks[id].binary),
             p,
             holm_p,
             _verdict(difference, holm_p, first.tasks[id].higher_is_better),
         )
     return found
+
+
+def _difference_interval(differences_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
+    if binary:
+        wins, losses = int((differences_N > 0).sum()), int((differences_N < 0).sum())
+        return paired_share(wins, losses, len(differences_N))
+    return bootstrap(differences_N, weights_N)
 
 
 def _p_value(first: Scorecard, second: Scorecard, id: str) -> float:

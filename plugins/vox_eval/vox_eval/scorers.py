@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -33,7 +34,11 @@ from vox_eval.scorer import (
     options,
 )
 
-_NUMBER = re.compile(r"(?:(?<!\w)[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?\.?\d*(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(
+    r"(?:(?<!\w)[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+)
+_LARGEST = 700.0
+"""Nats of which `math.exp` is a number."""
 _SHOWN = 200
 """Characters of an answer in the words of a score."""
 
@@ -44,6 +49,11 @@ class _WithIdeal(Scorer):
     def check(self, example: Example) -> None:
         if not example.ideal:
             raise ValueError('no "ideal"')
+
+
+def _require_text(example: Example) -> None:
+    if not all(each.strip() for each in example.ideal):
+        raise ValueError('a blank "ideal", which is part of every answer')
 
 
 def _first(example: Example, fits: Callable[[str], bool], how: str, found: str = "") -> Score:
@@ -75,6 +85,10 @@ class Contains(_WithIdeal):
 
     ignore_case: bool = False
 
+    def check(self, example: Example) -> None:
+        super().check(example)
+        _require_text(example)
+
     def score(self, example: Example, output: Output) -> Score:
         answer = self._plain(output.text)
         return _first(example, lambda ideal: self._plain(ideal) in answer, "containing")
@@ -91,10 +105,11 @@ class Regex(_WithIdeal):
 
     def check(self, example: Example) -> None:
         super().check(example)
+        _require_text(example)
         for ideal in example.ideal:
             try:
                 re.compile(ideal)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"no regular expression: {ideal!r} ({error})") from None
 
     def score(self, example: Example, output: Output) -> Score:
@@ -133,11 +148,15 @@ class Numeric(_WithIdeal):
 
 def last_number(text: str) -> float | None:
     """Return the last decimal number of a text, with or without commas between thousands."""
-    found = [each for each in _NUMBER.findall(text) if any(map(str.isdigit, each))]
-    return float(found[-1].replace(",", "")) if found else None
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
 # --- JSON -----------------------------------------------------------------------------------------
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 @options
@@ -169,11 +188,14 @@ class JsonSchema(Scorer):
         from jsonschema.exceptions import best_match
 
         try:
-            answer = json.loads(output.text)
+            answer = json.loads(output.text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             return Score(0.0, f"no JSON: {error}"[:_SHOWN])
-        schema = example.fields.get("schema") or self.schema
-        fault = best_match(_validator(schema).iter_errors(answer))
+        own = example.fields.get("schema")
+        try:
+            fault = best_match(_validator(self.schema if own is None else own).iter_errors(answer))
+        except (ArithmeticError, ValueError, RecursionError) as error:
+            return Score(0.0, f"the schema cannot judge it: {error}"[:_SHOWN])
         if fault is None:
             return Score(1.0, "valid")
         return Score(0.0, f"{fault.json_path}: {fault.message}"[:_SHOWN])
@@ -266,7 +288,8 @@ class Perplexity(Scorer):
 
     def metrics(self, outputs: Sequence[Output]) -> dict[str, float]:
         tokens = sum(len(part) for each in outputs for part in each.log_probs)
-        return {"perplexity": math.exp(-sum(map(_total, outputs)) / tokens)}
+        mean = -sum(map(_total, outputs)) / tokens
+        return {"perplexity": math.exp(mean) if mean < _LARGEST else sys.float_info.max}
 
 
 def _total(output: Output) -> float:

@@ -1,6 +1,7 @@
 """Intervals and tests of scores: one model's mean, and the difference of two on the same examples.
 
     wilson             interval of a proportion
+    paired_share       interval of the difference of two proportions
     bootstrap          percentile interval of a mean
     mcnemar            exact test of two models with scores of 0 and 1
     permutation        exact or sampled test of paired scores of any kind
@@ -65,6 +66,20 @@ def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> In
         means.append(products_N[drawn].sum(1) / weights_N[drawn].sum(1))
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def paired_share(first_only: int, second_only: int, count: int, level: float = LEVEL) -> Interval:
+    """Return the interval of the difference of two proportions on the same examples (Bonett & Price
+    2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on
+    paired data", Journal of Educational and Behavioral Statistics 37).
+
+    Args:
+        first_only, second_only: as `mcnemar` takes them.
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    p, q = (first_only + 1) / (count + 2), (second_only + 1) / (count + 2)
+    half = z * math.sqrt((p + q - (p - q) ** 2) / (count + 2))
+    return max(-1.0, p - q - half), min(1.0, p - q + half)
 
 
 def mcnemar(first_only: int, second_only: int) -> float:

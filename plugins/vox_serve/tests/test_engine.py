@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2 as httpx
 import pytest
@@ -130,6 +131,17 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
             assert text(others.result()) == SAID
 
 
+def test_an_answer_that_cannot_be_decoded_ends_alone(client, engine) -> None:
+    """The other row of the batch goes on."""
+    ended: list[object] = []
+    broken = Answer([1], Sampling(max_tokens=9), None, Mock(), ended.append)
+    broken.text.add.side_effect = Exception("Invalid bytes")
+    engine.submit([broken])
+    assert text(client.post("/v1/completions", json=BODY)) == SAID
+    wait_until(lambda: bool(ended))
+    assert isinstance(ended[0], EngineFailed)
+
+
 def test_a_client_that_never_reads_holds_nobody_up(api, engine) -> None:
     body = json.dumps({**BODY, "max_tokens": 50_000, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -211,7 +223,7 @@ def _ended_by(number: int, api: Api, drain: float, then: Callable[[str], None]) 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    run(api.app, listener, drain)
+    run(api.app, listener, drain, 99)
     thread.join()
     return said[0]
 

@@ -64,3 +64,10 @@ def test_the_values_are_those_of_the_body() -> None:
     assert parse(CompletionRequest, json.dumps(TEXT).encode()).prompts == [[1, 2], [3]]
     one = parse(CompletionRequest, b'{"model": "m", "prompt": [1, 2]}')
     assert (one.prompts, one.stop, one.top) == ([[1, 2]], [], None)
+
+
+@pytest.mark.parametrize("stop", ["x" * 257, ["a", "x" * 10**6]])
+def test_a_long_stop_text_is_refused(stop) -> None:
+    """Each token of an answer is held against each beginning of it."""
+    with pytest.raises(ApiError, match="stop"):
+        parse(ChatRequest, json.dumps({**CHAT, "stop": stop}).encode())

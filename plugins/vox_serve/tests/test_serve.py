@@ -32,7 +32,8 @@ def ran(monkeypatch) -> list[TestClient]:
     """Clients of what the command would serve, which it does not."""
     found: list[TestClient] = []
 
-    def run(app, listener, drain) -> None:
+    def run(app, listener, drain, connections) -> None:
+        assert connections >= 8
         client = TestClient(app, f"http://127.0.0.1:{listener.getsockname()[1]}")
         found.append(client)
         for model in client.get("/v1/models").json()["data"]:
@@ -125,7 +126,7 @@ class TestBeforeLoading:
         assert f"127.0.0.1:{port}" in done.err
 
     def test_another_address_needs_a_key(self, vox, folders, monkeypatch) -> None:
-        for host in ("0.0.0.0", "::", "example.org"):
+        for host in ("0.0.0.0", "::", "example.org", "127.0.0.2"):
             done = vox("serve", folders / "one", "--host", host)
             assert (done.code, "VOX_API_KEY" in done.err) == (2, True), host
         monkeypatch.setenv("VOX_API_KEY", "short")

@@ -141,7 +141,7 @@ class Api:
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
-        asked = parse(ChatRequest, await _body(request))
+        asked = await run_in_threadpool(parse, ChatRequest, await _body(request))
         model = self._model(asked.model)
         if not model.has_template:
             raise ApiError(
@@ -159,7 +159,7 @@ class Api:
         return await self._answer(request, asked, model, form, [tokens])
 
     async def _complete(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await _body(request))
+        asked = await run_in_threadpool(parse, CompletionRequest, await _body(request))
         model = self._model(asked.model)
         prompts = []
         for prompt in asked.prompts:
@@ -407,7 +407,11 @@ class _Guard:
         except ApiError as error:
             await _error(error)(scope, receive, counting)
         else:
-            await self._app(scope, receive, counting)
+            try:
+                await self._app(scope, receive, counting)
+            except Exception:  # answered outside of this middleware
+                self._counts['vox_requests_total{status="500"}'] += 1
+                raise
 
     def _require_allowed(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

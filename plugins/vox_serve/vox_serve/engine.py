@@ -63,16 +63,28 @@ class Answer:
     emit: Callable[[Piece | EngineFailed], None]
     top: int | None = None
     cancelled: bool = False
+    broken: bool = False
     _held: list[Token] = field(default_factory=list)
     _counted: int = 0
 
     @property
     def prompt(self) -> Prompt:
         """The row of the running batch."""
-        return Prompt(self.tokens, self.sampling, self.text.add, self.adapter, self.top)
+        return Prompt(self.tokens, self.sampling, self._ended, self.adapter, self.top)
+
+    def _ended(self, token: int) -> bool:
+        try:
+            return self.text.add(token)
+        except Exception:  # of this answer alone
+            log.exception("the text of an answer failed")
+            self.broken = True
+            return True
 
     def take(self, token: Token) -> None:
         """Emit the text that is ready after `token`, if any."""
+        if self.broken:
+            self.emit(EngineFailed("the answer cannot be decoded"))
+            return
         if self.text.tokens > self._counted:  # the token that ends a turn does not count
             self._counted = self.text.tokens
             self._held.append(token)
@@ -175,7 +187,12 @@ class Engine:
                     return
                 number, answer = next(self._numbers), self._waiting.popleft()
                 self._running[number] = answer
-            self._rows.enter(number, answer.prompt)
+            try:
+                self._rows.enter(number, answer.prompt)
+            except Exception:
+                log.exception("an answer cannot be generated")
+                del self._running[number]
+                answer.emit(EngineFailed("the answer cannot be generated"))
 
     def _take(self, token: Token) -> None:
         answer = self._running[token.row]

@@ -19,7 +19,7 @@ from vox_core.api.files import JsonFault, is_deep, parse_json
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body."""
-MAX_STOPS = 16
+MAX_STOPS, MAX_STOP = 16, 256
 MAX_PROMPTS = 128
 _SHOWN = 80
 
@@ -161,7 +161,7 @@ class _Request(BaseModel):
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]],
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP)]],
         Field(max_length=MAX_STOPS),
         BeforeValidator(_one_or_many),
     ] = []
@@ -183,7 +183,7 @@ class ChatRequest(_Request):
     """The body of `/v1/chat/completions`."""
 
     prompted: ClassVar[str] = "messages"
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
@@ -209,7 +209,7 @@ class ChatRequest(_Request):
         return self.top_logprobs if self.logprobs else None
 
 
-_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(_Request):
@@ -219,8 +219,8 @@ class CompletionRequest(_Request):
     prompt: (
         str
         | _Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 

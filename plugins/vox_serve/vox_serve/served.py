@@ -64,14 +64,19 @@ class Served:
     """
 
     def __init__(
-        self, name: str, tokenizer: PreTrainedTokenizerBase, parent: str | None = None
+        self,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        parent: str | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.name, self.parent = name, parent
         self.adapter = name if parent else None
         self.vocabulary = len(tokenizer)
         self.has_template = template_source(tokenizer) is not None
         self._tokenizer, self._stop_tokens = tokenizer, end_of_turn_ids(tokenizer)
-        self._lock = Lock()  # concurrent calls of one fast tokenizer may raise "Already borrowed"
+        # Concurrent calls of one fast tokenizer may raise "Already borrowed".
+        self._lock = lock or Lock()
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return a conversation's token ids, up to where the assistant speaks.
@@ -141,8 +146,14 @@ def served_models(selection: Selection) -> dict[str, Served]:
         folder: load_tokenizer(folder)
         for folder in {source.base.tokenizer for source in selection.models.values()}
     }
+    locks = {folder: Lock() for folder in tokenizers}
     return {
-        name: Served(name, tokenizers[source.base.tokenizer], base if source.adapter else None)
+        name: Served(
+            name,
+            tokenizers[source.base.tokenizer],
+            base if source.adapter else None,
+            locks[source.base.tokenizer],
+        )
         for name, source in selection.models.items()
     }
 

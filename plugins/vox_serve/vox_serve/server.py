@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -19,7 +18,7 @@ from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import open_base
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.errors import ConfigError
-from vox_serve.app import Api, Limits
+from vox_serve.app import LOOPBACK, Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.served import effect, select, served_models
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from vox_core.api.plans import Origin
 
 MIN_KEY = 16
+CONNECTIONS = 4
+"""Open connections for each answer that may be generated or wait."""
 
 
 def serve(
@@ -67,6 +68,8 @@ def serve(
             observe=observe,
             backend_origin=backend_origin,
         ) as opened:
+            for each in models.values():  # a tokenizer may have more ids than the model
+                each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
             effects = {
                 name: effect(opened.model, each, opened.positions) if each.adapter else None
                 for name, each in models.items()
@@ -74,14 +77,20 @@ def serve(
             with closing(Engine(opened.generator, settings.queue)) as engine:
                 api = Api(engine, models, Limits(settings.max_tokens, opened.positions), key)
                 ready(_url(listener), effects)
-                run(api.app, listener, settings.drain)
+                connections = CONNECTIONS * (engine.max_batch + settings.queue)
+                run(api.app, listener, settings.drain, connections)
 
 
-def run(app: Starlette, listener: socket.socket, drain: float) -> None:
-    """Answer until SIGTERM or SIGINT; running requests then have `drain` seconds to finish."""
+def run(app: Starlette, listener: socket.socket, drain: float, connections: int) -> None:
+    """Answer until SIGTERM or SIGINT; running requests then have `drain` seconds to finish.
+
+    Args:
+        connections: open at once; more requests get status 503.
+    """
     config = uvicorn.Config(
         app,
         access_log=False,
+        limit_concurrency=connections,
         lifespan="off",
         log_level="warning",
         server_header=False,
@@ -131,7 +140,7 @@ def _require_key(host: str, key: str | None) -> None:
             expected=f"at least {MIN_KEY}",
             remedy="make one with: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
-    if key is None and not _is_loopback(host):
+    if key is None and host not in LOOPBACK:
         raise ConfigError(
             "C004",
             "other machines could use the server without a key",
@@ -140,13 +149,6 @@ def _require_key(host: str, key: str | None) -> None:
             expected="127.0.0.1, or an API key",
             remedy="set VOX_API_KEY, or leave out --host",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _url(listener: socket.socket) -> str:
