@@ -126,6 +126,7 @@ CODES: dict[str, str] = {
     "V001": "the merged model does not reproduce base + adapter",
     "V002": "the adapter changes nothing",
     "V003": "the converted adapter computes other results than its source",
+    "V004": "a loaded adapter does not compute what was trained",
     "X001": "a plugin failed",
     "X002": "a bug in vox",
     "X003": "a wheel of a bundle could not be built or fetched",

@@ -3,8 +3,10 @@
 Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
 whole, the adapter's own two first, so that a folder with an adapter always has one that loads, and
 the manifest last: its step marks a run that has ended, after which nothing goes on with it.
+A probe of another adapter is removed before.
 
     vox_adapter.json    for programs
+    probe.json          what the adapter computes, for those who load it
     README.md           for people: the model card
     model/              with the method `full`: a plain checkpoint, instead of adapter and tokenizer
 """
@@ -35,7 +37,7 @@ from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES
 from vox_core.errors import InputError, StorageError, command
 from vox_core.models import LocalModel
 from vox_core.run import checkpoint
-from vox_core.run.folder import CARD, MANIFEST, MODEL
+from vox_core.run.folder import CARD, MANIFEST, MODEL, PROBE
 from vox_core.run.hf_checkpoint import (
     Tensors,
     as_stored,
@@ -43,6 +45,7 @@ from vox_core.run.hf_checkpoint import (
     declare_dtype,
     write_checkpoint,
 )
+from vox_core.run.load_proof import take_probe
 from vox_core.run.plan import data_size, has_tied_head
 from vox_core.run.resume import last_step
 from vox_core.weights import numpy_dtype
@@ -58,6 +61,8 @@ _OPTIMIZERS: dict[Optimizer, str] = {
     "adamw": "AdamW",
     "adamw-8bit": "AdamW with moments in 8 bits",
 }
+PROBED = "result"
+"""Name of the written adapter in a model that has not trained it."""
 _OF_THE_CORE = ("vox-ml", "numpy", "transformers", "tokenizers")
 
 
@@ -114,8 +119,10 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
             _write_model(folder, plan.inputs, made, state)
             files.write_text(folder / CARD, about)
     else:
+        (run / PROBE).unlink(missing_ok=True)
         _write_adapter(run, plan.inputs, made, state)
         _write_tokenizer(run, model)
+        _write_probe(session, result, state)
     files.write_text(run / CARD, about)
     used = checkpoint.origin(plan.run.checkpoints, last).backends
     steps = {"last_step": last, "backends": [each.model_dump() for each in used]}
@@ -140,6 +147,16 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
         lr=made.contract.optimizer.lr,
         warnings=tuple(session.warnings),
     )
+
+
+def _write_probe(session: Session, result: Trained, state: TrainState) -> None:
+    plan, model = session.plan, result.model()
+    live = result.learner if state is result.state else None
+    if live is None:  # the best step's, or read from a checkpoint
+        model.add_adapter(PROBED, state.adapter)
+    rows = (document.tokens_T.tolist() for document in plan.data.valid or plan.data.train)
+    if probe := take_probe(model, live or PROBED, state.adapter, rows, plan.execution):
+        files.write_json(plan.run.path / PROBE, probe.model_dump(mode="json"))
 
 
 def report_of_ended(plan: RunPlan) -> TrainReport:

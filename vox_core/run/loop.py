@@ -55,10 +55,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """The state after the last step taken; `stopped` if more were planned."""
+    """The state after the last step taken.
+
+    Args:
+        stopped: more steps were planned.
+        model: returns a model with the base, which is open as long as the context.
+        learner: the name of the state's adapter in it; None: it has no adapter.
+    """
 
     state: TrainState
     stopped: bool
+    model: Callable[[], Model]
+    learner: str | None
 
 
 @contextlib.contextmanager
@@ -83,21 +91,25 @@ def run_training(session: Session) -> Iterator[Trained]:
 @contextlib.contextmanager
 def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]:
     plan, start = session.plan, session.start
-    first = next(steps_of(plan, start.step + 1), None)
-    if first is None or session.progress.exhausted:  # killed before all was written
-        yield Trained(start, stopped=False)
-        return
+    contract, inputs = plan.contract, plan.inputs
 
     def emit(event: Event) -> None:
         session.emit(session.metrics.measured(event) if isinstance(event, StepDone) else event)
 
-    contract, inputs = plan.contract, plan.inputs
-    job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
+    first = next(steps_of(plan, start.step + 1), None)
     dtype, updates = plan.execution.dtype, plan.settings.updates
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
         context = Context(Path(scratch), emit)
+        if first is None or session.progress.exhausted:  # killed before all was written
+
+            def load() -> Model:
+                return stack.enter_context(_loaded(plan, context, inputs.model.path, inputs.quant))
+
+            yield Trained(start, stopped=False, model=load, learner=None)
+            return
+        job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
         learner = Learner(
             trainer,
@@ -115,7 +127,12 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
                 if _at_boundary(plan, learner.step):
                     writer.submit(learner.state())
                 raise
-        yield Trained(learner.state(), stopped and learner.step < contract.total_steps)
+        yield Trained(
+            learner.state(),
+            stopped and learner.step < contract.total_steps,
+            model=lambda: trainer,
+            learner=NAME,
+        )
 
 
 def _follow(

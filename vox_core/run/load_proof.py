@@ -1,0 +1,272 @@
+"""`probe.json`: log-probabilities at the end of training, which the adapter must give wherever it
+is loaded.
+
+    {"digest": SHA-256 of the adapter, "backend": "cpu", "dtype": "bf16", "documents": [
+     {"tokens": [T ids], "base": [T-1 log-probabilities, of the tokens from the second on],
+      "adapter": [the same with the adapter]}]}
+
+The documents are the first of the run's validation rows, or of its training rows; the numbers are
+those of the model that trained, not of one that read the files. Another backend or dtype moves the
+base's log-probabilities by its rounding, and the adapter's by as much: so the base says, on the
+same tokens, how far apart two right computations are.
+
+Shape legend: T tokens of a document, N scored tokens of all documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vox_core import bounded_json
+from vox_core.contract import Batch, DType
+from vox_core.errors import AdapterError, ProofError
+from vox_core.run.folder import PROBE
+from vox_core.run.reference import adapter_digest
+
+if TYPE_CHECKING:
+    from vox_core.contract import AdapterState, ExecutionPlan, Floats, Model
+
+DOCUMENTS, TOKENS = 4, 128
+"""Enough for an effect to show, and less than a second of work."""
+
+NOISE = 3.0
+"""Largest distance of the adapter's log-probabilities, in units of the base's. Origin:
+benchmarks/load_proof_tolerance.py: 0.9 to 1.5 over backends and dtypes."""
+FLOOR: dict[DType, float] = {"fp32": 1e-4, "bf16": 0.02, "fp16": 0.005}
+"""Distances in nats that are always allowed, where the base's are smaller by chance: ten times the
+largest distance between backends in float32, and a fifth of that in bfloat16."""
+OTHER_BASE = 1.0
+"""Nats. No rounding moves the base by as much; 4 bits of SmolLM2 move it by 0.3."""
+
+
+RESTORE = "restore the folder as `vox train` wrote it; its checkpoints hold the adapter too"
+
+
+class ProbeDocument(BaseModel):
+    """Tokens of a row, and the log-probability of each but the first."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    tokens: tuple[int, ...]
+    base: tuple[float, ...]
+    adapter: tuple[float, ...]
+
+
+class AdapterProbe(BaseModel):
+    """What `probe.json` says."""
+
+    model_config = ConfigDict(frozen=True)
+
+    digest: str
+    backend: str
+    dtype: DType
+    documents: tuple[ProbeDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """How a loaded adapter compares with the one that was trained; root mean squares in nats.
+
+    Args:
+        effect: of the adapter on the log-probabilities, at the end of training.
+        base: distance of the base's log-probabilities from those at the end of training.
+        adapter: the same, with the adapter.
+        tolerance: what `adapter` may be.
+    """
+
+    effect: float
+    base: float
+    adapter: float
+    tolerance: float
+
+    @property
+    def decisive(self) -> bool:
+        """Whether a missing adapter would have been refused: its effect exceeds the tolerance."""
+        return self.effect > self.tolerance
+
+
+def scored(tokens: Sequence[int]) -> Batch:
+    """Return one document, int64 (T,), of which every token but the first is scored."""
+    import numpy as np
+
+    tokens_T = np.asarray(tokens, np.int64)
+    scored_T = np.arange(len(tokens_T)) < len(tokens_T) - 1
+    zeros_T = np.zeros(len(tokens_T), np.float32)
+    return Batch(
+        tokens_T, np.roll(tokens_T, -1) * scored_T, zeros_T, np.zeros(1, np.int64), scored_T
+    )
+
+
+def log_probs(model: Model, tokens: Sequence[int], adapter: str | None) -> Floats:
+    """Return the log-probability of each token but the first, float32 (T-1,)."""
+    return model.log_probs(scored(tokens), adapter)[:-1]
+
+
+def take_probe(
+    model: Model,
+    name: str,
+    adapter: AdapterState,
+    rows: Iterable[Sequence[int]],
+    plan: ExecutionPlan,
+) -> AdapterProbe | None:
+    """Score the first rows with a model that has trained.
+
+    Args:
+        name: of `adapter` in `model`.
+
+    Returns:
+        None if no row has two tokens, or a log-probability is not finite.
+    """
+    documents = []
+    for row in islice((row for row in rows if len(row) > 1), DOCUMENTS):
+        tokens = [int(each) for each in row[:TOKENS]]
+        base, adapted = (
+            [round(float(each), 6) for each in log_probs(model, tokens, each_name)]
+            for each_name in (None, name)
+        )
+        if not all(map(math.isfinite, (*base, *adapted))):
+            return None
+        documents.append(ProbeDocument(tokens=tokens, base=base, adapter=adapted))
+    if not documents:
+        return None
+    return AdapterProbe(
+        digest=adapter_digest("", adapter),
+        backend=plan.backend,
+        dtype=plan.dtype,
+        documents=documents,
+    )
+
+
+def read_probe(folder: Path, adapter: AdapterState) -> AdapterProbe | None:
+    """Return the probe in a run's folder; None if it has none.
+
+    Args:
+        adapter: as read from the same folder.
+
+    Raises:
+        AdapterError: A001, the file says something else.
+        ProofError: V004, it is of another adapter.
+    """
+    path = folder / PROBE
+    if not path.is_file():
+        return None
+    try:
+        found: Any = bounded_json.read(path)
+        probe = AdapterProbe.model_validate(found)
+        if probe.documents and all(
+            len(each.tokens) - 1 == len(each.base) == len(each.adapter) > 0
+            for each in probe.documents
+        ):
+            _require_same(probe, adapter, folder)
+            return probe
+        fault = "a document whose tokens and log-probabilities do not match"
+    except (OSError, ValidationError, ValueError) as error:
+        fault = str(error).partition("\n")[0]
+    raise AdapterError(
+        "A001",
+        "the run's probe cannot be read",
+        where=path,
+        found=fault,
+        expected="what `vox train` wrote",
+        remedy="restore the file, or delete it to go without the comparison",
+    )
+
+
+def _require_same(probe: AdapterProbe, adapter: AdapterState, folder: Path) -> None:
+    if (found := adapter_digest("", adapter)) != probe.digest:
+        raise ProofError(
+            "V004",
+            "the adapter is not the one that training wrote",
+            where=folder,
+            found=f"tensors and scales with the SHA-256 {found[:12]}…",
+            expected=f"{probe.digest[:12]}…, by {PROBE}",
+            remedy=RESTORE,
+        )
+
+
+def check_probe(
+    model: Model, adapter: str, probe: AdapterProbe, dtype: DType, where: object
+) -> ProbeResult:
+    """Compare a loaded model with the one that trained.
+
+    Args:
+        adapter: its name in `model`.
+        dtype: what `model` computes in.
+        where: for the error.
+
+    Raises:
+        ProofError: V004.
+    """
+    return compare_probe(
+        probe,
+        lambda tokens: log_probs(model, tokens, None),
+        lambda tokens: log_probs(model, tokens, adapter),
+        dtype,
+        where,
+    )
+
+
+def compare_probe(
+    probe: AdapterProbe,
+    base: Callable[[Sequence[int]], Floats | Sequence[float]],
+    adapted: Callable[[Sequence[int]], Floats | Sequence[float]],
+    dtype: DType,
+    where: object,
+) -> ProbeResult:
+    """Compare log-probabilities with those at the end of training.
+
+    Args:
+        base, adapted: tokens -> log-probability of each but the first.
+        dtype: what they are computed in.
+        where: for the error.
+
+    Raises:
+        ProofError: V004.
+    """
+    import numpy as np
+
+    def joined(parts: Iterable[object]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.concatenate([np.asarray(part, np.float64) for part in parts])
+
+    documents = probe.documents
+    then_N, trained_N = joined(d.base for d in documents), joined(d.adapter for d in documents)
+    now_N = joined(base(d.tokens) for d in documents)
+    loaded_N = joined(adapted(d.tokens) for d in documents)
+    apart = _rms(now_N - then_N)
+    result = ProbeResult(
+        effect=_rms(trained_N - then_N),
+        base=apart,
+        adapter=_rms(loaded_N - trained_N),
+        tolerance=max(NOISE * apart, FLOOR[dtype], FLOOR[probe.dtype]),
+    )
+    if result.base <= OTHER_BASE and result.adapter <= result.tolerance:
+        return result
+    raise ProofError(
+        "V004",
+        "the base is not the one that was trained on"
+        if not result.base <= OTHER_BASE
+        else "the adapter does not compute what was trained",
+        where=where,
+        found=f"log-probabilities of {len(now_N)} tokens of the run's rows: {result.adapter:.2g} "
+        f"nats (root mean square) from those at the end of training, the base's {result.base:.2g}; "
+        f"the adapter's whole effect was {result.effect:.2g} and is {_rms(loaded_N - now_N):.2g}",
+        expected=f"at most {result.tolerance:.2g} ({probe.backend}, {probe.dtype} in training)"
+        if result.base <= OTHER_BASE
+        else f"the base at most {OTHER_BASE:.2g} ({probe.backend}, {probe.dtype} in training)",
+        remedy=f"name another --backend and report this, or {RESTORE}",
+    )
+
+
+def _rms(values_N: Any) -> float:
+    """Root mean square; infinite if a value is not finite."""
+    import numpy as np
+
+    value = float(np.sqrt(np.mean(np.square(values_N))))
+    return value if math.isfinite(value) else math.inf
