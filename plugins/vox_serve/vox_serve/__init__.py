@@ -6,7 +6,8 @@
     engine.py      one thread that runs the model; requests join and leave the running batch
     requests.py    the bodies of requests, checked
     responses.py   completions, chunks and errors as OpenAI writes them
-    app.py         routes, authentication, streaming, metrics
+    guard.py       what stands before every endpoint: key, host name, bodies, errors
+    app.py         routes, streaming, metrics
 
 The event loop of uvicorn parses and writes; it never waits for the model.
 """

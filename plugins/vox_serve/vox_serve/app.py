@@ -1,15 +1,9 @@
-"""Routes, authentication, streaming and metrics, on Starlette.
-
-Without an API key only requests to a loopback name are answered, which keeps a web page from
-reaching the server through a name of its own (DNS rebinding); there is no CORS. Bodies are JSON by
-their content type, and never logged. An answer is cancelled when its client goes away.
-"""
+"""Routes, streaming and metrics, on Starlette; an answer is cancelled when its client goes away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import secrets
 import time
 from collections import Counter
@@ -19,30 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from vox_core.api.generating import Sampling
 from vox_core.errors import DataError
 from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
-from vox_serve.requests import MAX_BODY, ApiError, ChatRequest, CompletionRequest, parse
-from vox_serve.responses import DONE, Chat, Form, Text, encoded, event, joined, usage
+from vox_serve.guard import (
+    CLIENT_GONE,
+    Guard,
+    client_gone,
+    error_response,
+    fault,
+    json_response,
+    read_body,
+    refusal,
+)
+from vox_serve.requests import ApiError, ChatRequest, CompletionRequest, parse
+from vox_serve.responses import DONE, Chat, Form, Text, event, joined, usage
 from vox_serve.served import Served
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-BODY_SECONDS = 60.0
-"""Time for a client to send its body."""
 RETRY_AFTER = 1
-CLIENT_GONE = 499
-_JSON = "application/json"
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
     "presence_penalty",
@@ -84,11 +81,11 @@ class Api:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
             ],
-            middleware=[Middleware(_Guard, key=key, counts=self._counts)],
+            middleware=[Middleware(Guard, key=key, counts=self._counts)],
             exception_handlers={
-                ApiError: _refusal,
+                ApiError: refusal,
                 HTTPException: _refusal_of_http,
-                Exception: _fault,
+                Exception: fault,
             },
         )
 
@@ -97,7 +94,7 @@ class Api:
     async def _health(self, request: Request) -> Response:
         if self._engine.failed:
             raise ApiError(503, "the model failed; restart the server")
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
         gauges = {
@@ -114,10 +111,12 @@ class Api:
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _list_models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [*map(self._described, self._models.values())]})
+        return json_response(
+            {"object": "list", "data": [*map(self._described, self._models.values())]}
+        )
 
     async def _show_model(self, request: Request) -> Response:
-        return _json(self._described(self._model(request.path_params["name"])))
+        return json_response(self._described(self._model(request.path_params["name"])))
 
     def _described(self, model: Served) -> dict[str, Any]:
         return {
@@ -141,7 +140,7 @@ class Api:
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
-        asked = await run_in_threadpool(parse, ChatRequest, await _body(request))
+        asked = await run_in_threadpool(parse, ChatRequest, await read_body(request))
         model = self._model(asked.model)
         if not model.has_template:
             raise ApiError(
@@ -159,7 +158,7 @@ class Api:
         return await self._answer(request, asked, model, form, [tokens])
 
     async def _complete(self, request: Request) -> Response:
-        asked = await run_in_threadpool(parse, CompletionRequest, await _body(request))
+        asked = await run_in_threadpool(parse, CompletionRequest, await read_body(request))
         model = self._model(asked.model)
         prompts = []
         for prompt in asked.prompts:
@@ -249,7 +248,7 @@ class Api:
         self, request: Request, running: _Running, form: Form, prompt_tokens: int
     ) -> Response:
         """Answer when all is generated; stop when the client goes away."""
-        gone = asyncio.create_task(_gone(request))
+        gone = asyncio.create_task(client_gone(request))
         collecting = asyncio.create_task(running.collect())
         try:
             await asyncio.wait({gone, collecting}, return_when=asyncio.FIRST_COMPLETED)
@@ -263,7 +262,7 @@ class Api:
             collecting.cancel()
             running.cancel()
         counts = usage(prompt_tokens, self._count(answers))
-        return _json(form.completion(answers, counts))
+        return json_response(form.completion(answers, counts))
 
     async def _events(
         self, running: _Running, form: Form, prompt_tokens: int, *, with_usage: bool
@@ -385,114 +384,14 @@ class _Events(StreamingResponse):
             self._running.cancel()
 
 
-class _Guard:
-    """Check the key, or the host's name where there is none; count the answers by status."""
-
-    def __init__(self, app: ASGIApp, key: str | None, counts: Counter[str]) -> None:
-        self._app, self._counts = app, counts
-        self._key = None if key is None else key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._counts[f'vox_requests_total{{status="{message["status"]}"}}'] += 1
-            await send(message)
-
-        try:
-            self._require_allowed(scope)
-        except ApiError as error:
-            await _error(error)(scope, receive, counting)
-        else:
-            try:
-                await self._app(scope, receive, counting)
-            except Exception:  # answered outside of this middleware
-                self._counts['vox_requests_total{status="500"}'] += 1
-                raise
-
-    def _require_allowed(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        if self._key is not None:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            same = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
-            if (scheme.lower() != "bearer" or not same) and scope["path"] != "/health":
-                raise ApiError(
-                    401,
-                    "the API key is missing or wrong; send `Authorization: Bearer KEY`",
-                    code="invalid_api_key",
-                )
-        elif (host := _host_name(headers.get("host", ""))) not in LOOPBACK:
-            raise ApiError(
-                403,
-                f"a server without an API key answers at localhost only, not at {host[:80]!r}",
-            )
-
-
-def _host_name(header: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
-    name = header.partition("]")[0].lstrip("[") if header.startswith("[") else header
-    return (name if header.startswith("[") else name.rpartition(":")[0] or name).lower()
-
-
-async def _body(request: Request) -> bytes:
-    """Read the body.
-
-    Raises:
-        ApiError: 415, it is no JSON by its type; 413, it is too large; 408, it does not come.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-        raise ApiError(415, f"the body must be JSON: send `Content-Type: {_JSON}`")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY:
-                    raise ApiError(413, f"the body has more than {MAX_BODY:,} bytes; shorten it")
-    except ClientDisconnect:
-        raise ApiError(CLIENT_GONE, "the client went away") from None
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    return bytes(body)
-
-
-async def _gone(request: Request) -> None:
-    """Return when the client has gone away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _failed(error: EngineFailed) -> ApiError:
     return ApiError(503, f"{error}; send the request again later", retry_after=RETRY_AFTER)
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(encoded(body), status, media_type=_JSON)
-
-
-def _error(error: ApiError) -> Response:
-    response = _json(error.body, error.status)
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(error.retry_after)
-    if error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _error(error)
 
 
 async def _refusal_of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:80]
     remedy = "GET /v1/models, /health and /metrics, POST /v1/chat/completions and /v1/completions"
-    return _error(ApiError(error.status_code, f"{error.detail}: {path}; there are {remedy}"))
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    return _error(ApiError(500, "internal error; the server's log has the details"))
+    return error_response(
+        ApiError(error.status_code, f"{error.detail}: {path}; there are {remedy}")
+    )

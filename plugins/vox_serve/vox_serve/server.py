@@ -18,8 +18,9 @@ from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import open_base
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.errors import ConfigError
-from vox_serve.app import LOOPBACK, Api, Limits
+from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
+from vox_serve.guard import LOOPBACK
 from vox_serve.served import effect, select, served_models
 
 if TYPE_CHECKING:
