@@ -25,7 +25,15 @@ from vox_core.run.reference import resolve_reference
 from vox_core.run.train import train
 
 TRAINED = (("cpu", "fp32"), ("cpu", "bf16"), ("mlx", "bf16"))
-LOADED = (("cpu", "fp32"), ("cpu", "bf16"), ("mlx", "fp32"), ("mlx", "bf16"))
+LOADED = (
+    ("cpu", "fp32", "none"),
+    ("cpu", "bf16", "none"),
+    ("mlx", "fp32", "none"),
+    ("mlx", "bf16", "none"),
+    ("cpu", "bf16", "int8"),
+    ("cpu", "bf16", "nf4"),
+    ("mlx", "fp32", "affine4"),
+)
 
 
 def main() -> None:
@@ -44,24 +52,24 @@ def main() -> None:
                 _report(run, f"{backend} {dtype}", *loaded)
 
 
-def _report(run: Path, trained: str, backend: str, dtype: str) -> None:
+def _report(run: Path, trained: str, backend: str, dtype: str, quant: str) -> None:
     source = resolve_reference(str(run))
     assert source.adapter is not None
     probe = read_probe(run, source.adapter)
     assert probe is not None
     adapters = {"whole": source.adapter, **_faulty(source.adapter)}
-    settings = LoadSettings.model_validate({"backend": backend, "dtype": dtype})
+    settings = LoadSettings.model_validate({"backend": backend, "dtype": dtype, "quant": quant})
     with open_base(source, adapters, settings) as opened:
         for name in adapters:
             try:
                 made = check_probe(opened.model, name, probe, opened.job.dtype, run)
                 print(
-                    f"{trained} -> {backend} {dtype}  {name:<8} effect {made.effect:.2f}  "
+                    f"{trained} -> {backend} {dtype} {quant}  {name:<8} effect {made.effect:.2f}  "
                     f"base {made.base:.1e}  adapter {made.adapter:.1e}  "
                     f"ratio {made.adapter / made.base:.2f}  of {made.tolerance:.1e}"
                 )
             except ProofError as error:
-                print(f"{trained} -> {backend} {dtype}  {name:<8} refused: {error.found}")
+                print(f"{trained} -> {backend} {dtype} {quant}  {name:<8} refused: {error.found}")
 
 
 def _faulty(adapter: AdapterState) -> dict[str, AdapterState]:

@@ -27,6 +27,14 @@ from vox_core.run.hf_checkpoint import (
     plain_copy as plain_copy,
     write_checkpoint as write_checkpoint,
 )
+from vox_core.run.load_proof import (
+    AdapterProbe as AdapterProbe,
+    ProbeResult as ProbeResult,
+    check_probe as check_probe,
+    compare_probe as compare_probe,
+    read_probe as read_probe,
+    token_log_probs as token_log_probs,
+)
 from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts
 from vox_core.run.proof import (
     MAX_CARRIED as MAX_CARRIED,

@@ -104,7 +104,7 @@ def scored(tokens: Sequence[int]) -> Batch:
     )
 
 
-def log_probs(model: Model, tokens: Sequence[int], adapter: str | None) -> Floats:
+def token_log_probs(model: Model, tokens: Sequence[int], adapter: str | None) -> Floats:
     """Return the log-probability of each token but the first, float32 (T-1,)."""
     return model.log_probs(scored(tokens), adapter)[:-1]
 
@@ -128,7 +128,7 @@ def take_probe(
     for row in islice((row for row in rows if len(row) > 1), DOCUMENTS):
         tokens = [int(each) for each in row[:TOKENS]]
         base, adapted = (
-            [round(float(each), 6) for each in log_probs(model, tokens, each_name)]
+            [round(float(each), 6) for each in token_log_probs(model, tokens, each_name)]
             for each_name in (None, name)
         )
         if not all(map(math.isfinite, (*base, *adapted))):
@@ -206,8 +206,8 @@ def check_probe(
     """
     return compare_probe(
         probe,
-        lambda tokens: log_probs(model, tokens, None),
-        lambda tokens: log_probs(model, tokens, adapter),
+        lambda tokens: token_log_probs(model, tokens, None),
+        lambda tokens: token_log_probs(model, tokens, adapter),
         dtype,
         where,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +14,8 @@ from tests.cli.fixtures import _clean_place, vox
 
 from vox_core.adapter.peft import write_adapter
 from vox_core.api.generating import open_base
-from vox_core.config import ServeSettings, validate
+from vox_core.config import ServeSettings, TrainSettings, validate
+from vox_core.run.train import train
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.served import select, served_models
@@ -36,6 +38,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).mkdir()
         write_adapter(place / name, state, base=str(place / "base"), modules={})
     return place
+
+
+@pytest.fixture(scope="session")
+def trained(folders: Path) -> Path:
+    """A run of a few steps on `base`, with its `probe.json`."""
+    rows = folders / "rows.jsonl"
+    made = [{"prompt": f"{n} + {n}?", "completion": str(2 * n)} for n in range(8)]
+    rows.write_text("\n".join(map(json.dumps, made)))
+    settings: dict[str, Any] = {
+        "model": str(folders / "base"), "data": [rows], "out": folders / "run", "backend": "cpu",
+        "dtype": "fp32", "max_steps": 3, "lr": 5e-3,
+    }  # fmt: skip
+    return train(validate(TrainSettings, settings)).run
 
 
 class Opened:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import socket
+from itertools import starmap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
-from vox_core.adapter.peft import CONFIG
+from vox_core.adapter.peft import CONFIG, read_adapter
+from vox_core.digests import folder_digest
+from vox_core.run.folder import MANIFEST, PROBE
+from vox_core.run.reference import adapter_digest
 from vox_serve.served import select
 from vox_serve.server import listening
 from vox_testing.tiny import make_model
@@ -52,6 +60,7 @@ def test_runs_are_served_under_their_names_beside_their_base(vox, folders, ran) 
     assert [name for name, _ in lines] == ["serving", "one", "b/2", "base"]
     assert lines[0][1].startswith("http://127.0.0.1:")
     assert lines[1][1].startswith("adapter; changes log-probabilities by ")
+    assert lines[1][1].endswith(" nats; no probe.json")
     assert lines[3][1] == "base"
     assert len(ran) == 1
 
@@ -73,6 +82,63 @@ def test_an_adapter_that_does_nothing_is_refused_with_the_numbers(
     assert "the model zero" in done.err
     assert "up to 0.0e+00 from the base's" in done.err
     assert ran == []
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_run_matches_its_training(vox, trained, ran, backend) -> None:
+    done = vox("serve", trained, "--dtype", "fp32", "--backend", backend, "--port", 0)
+    assert done.code == 0, done.err
+    found = re.search(r"adapter; matches training: (\S+) nats apart, effect (\S+)\n", done.out)
+    assert float(found[1]) < 1e-4 < float(found[2]), done.out
+    assert len(ran) == 1
+
+
+def _renamed(name, value):
+    first, second = "layers.0.self_attn.q", "layers.1.self_attn.q"
+    swapped = {first: second, second: first}
+    return next((name.replace(old, swapped[old]) for old in swapped if old in name), name), value
+
+
+FAULTS = {
+    "flipped": lambda name, value: (name, -value if "1.self_attn.v_proj.lora_B" in name else value),
+    "zeroed": lambda name, value: (name, value * np.float32("lora_A" in name)),
+    "renamed": _renamed,
+    "scale": None,
+    "base": None,
+}
+
+
+@pytest.mark.parametrize("whole_digest", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_with_a_fault_is_refused_with_the_numbers(
+    vox, trained, ran, tmp_path, fault, whole_digest
+) -> None:
+    """Also when the digests agree, as they would if the fault were the backend's."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    if change := FAULTS[fault]:
+        tensors = load_file(run / "adapter_model.safetensors")
+        save_file(dict(starmap(change, tensors.items())), run / "adapter_model.safetensors")
+    elif fault == "scale":
+        _edit(run / CONFIG, lambda config: {**config, "lora_alpha": config["lora_alpha"] * 1.1})
+    else:
+        other = make_model("llama", tmp_path / "other", seed=1)
+        at = {"path": str(other)}
+        if whole_digest:
+            at["weights_digest"] = folder_digest(other)
+        _edit(run / MANIFEST, lambda found: {**found, "base": {**found["base"], **at}})
+    if whole_digest:
+        digest = adapter_digest("", read_adapter(run))
+        _edit(run / PROBE, lambda probe: {**probe, "digest": digest})
+    done = vox("serve", run, "--dtype", "fp32", "--backend", "cpu", "--port", 0)
+    code = "VOX-A002" if fault == "base" and not whole_digest else "VOX-V004"
+    assert code in done.err, done.err
+    assert ("nats" in done.err) == whole_digest
+    assert ran == []
+
+
+def _edit(path: Path, change) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 @pytest.mark.usefixtures("not_loaded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from vox_core.api.commands import (
     settings_from,
 )
 from vox_core.api.progress import display
+
+if TYPE_CHECKING:
+    from vox_serve.served import Proof
 
 
 @click.command(
@@ -69,10 +72,6 @@ def serve(
         )
 
 
-def _show(url: str, effects: Mapping[str, float | None]) -> None:
-    rows = {"serving": url}
-    for name, effect in effects.items():
-        rows[name] = "base"
-        if effect is not None:
-            rows[name] = f"adapter; changes log-probabilities by {effect:.3g} nats"
-    print_table(rows)
+def _show(url: str, proofs: Mapping[str, Proof | None]) -> None:
+    found = {name: f"adapter; {proof}" if proof else "base" for name, proof in proofs.items()}
+    print_table({"serving": url, **found})

@@ -1,8 +1,9 @@
 """The models of a server: references as named models on one base, and each adapter verified.
 
-Names, bases and quantisations are checked before the model is loaded. After loading, an adapter
-must change the log-probabilities of a probe: an adapter that loads and does nothing is refused.
-This does not show that the adapter is good, or that it is whole.
+Names, bases, quantisations and an adapter's digest are checked before the model is loaded. After
+loading, the adapter of a run must give the log-probabilities that its `probe.json` has from the end
+of training; one without that file must change those of a fixed conversation. Neither shows that an
+adapter is good.
 
 Shape legend: T probe tokens.
 """
@@ -18,13 +19,23 @@ from typing import TYPE_CHECKING
 
 from vox_core.api.generating import (
     AnswerText,
+    OpenBase,
     end_of_turn_ids,
     load_tokenizer,
     prompt_tokens,
     template_source,
 )
-from vox_core.api.models import ModelReference, Progress, resolve_reference
-from vox_core.contract import Batch, Model
+from vox_core.api.models import (
+    AdapterProbe,
+    ModelReference,
+    ProbeResult,
+    Progress,
+    check_probe,
+    read_probe,
+    resolve_reference,
+    token_log_probs,
+)
+from vox_core.contract import Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
 
 if TYPE_CHECKING:
@@ -48,10 +59,33 @@ class Selection:
     Args:
         source: the base, with the quantisation that it is loaded in.
         models: by name; the base is one.
+        probes: of the adapters that have one, by name.
     """
 
     source: ModelReference
     models: Mapping[str, ModelReference]
+    probes: Mapping[str, AdapterProbe]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How a loaded adapter was verified.
+
+    Args:
+        effect: how far it changes log-probabilities, in nats.
+        probe: the comparison with the end of training; None: the adapter has no `probe.json`.
+    """
+
+    effect: float
+    probe: ProbeResult | None = None
+
+    def __str__(self) -> str:
+        if self.probe is None:
+            return f"changes log-probabilities by {self.effect:.3g} nats; no probe.json"
+        found = f"{self.probe.adapter:.2g} nats apart, effect {self.effect:.3g}"
+        if self.probe.decisive:
+            return f"matches training: {found}"
+        return f"{found}: too little for the tolerance {self.probe.tolerance:.2g} to tell"
 
 
 class Served:
@@ -119,11 +153,15 @@ def select(
         ConfigError: C002 or C004, a name or the choice of models is wrong.
         AdapterError: an adapter cannot be used, or the models have different bases.
         ModelError: a base cannot be found or used.
+        ProofError: V004, an adapter is not the one that training wrote.
     """
     models: dict[str, ModelReference] = {}
-    for reference, name in _named(references, names).items():
+    probes: dict[str, AdapterProbe] = {}
+    for reference, given in _named(references, names).items():
         source = resolve_reference(reference, progress=progress)
-        _add(models, name or _default_name(reference, source), source)
+        _add(models, name := given or _default_name(reference, source), source)
+        if source.adapter and (probe := read_probe(Path(reference), source.adapter)):
+            probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]
     _require_one_base(models)
@@ -132,7 +170,7 @@ def select(
     if len(adapted) == len(models):
         base = replace(source, base=replace(source.base, templated=None), adapter=None)
         _add(models, base.base.id, base)
-    return Selection(source, models)
+    return Selection(source, models, probes)
 
 
 def served_models(selection: Selection) -> dict[str, Served]:
@@ -158,26 +196,43 @@ def served_models(selection: Selection) -> dict[str, Served]:
     }
 
 
-def effect(model: Model, served: Served, positions: int | None = None) -> float:
-    """Return how far an adapter changes a probe's log-probabilities: the mean of the absolute
-    differences, in nats.
+def prove(opened: OpenBase, served: Served, probe: AdapterProbe | None) -> Proof:
+    """Verify a loaded adapter.
+
+    Args:
+        probe: of its training; None: there is none.
 
     Raises:
-        ProofError: V002, they do not change, or are not finite.
+        ProofError: V004, it does not compute what was trained; V002, it changes nothing.
+    """
+    assert served.adapter is not None
+    model = opened.model
+    if probe is None:
+        tokens = served.render([{"role": "user", "content": PROBE}])
+        texts = [tokens[: min(MAX_PROBE_TOKENS, opened.positions or MAX_PROBE_TOKENS)]]
+        return Proof(_effect(model, served, texts))
+    where = f"the model {served.name}"
+    result = check_probe(model, served.adapter, probe, opened.job.dtype, where)
+    if result.decisive:
+        return Proof(result.effect, result)
+    return Proof(_effect(model, served, [each.tokens for each in probe.documents]), result)
+
+
+def _effect(model: Model, served: Served, texts: Sequence[Sequence[int]]) -> float:
+    """Return the root mean square of an adapter's changes of log-probabilities.
+
+    Raises:
+        ProofError: V002, there are none, or they are not finite.
     """
     import numpy as np
 
-    tokens_T = np.asarray(served.render([{"role": "user", "content": PROBE}]), np.int64)
-    tokens_T = tokens_T[: min(MAX_PROBE_TOKENS, positions or MAX_PROBE_TOKENS)]
-    scored_T = np.arange(len(tokens_T)) < len(tokens_T) - 1
-    targets_T = np.roll(tokens_T, -1) * scored_T
-    zeros_T = np.zeros(len(tokens_T), np.float32)
-    batch = Batch(tokens_T, targets_T, zeros_T, np.zeros(1, np.int64), scored_T)
-    base_T = model.log_probs(batch, None)[scored_T]
-    adapted_T = model.log_probs(batch, served.adapter)[scored_T]
+    base_T, adapted_T = (
+        np.concatenate([token_log_probs(model, tokens, name) for tokens in texts])
+        for name in (None, served.adapter)
+    )
     apart_T = np.abs(adapted_T - base_T)
     if apart_T.max() > NOISE and np.isfinite(apart_T).all():
-        return float(apart_T.mean())
+        return float(np.sqrt(np.mean(apart_T**2)))
     raise ProofError(
         "V002",
         "the adapter changes nothing, or its log-probabilities are not finite",

@@ -21,7 +21,7 @@ from vox_core.errors import ConfigError
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.guard import LOOPBACK
-from vox_serve.served import effect, select, served_models
+from vox_serve.served import Proof, prove, select, served_models
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -39,7 +39,7 @@ def serve(
     settings: ServeSettings,
     key: str | None,
     *,
-    ready: Callable[[str, Mapping[str, float | None]], None],
+    ready: Callable[[str, Mapping[str, Proof | None]], None],
     observe: Observe = ignore,
     progress: Progress | None = None,
     backend_origin: Origin | None = None,
@@ -50,11 +50,11 @@ def serve(
         references, names: see `select`.
         key: API key; None: requests need none, and come from this machine.
         ready: called before the first request is answered, with the URL and, for each model, how
-            far its adapter changes log-probabilities; None for the base.
+            its adapter was verified; None for the base.
 
     Raises:
         InputError: found before the model is loaded.
-        ProofError: V002, an adapter changes nothing.
+        ProofError: V004, an adapter does not compute what was trained; V002, it changes nothing.
     """
     _require_key(settings.host, key)
     with closing(listening(settings.host, settings.port)) as listener:
@@ -71,13 +71,13 @@ def serve(
         ) as opened:
             for each in models.values():  # a tokenizer may have more ids than the model
                 each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
-            effects = {
-                name: effect(opened.model, each, opened.positions) if each.adapter else None
+            proofs = {
+                name: prove(opened, each, chosen.probes.get(name)) if each.adapter else None
                 for name, each in models.items()
             }
             with closing(Engine(opened.generator, settings.queue)) as engine:
                 api = Api(engine, models, Limits(settings.max_tokens, opened.positions), key)
-                ready(_url(listener), effects)
+                ready(_url(listener), proofs)
                 connections = CONNECTIONS * (engine.max_batch + settings.queue)
                 run(api.app, listener, settings.drain, connections)
 
