@@ -1,0 +1,136 @@
+"""Authentication, request bodies and error responses, shared by every endpoint.
+
+Without an API key only requests to a loopback name are answered, which keeps a web page from
+reaching the server through a name of its own (DNS rebinding); there is no CORS. Bodies are JSON by
+their content type, and never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from vox_serve.requests import MAX_BODY, ApiError
+from vox_serve.responses import encoded
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+BODY_SECONDS = 60.0
+"""Time for a client to send its body."""
+CLIENT_GONE = 499
+_JSON = "application/json"
+
+
+class Guard:
+    """Check the key, or the host's name where there is none; count the answers by status."""
+
+    def __init__(self, app: ASGIApp, key: str | None, counts: Counter[str]) -> None:
+        self._app, self._counts = app, counts
+        self._key = None if key is None else key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counts[f'vox_requests_total{{status="{message["status"]}"}}'] += 1
+            await send(message)
+
+        try:
+            self._require_allowed(scope)
+        except ApiError as error:
+            await error_response(error)(scope, receive, counting)
+        else:
+            try:
+                await self._app(scope, receive, counting)
+            except Exception:  # answered outside of this middleware
+                self._counts['vox_requests_total{status="500"}'] += 1
+                raise
+
+    def _require_allowed(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self._key is not None:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+            if (scheme.lower() != "bearer" or not same) and scope["path"] != "/health":
+                raise ApiError(
+                    401,
+                    "the API key is missing or wrong; send `Authorization: Bearer KEY`",
+                    code="invalid_api_key",
+                )
+        elif (host := _host_name(headers.get("host", ""))) not in LOOPBACK:
+            raise ApiError(
+                403,
+                f"a server without an API key answers at localhost only, not at {host[:80]!r}",
+            )
+
+
+def _host_name(header: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    name = header.partition("]")[0].lstrip("[") if header.startswith("[") else header
+    return (name if header.startswith("[") else name.rpartition(":")[0] or name).lower()
+
+
+async def read_body(request: Request) -> bytes:
+    """Read the body.
+
+    Raises:
+        ApiError: 415, it is no JSON by its type; 413, it is too large; 408, it does not come.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+        raise ApiError(415, f"the body must be JSON: send `Content-Type: {_JSON}`")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise ApiError(413, f"the body has more than {MAX_BODY:,} bytes; shorten it")
+    except ClientDisconnect:
+        raise ApiError(CLIENT_GONE, "the client went away") from None
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    return bytes(body)
+
+
+async def client_gone(request: Request) -> None:
+    """Return when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """Return a response with a JSON body."""
+    return Response(encoded(body), status, media_type=_JSON)
+
+
+def error_response(error: ApiError) -> Response:
+    """Return the response of an error, with its headers."""
+    response = json_response(error.body, error.status)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def refusal(request: Request, error: Exception) -> Response:
+    """Answer a request that raised `ApiError`; an exception handler of Starlette."""
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def fault(request: Request, error: Exception) -> Response:
+    """Answer a request that raised anything else, without details; an exception handler."""
+    return error_response(ApiError(500, "internal error; the server's log has the details"))
