@@ -6,6 +6,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 from tests.run.numbers_model import VOCABULARY, InParts, Numbers
 from vox_core.data.tokenizer import load_tokenizer
@@ -261,3 +265,54 @@ def test_bytes_that_are_no_text_do_not_end_an_answer(tiny):
     assert not any(text.add(token) for token in ids)
     assert text.tokens == len(ids) and text.take(everything=True).startswith("a")
     assert text._stream is not right
+
+
+def test_a_continued_text_keeps_the_blank_before_its_first_word() -> None:
+    """Decoders of SentencePiece tokenizers such as Llama-2's drop the first blank of a text."""
+    tokenizer = metaspace()
+    prompt, said = tokenizer.encode("the cat"), tokenizer.encode(" sat down")
+    for after, expected in ((prompt, " sat down"), ((), "sat down")):
+        text = AnswerText(tokenizer, (), (), after=after)
+        assert not any(text.add(token) for token in said)
+        assert text.take(everything=True) == expected
+
+
+def test_special_tokens_are_left_out_unless_they_are_shown() -> None:
+    tokenizer = metaspace()
+    call = tokenizer.convert_tokens_to_ids("[CALL]")
+    for shown, expected in (((), "the cat"), ({call}, "the[CALL] cat")):
+        text = AnswerText(tokenizer, (), (), shown=shown)
+        for token in (*tokenizer.encode("the"), call, *tokenizer.encode("cat")):
+            text.add(token)
+        assert text.take(everything=True) == expected
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """A tokenizer of words, with the decoder of Llama-2's."""
+    words = ["[UNK]", "▁the", "▁cat", "▁sat", "▁down", "[CALL]"]
+    core = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer = Metaspace()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1)])
+    core.add_special_tokens(["[CALL]"])
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def test_a_row_has_only_the_tokens_that_its_mask_allows() -> None:
+    """Other rows are not masked, and log-probabilities are the model's."""
+    model, sizes = Numbers(), []
+
+    def even(size: int) -> np.ndarray:
+        sizes.append(size)
+        return np.arange(size) % 2 == 0
+
+    for temperature in (0.0, 2.0):
+        sampling = Sampling(max_tokens=8, temperature=temperature, logit_bias=((3, 100.0),))
+        prompts = [Prompt([4], sampling, allowed=even), Prompt([4], sampling)]
+        found = list(Generator(model).generate(prompts, log_probs=True))
+        masked = [token.id for token in found if token.row == 0]
+        assert len(masked) == 8 and not any(id % 2 for id in masked)
+        assert [token.id for token in found if token.row == 1] == [3] * 8
+        logits_V = model.logits(np.array([4]))[-1]
+        assert found[0].log_prob == log_prob(logits_V, masked[0])
+    assert sizes == [len(logits_V)] * 16

@@ -96,12 +96,17 @@ class Rendered:
 
 
 class Renderer:
-    """Renders records for one tokenizer."""
+    """Renders records for one tokenizer.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        today: give templates that ask for the date today's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, today: bool = False) -> None:
         self._tokenizer = tokenizer
         self.end_of_turn = end_of_turn_ids(tokenizer)
-        self.template, self._for_tools = (_source(tokenizer, tools) for tools in (False, True))
+        source = partial(template_source if today else _source, tokenizer)
+        self.template, self._for_tools = source(tools=False), source(tools=True)
         longest_first = sorted(self.end_of_turn_names(), key=len, reverse=True)
         self._closer = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._chat = cache(lambda source: ChatTemplate(source, tokenizer.special_tokens_map))
@@ -136,10 +141,19 @@ class Renderer:
         chat = cast("tuple[Message, ...]", record.messages)
         return Turns(chat, text, partial(self._write, record), self._closer)
 
+    def prompt(self, record: Record, *, generation: bool = True) -> str:
+        """The text of a conversation that the model goes on with.
+
+        Args:
+            generation: end it with the generation prompt.
+
+        Raises:
+            RenderError: the template refuses the conversation, or leaves a part of it out.
+        """
+        return self._write(record, self._written(record), generation)
+
     def _conversation(self, record: Record) -> Rendered:
-        chat = cast("tuple[Message, ...]", record.messages)
-        if record.tools or [one for one in chat if one.extra or one.role == "tool"]:
-            self._require_written(record, chat)
+        chat = self._written(record)
         if self._template(record).marked:
             return self._marked(record, chat)
         text = self._write(record, chat)
@@ -147,8 +161,11 @@ class Renderer:
         spans = tuple(_weighted(turns, i, one) for i, one in enumerate(chat) if weight_of(one))
         return Rendered(text, spans, templated=True)
 
-    def _require_written(self, record: Record, chat: Chat) -> None:
-        """Refuse what the template would leave out without a word."""
+    def _written(self, record: Record) -> Chat:
+        """The messages, unless the template would leave out a part of them without a word."""
+        chat = cast("tuple[Message, ...]", record.messages)
+        if not (record.tools or [one for one in chat if one.extra or one.role == "tool"]):
+            return chat
         takes = self._takes(record)
         if record.tools and not takes.tools:
             raise RenderError("the chat template does not write the row's tools")
@@ -163,6 +180,7 @@ class Renderer:
             if "reasoning_content" in extra and not takes.reasoning:
                 said = f"the reasoning of {what}, unless in its content"
                 raise RenderError(f"the chat template does not write {said}")
+        return chat
 
     def _marked(self, record: Record, chat: Chat) -> Rendered:
         """Spans as the template's own generation markers give them.
@@ -234,7 +252,7 @@ def _weighted(turns: Turns, turn: int, message: Message) -> Span:
     return span if message.weight is None else replace(span, weight=message.weight)
 
 
-def _source(tokenizer: PreTrainedTokenizerBase, tools: bool) -> str | None:
+def _source(tokenizer: PreTrainedTokenizerBase, *, tools: bool) -> str | None:
     """The chat template, its clock stopped; None without one."""
     template = template_source(tokenizer, tools=tools)
     if template and "strftime_now" in template:

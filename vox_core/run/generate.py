@@ -22,7 +22,7 @@ from vox_core.run.plan import text_config
 from vox_core.run.sampling import Sampling, log_prob, next_token, top_log_probs
 
 if TYPE_CHECKING:
-    from vox_core.contract import Floats
+    from vox_core.contract import Bools, Floats
     from vox_core.host.probe import Hardware
 
 ROWS_ON_CPU = 8
@@ -38,6 +38,10 @@ def _never(_token: int) -> bool:
     return False
 
 
+def _all(_size: int) -> Bools | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A row to generate.
@@ -47,6 +51,8 @@ class Prompt:
         ended: called once with each token of the row, in order; true ends the row with it.
         adapter: name of the adapter; None: the base.
         top: compute each token's log-probability, and those of this many most likely tokens.
+        allowed: called before each token with the number of logits; returns which tokens may be
+            chosen (a grammar's mask), at least one, or None for all.
     """
 
     tokens: Sequence[int]
@@ -54,6 +60,7 @@ class Prompt:
     ended: Callable[[int], bool] = _never
     adapter: str | None = None
     top: int | None = None
+    allowed: Callable[[int], Bools | None] = _all
 
     @property
     def longest(self) -> int:
@@ -212,7 +219,8 @@ class _Row:
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it."""
         generated = len(self.tokens) - len(self.prompt.tokens)
-        token = next_token(logits_V, self.prompt.sampling, self.tokens, generated)
+        allowed_V = self.prompt.allowed(len(logits_V))
+        token = next_token(logits_V, self.prompt.sampling, self.tokens, generated, allowed_V)
         self.tokens.append(token)
         finish: Finish | None = None
         if self.prompt.ended(token):

@@ -218,6 +218,9 @@ class AnswerText:
     Args:
         stop_tokens: tokens that end it, as `end_of_turn_ids` gives them.
         stops: texts that end it.
+        after: the last tokens of a plain text that the answer continues, so that a blank before its
+            first word is not lost.
+        shown: special tokens that are part of the text; others are left out.
 
     Attributes:
         tokens: number of tokens, the end-of-turn token not counted.
@@ -228,11 +231,14 @@ class AnswerText:
         tokenizer: PreTrainedTokenizerBase,
         stop_tokens: Collection[int],
         stops: Sequence[str],
+        *,
+        after: Sequence[int] = (),
+        shown: Collection[int] = (),
     ) -> None:
         from tokenizers.decoders import DecodeStream
 
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._backend = cast("Any", tokenizer).backend_tokenizer
+        self._stream = DecodeStream(list(after), skip_special_tokens=True)
+        self._tokenizer, self._shown = cast("Any", tokenizer), shown
         self._stop_tokens, self._stops = stop_tokens, stops
         self._held = ""
         self.tokens = 0
@@ -271,13 +277,15 @@ class AnswerText:
     def _step(self, token: int) -> str:
         from tokenizers.decoders import DecodeStream
 
+        if token in self._shown:
+            return str(self._tokenizer.decode([token]))
         try:
-            return self._stream.step(self._backend, token) or ""
+            return self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
         except Exception as error:  # of no class of its own: bytes that are no UTF-8
             if "Invalid prefix" not in str(error):
                 raise
         self._stream = DecodeStream(skip_special_tokens=True)
-        return self._stream.step(self._backend, token) or ""
+        return self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
 
 
 def prompt_tokens(

@@ -2,8 +2,9 @@
 
 The logits' processors are those of transformers, in its order: repetition penalty, temperature,
 top-k, top-p, min-p. Before the temperature stand OpenAI's: frequency and presence penalty, logit
-bias. The random number is a function of seed, row and position, so a row gives the same text on
-every backend. Greedy decoding (`temperature` 0) uses only the penalties and the bias.
+bias, and before these the mask of a grammar. The random number is a function of seed, row and
+position, so a row gives the same text on every backend. Greedy decoding (`temperature` 0) uses only
+the mask, the penalties and the bias.
 
 generate.py runs the batch, load.py decides which tokens and texts end an answer.
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats
+    from vox_core.contract.arrays import Bools, Floats
 
 _FIRST_CANDIDATES = 256
 _GREEDY = 1e-6
@@ -58,7 +59,11 @@ class Sampling:
 
 
 def next_token(
-    logits_V: Floats, sampling: Sampling, before: Sequence[int], generated: int = 0
+    logits_V: Floats,
+    sampling: Sampling,
+    before: Sequence[int],
+    generated: int = 0,
+    allowed_V: Bools | None = None,
 ) -> int:
     """Choose a token from the logits of the last position.
 
@@ -66,9 +71,12 @@ def next_token(
         logits_V: float32, of the last position; not changed.
         before: every token of the row so far, prompt included.
         generated: how many of them, at the end, are the answer.
+        allowed_V: tokens that may be chosen; None: all.
     """
     import numpy as np
 
+    if allowed_V is not None:
+        logits_V = np.where(allowed_V, logits_V, -np.inf)
     if sampling.repetition_penalty != 1:
         logits_V = _penalised(logits_V, sampling.repetition_penalty, before)
     if sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias:

@@ -14,6 +14,7 @@ from vox_core.contract import Batch
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run.load import OpenModel
 
+HI = [{"role": "user", "content": "Hi"}]
 QUESTIONS = ["Hi", "How do I merge a run into its base?", "x", "Grüße", "Stop?", "1 + 1", "Why?"]
 
 
@@ -212,6 +213,49 @@ def test_completions_take_texts_and_tokens(client, opened) -> None:
     assert "".join(c["choices"][0]["text"] for c in found) == one["choices"][0]["text"]
 
 
+def test_texts_and_conversations_as_tokens(client, opened) -> None:
+    """As vLLM's `/tokenize` takes and returns them, and llama.cpp's `/apply-template`."""
+
+    def posted(path: str, **fields):
+        return client.post(path, json=fields).json()
+
+    served = opened.models["one"]
+    found = posted("/tokenize", model="two", prompt="def f", return_token_strs=True)
+    assert found == {
+        "count": 5,
+        "max_model_len": 512,
+        "tokens": served.encode("def f"),
+        "token_strs": ["d", "e", "f", " ", "f"],
+    }
+    assert posted("/tokenize", prompt="")["tokens"] == []
+    rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert posted("/apply-template", messages=HI) == {
+        "prompt": rendered,
+        "tokens": served.render(HI),
+    }
+    assert posted("/tokenize", messages=HI)["tokens"] == served.render(HI)
+    shorter = posted("/apply-template", messages=HI, add_generation_prompt=False)["prompt"]
+    assert shorter == rendered.removesuffix("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/tokenize", {}, "send either prompt or messages"),
+        ("/tokenize", {"prompt": "x", "messages": HI}, "send either prompt or messages"),
+        ("/tokenize", {"messages": HI, "add_special_tokens": True}, "for a prompt"),
+        ("/tokenize", {"content": "x"}, "content is not supported"),
+        ("/apply-template", {"prompt": "x"}, "messages: Field required"),
+        ("/apply-template", {"messages": HI, "tools": [{"name": "f"}]}, "does not write the row's"),
+        ("/apply-template", {"messages": HI, "tools": [{"name": 1}]}, "as tools[0].name"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused(client, path, fields, says) -> None:
+    response = client.post(path, json=fields)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+
+
 def test_max_tokens_is_bounded_by_the_server_and_the_context(chat, opened) -> None:
     (choice,) = chat("Hi", max_tokens=None, max_completion_tokens=5).json()["choices"]
     assert choice["finish_reason"] == "length"
@@ -226,7 +270,6 @@ def test_max_tokens_is_bounded_by_the_server_and_the_context(chat, opened) -> No
 
 # --- refusals -------------------------------------------------------------------------------------
 
-HI = [{"role": "user", "content": "Hi"}]
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 REFUSED = [
     ({"model": "three"}, 404, "model", "one, two, base"),
@@ -235,8 +278,8 @@ REFUSED = [
     ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role", "robot"),
     ({"messages": [{"role": "user", "content": IMAGE}]}, 400, "messages.0.content", "image_url"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, None, "surrogate"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role", "tool"),
-    ({"messages": [{**HI[0], "tool_calls": [{}]}]}, 400, "messages.0.tool_calls", "supported"),
+    ({"messages": [{**HI[0], "tool_call_id": "1"}]}, 400, "messages.0.tool_call_id", "of the user"),
+    ({"messages": [{**HI[0], "tool_calls": [{}]}]}, 400, "messages.0.tool_calls", "found null"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages", "reads 512"),
     ({"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported; leave it out"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),

@@ -7,7 +7,8 @@
     requests.py    the bodies of requests, checked
     responses.py   completions, chunks and errors as OpenAI writes them
     guard.py       what stands before every endpoint: key, host name, bodies, errors
-    app.py         routes, streaming, metrics
+    running.py     the answers to one request: collected, or streamed as they come
+    app.py         routes, metrics
 
 The event loop of uvicorn parses and writes; it never waits for the model.
 """

@@ -1,45 +1,40 @@
-"""Routes, streaming and metrics, on Starlette; an answer is cancelled when its client goes away."""
+"""Routes and metrics, on Starlette: from a body to prompts, sampling and a form of answers."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from vox_core.api.generating import Sampling
+from vox_core.api.rows import RenderError
 from vox_core.errors import DataError
-from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
-from vox_serve.guard import (
-    CLIENT_GONE,
-    Guard,
-    client_gone,
-    error_response,
-    fault,
-    json_response,
-    read_body,
-    refusal,
+from vox_serve.engine import Engine
+from vox_serve.guard import Guard, error_response, fault, json_response, read_body, refusal
+from vox_serve.requests import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    parse,
 )
-from vox_serve.requests import ApiError, ChatRequest, CompletionRequest, parse
-from vox_serve.responses import DONE, Chat, Form, Text, event, joined, usage
+from vox_serve.responses import Chat, Form, Text
+from vox_serve.running import Running
 from vox_serve.served import Served
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
 
-RETRY_AFTER = 1
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
     "presence_penalty",
@@ -80,6 +75,8 @@ class Api:
                 Route("/v1/models/{name:path}", self._show_model),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/apply-template", self._apply_template, methods=["POST"]),
             ],
             middleware=[Middleware(Guard, key=key, counts=self._counts)],
             exception_handlers={
@@ -137,24 +134,43 @@ class Api:
             code="model_not_found",
         )
 
+    # --- prompts ----------------------------------------------------------------------------------
+
+    async def _tokenize(self, request: Request) -> Response:
+        asked = await run_in_threadpool(parse, TokenizeRequest, await read_body(request))
+        model = self._model(asked.model or next(iter(self._models)))
+        if asked.messages:
+            text, special = await run_in_threadpool(_prompt, model, asked), False
+        else:
+            text, special = asked.prompt or "", asked.add_special_tokens is not False
+        tokens = await run_in_threadpool(model.encode, text, special=special)
+        pieces = [model.decode(token) for token in tokens] if asked.return_token_strs else None
+        return json_response(
+            {
+                "count": len(tokens),
+                "max_model_len": self._limits.positions,
+                "tokens": tokens,
+                "token_strs": pieces,
+            }
+        )
+
+    async def _apply_template(self, request: Request) -> Response:
+        asked = await run_in_threadpool(parse, TokenizeRequest, await read_body(request))
+        if asked.messages is None:
+            raise ApiError(400, "messages: Field required", param="messages")
+        model = self._model(asked.model or next(iter(self._models)))
+        text = await run_in_threadpool(_prompt, model, asked)
+        tokens = await run_in_threadpool(model.encode, text, special=False)
+        return json_response({"prompt": text, "tokens": tokens})
+
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, ChatRequest, await read_body(request))
         model = self._model(asked.model)
-        if not model.has_template:
-            raise ApiError(
-                400,
-                f"the model {model.name} has no chat template; use /v1/completions",
-                param="model",
-            )
-        messages = [message.rendered for message in asked.messages]
-        try:
-            tokens = await run_in_threadpool(model.render, messages)
-        except DataError as error:
-            found = f"the chat template cannot render the conversation: {error.found}"
-            raise ApiError(400, found, param="messages") from error
-        form = Chat(model, logprobs=asked.top is not None)
+        prompt = await run_in_threadpool(_prompt, model, asked)
+        tokens = await run_in_threadpool(model.encode, prompt, special=False)
+        form = Chat(model, logprobs=asked.top is not None, usage=asked.stream_options.include_usage)
         return await self._answer(request, asked, model, form, [tokens])
 
     async def _complete(self, request: Request) -> Response:
@@ -166,7 +182,7 @@ class Api:
                 prompts.append(await run_in_threadpool(model.encode, prompt))
             else:
                 prompts.append(prompt)
-        form = Text(model, logprobs=asked.top is not None)
+        form = Text(model, logprobs=asked.top is not None, usage=asked.stream_options.include_usage)
         return await self._answer(request, asked, model, form, prompts)
 
     async def _answer(
@@ -185,17 +201,13 @@ class Api:
                 param="n",
             )
         samplings = [self._sampling(asked, model, tokens) for tokens in prompts]
-        running = _Running(self._engine)
+        running = Running(self._engine, form, sum(map(len, prompts)), self._counts)
         for tokens, sampling in zip(prompts, samplings, strict=True):
-            running.add(asked, model, tokens, sampling)
+            for _ in range(asked.n):
+                text = model.text(asked.stop, tokens if isinstance(form, Text) else ())
+                running.add(tokens, sampling, model.adapter, text, asked.top)
         running.submit()
-        prompt_tokens = sum(map(len, prompts))
-        self._counts["vox_prompt_tokens_total"] += prompt_tokens
-        if asked.stream:
-            with_usage = asked.stream_options.include_usage
-            events = self._events(running, form, prompt_tokens, with_usage=with_usage)
-            return _Events(events, running)
-        return await self._whole(request, running, form, prompt_tokens)
+        return running.streamed() if asked.stream else await running.whole(request)
 
     def _sampling(
         self, asked: ChatRequest | CompletionRequest, model: Served, tokens: Sequence[int]
@@ -244,154 +256,29 @@ class Api:
                 code="context_length_exceeded",
             )
 
-    async def _whole(
-        self, request: Request, running: _Running, form: Form, prompt_tokens: int
-    ) -> Response:
-        """Answer when all is generated; stop when the client goes away."""
-        gone = asyncio.create_task(client_gone(request))
-        collecting = asyncio.create_task(running.collect())
-        try:
-            await asyncio.wait({gone, collecting}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=CLIENT_GONE)
-            answers = collecting.result()
-        except EngineFailed as error:
-            raise _failed(error) from error
-        finally:
-            gone.cancel()
-            collecting.cancel()
-            running.cancel()
-        counts = usage(prompt_tokens, self._count(answers))
-        return json_response(form.completion(answers, counts))
 
-    async def _events(
-        self, running: _Running, form: Form, prompt_tokens: int, *, with_usage: bool
-    ) -> AsyncIterator[bytes]:
-        generated = 0
-        for index in range(running.count):
-            if opening := form.opening(index):
-                yield event(opening)
-        try:
-            async for index, piece in running.pieces():
-                generated += self._count([piece])
-                chunk = form.piece(index, piece)
-                yield event({**chunk, "usage": None} if with_usage else chunk)
-        except EngineFailed as error:
-            yield event(_failed(error).body)
-            return
-        if with_usage:
-            yield event(form.closing(usage(prompt_tokens, generated)))
-        yield DONE
+def _prompt(model: Served, asked: ChatRequest | TokenizeRequest) -> str:
+    """Render a conversation.
 
-    def _count(self, pieces: Sequence[Piece]) -> int:
-        count = sum(len(piece.tokens) for piece in pieces)
-        self._counts["vox_completion_tokens_total"] += count
-        return count
-
-
-class _Running:
-    """The answers to one request, whose pieces arrive from the engine's thread."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Queue[tuple[int, Piece | EngineFailed]]()
-        self._answers: list[Answer] = []
-
-    @property
-    def count(self) -> int:
-        """Number of answers."""
-        return len(self._answers)
-
-    def add(
-        self,
-        asked: ChatRequest | CompletionRequest,
-        model: Served,
-        tokens: Sequence[int],
-        sampling: Sampling,
-    ) -> None:
-        """Prepare the `n` answers to one prompt; each has random numbers of its own."""
-        for _ in range(asked.n):
-            index = len(self._answers)
-            own = replace(sampling, row=index)
-            text, emit = model.text(asked.stop), self._emitter(index)
-            self._answers.append(Answer(tokens, own, model.adapter, text, emit, asked.top))
-
-    def submit(self) -> None:
-        """Queue the answers.
-
-        Raises:
-            ApiError: 429, the queue is full; 503, nothing is generated any more.
-        """
-        try:
-            self._engine.submit(self._answers)
-        except QueueFull as error:
-            raise ApiError(
-                429,
-                f"{self._engine.waiting} answers wait already; try again later",
-                code="queue_full",
-                retry_after=RETRY_AFTER,
-            ) from error
-        except EngineFailed as error:
-            raise _failed(error) from error
-
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield index and piece until every answer has ended.
-
-        Raises:
-            EngineFailed: an answer cannot be finished.
-        """
-        ended = 0
-        while ended < len(self._answers):
-            index, piece = await self._arrived.get()
-            if isinstance(piece, EngineFailed):
-                raise piece
-            yield index, piece
-            ended += piece.finish is not None
-
-    async def collect(self) -> list[Piece]:
-        """Return every answer whole."""
-        found: list[list[Piece]] = [[] for _ in self._answers]
-        async for index, piece in self.pieces():
-            found[index].append(piece)
-        return [joined(each) for each in found]
-
-    def cancel(self) -> None:
-        """Stop generating what has not ended."""
-        self._engine.cancel(self._answers)
-
-    def _emitter(self, index: int) -> Callable[[Piece | EngineFailed], None]:
-        def emit(piece: Piece | EngineFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody reads it
-                self._loop.call_soon_threadsafe(self._arrived.put_nowait, (index, piece))
-
-        return emit
-
-
-class _Events(StreamingResponse):
-    """Server-sent events; whatever ends the response cancels the answers."""
-
-    def __init__(self, events: AsyncIterator[bytes], running: _Running) -> None:
-        super().__init__(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-        self._running = running
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._running.cancel()
-
-
-def _failed(error: EngineFailed) -> ApiError:
-    return ApiError(503, f"{error}; send the request again later", retry_after=RETRY_AFTER)
+    Raises:
+        ApiError: 400, the model's chat template cannot write it, or there is none.
+    """
+    if not model.has_template:
+        found = f"the model {model.name} has no chat template; use /v1/completions"
+        raise ApiError(400, found, param="model")
+    messages = [message.rendered for message in asked.messages or ()]
+    tools = asked.tools if isinstance(asked, TokenizeRequest) else ()
+    generation = not isinstance(asked, TokenizeRequest) or asked.add_generation_prompt
+    try:
+        return model.prompt(messages, tools, generation=generation)
+    except (DataError, RenderError) as error:
+        cause = error.found if isinstance(error, DataError) else error.__cause__ or error
+        found = f"the chat template cannot render the conversation: {cause}"
+        raise ApiError(400, found, param="messages") from error
 
 
 async def _refusal_of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path[:80]
-    remedy = "GET /v1/models, /health and /metrics, POST /v1/chat/completions and /v1/completions"
-    return error_response(
-        ApiError(error.status_code, f"{error.detail}: {path}; there are {remedy}")
-    )
+    there = ", ".join(route.path for route in request.app.routes)
+    found = f"{error.detail}: {request.method} {request.url.path[:80]}; there are: {there}"
+    return error_response(ApiError(error.status_code, found))

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from vox_core.api.files import JsonFault, is_deep, parse_json
+from vox_core.api.generating import tool_calls, tool_schemas
+from vox_core.api.rows import RowError
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body."""
 MAX_STOPS, MAX_STOP = 16, 256
 MAX_PROMPTS = 128
+MAX_TOOLS = 128
 _SHOWN = 80
 
 _UNUSED = {
@@ -43,7 +47,9 @@ _NEUTRAL: dict[str, Sequence[object]] = {
 }
 """Fields that are not supported, with the values that change nothing."""
 
-_NEUTRAL_IN_MESSAGES: dict[str, Sequence[object]] = {"annotations": ([],), "tool_calls": ([],)}
+_NEUTRAL_IN_MESSAGES: dict[str, Sequence[object]] = {"annotations": ([],)}
+_SPOKEN_BY = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}
+"""Fields of messages, by the role that has them."""
 
 
 class ApiError(Exception):
@@ -105,6 +111,23 @@ def _text_of(content: object) -> object:
     return "".join(texts)
 
 
+def _checked(read: Callable[[object], Any]) -> BeforeValidator:
+    """Validate with one of the core's readers, whose values are lists of plain objects."""
+
+    def validate(value: object) -> Any:
+        try:
+            return list(read(value))
+        except RowError as error:
+            raise PydanticCustomError("tools", "{fault}", {"fault": str(error.faults[0])}) from None
+
+    return BeforeValidator(validate)
+
+
+Tools: TypeAlias = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
+ToolSchemas: TypeAlias = Annotated[Tools, _checked(tool_schemas)]
+_Calls: TypeAlias = Annotated[Tools, _checked(partial(tool_calls, place=()))]
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -117,19 +140,34 @@ class Message(BaseModel):
 
     model_config = _STRICT
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text_of)] = ""
+    tool_calls: _Calls = []
+    tool_call_id: str | None = None
+    name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
         return _supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
 
+    @model_validator(mode="after")
+    def _spoken_by_its_role(self) -> Message:
+        for name, role in _SPOKEN_BY.items():
+            if getattr(self, name) and self.role != role:
+                raise PydanticCustomError(
+                    "unsupported",
+                    "is not supported in a message of the {role}",
+                    {"name": name, "role": self.role},
+                )
+        return self
+
     @property
-    def rendered(self) -> dict[str, str]:
+    def rendered(self) -> dict[str, Any]:
         """What the chat template gets."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content}
+        beside = {name: value for name in _SPOKEN_BY if (value := getattr(self, name))}
+        return {"role": role, "content": self.content, **beside}
 
 
 class StreamOptions(BaseModel):
@@ -238,7 +276,41 @@ class CompletionRequest(_Request):
         return self.logprobs
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
+class TokenizeRequest(BaseModel):
+    """The body of `/tokenize`, as vLLM has it, and of `/apply-template`.
+
+    Args:
+        model: None: the first one.
+        add_special_tokens: of a prompt, those that the tokenizer sets around it.
+    """
+
+    model_config = _STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: ToolSchemas = []
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return _supported(data, cls, {"continue_final_message": (False,)})
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("one_of", "send either prompt or messages")
+        if self.messages and self.add_special_tokens:
+            raise PydanticCustomError(
+                "one_of", "add_special_tokens is for a prompt; a chat template writes its own"
+            )
+        return self
+
+
+R = TypeVar("R", ChatRequest, CompletionRequest, TokenizeRequest)
 
 
 def parse(kind: type[R], body: bytes) -> R:
@@ -308,7 +380,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
 
 
 _PROMPT = ": should be a text, token ids, or a list of texts or of token ids"
-_SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens"}
+_SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens", "one_of", "tools"}
 """Faults whose message says what was found."""
 
 

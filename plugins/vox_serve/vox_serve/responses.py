@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vox_serve.engine import Piece
@@ -34,15 +34,6 @@ def event(body: object) -> bytes:
     return b"data: " + encoded(body) + b"\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the counts of a request; tokens that end a turn are not counted."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Return all pieces of an answer as one."""
     return Piece(
@@ -57,33 +48,51 @@ class Form(ABC):
 
     Args:
         logprobs: whether log-probabilities were requested.
+        usage: whether a stream ends with the usage.
     """
 
     prefix: str
     whole: str
     chunk: str
 
-    def __init__(self, model: Served, *, logprobs: bool) -> None:
-        self._model, self._logprobs = model, logprobs
+    def __init__(self, model: Served, *, logprobs: bool, usage: bool) -> None:
+        self._model, self._logprobs, self._usage = model, logprobs, usage
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def completion(self, answers: Sequence[Piece], counts: dict[str, int]) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
+    def completion(
+        self, answers: Sequence[Piece], prompt_tokens: int, generated: int
+    ) -> dict[str, Any]:
+        """Return the body of a response that is not streamed.
+
+        Args:
+            prompt_tokens, generated: the counts of tokens, without those that end a turn.
+        """
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head(self.whole), "choices": choices, "usage": counts}
+        return {
+            **self._head(self.whole),
+            "choices": choices,
+            "usage": _usage(prompt_tokens, generated),
+        }
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return the chunk of one piece of a streamed answer."""
-        return {**self._head(self.chunk), "choices": [self._delta(index, piece)]}
+    def opening(self, index: int) -> Iterable[bytes]:
+        """Return the events before an answer's first text."""
+        return ()
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk before an answer's first text, if there is one."""
-        return None
+    def piece(self, index: int, piece: Piece) -> Iterable[bytes]:
+        """Return the events of one piece of a streamed answer."""
+        yield self._chunk(self._delta(index, piece))
 
-    def closing(self, counts: dict[str, int]) -> dict[str, Any]:
-        """Return the chunk that has the usage."""
-        return {**self._head(self.chunk), "choices": [], "usage": counts}
+    def closing(self, prompt_tokens: int, generated: int) -> Iterable[bytes]:
+        """Return the events after all answers; the counts are those of `completion`."""
+        if self._usage:
+            counts = _usage(prompt_tokens, generated)
+            yield event({**self._head(self.chunk), "choices": [], "usage": counts})
+        yield DONE
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        rest = {"usage": None} if self._usage else {}
+        return event({**self._head(self.chunk), "choices": [choice], **rest})
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = self._model.name
@@ -103,11 +112,11 @@ class Chat(Form):
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self, index: int) -> Iterable[bytes]:
         """Return the chunk with the role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head(self.chunk), "choices": [choice]}
+        rest = {"logprobs": None, "finish_reason": None}
+        yield self._chunk({"index": index, "delta": delta, **rest})
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -137,8 +146,8 @@ class Text(Form):
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: Served, *, logprobs: bool) -> None:
-        super().__init__(model, logprobs=logprobs)
+    def __init__(self, model: Served, *, logprobs: bool, usage: bool) -> None:
+        super().__init__(model, logprobs=logprobs, usage=usage)
         self._offsets: dict[int, int] = {}
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -170,3 +179,11 @@ class Text(Form):
             ],
             "text_offset": offsets,
         }
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

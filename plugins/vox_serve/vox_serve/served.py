@@ -15,16 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.api.generating import (
-    AnswerText,
-    OpenBase,
-    end_of_turn_ids,
-    load_tokenizer,
-    prompt_tokens,
-    template_source,
-)
+from vox_core.api.generating import AnswerText, Message, OpenBase, load_tokenizer
 from vox_core.api.models import (
     AdapterProbe,
     ModelReference,
@@ -35,6 +28,7 @@ from vox_core.api.models import (
     resolve_reference,
     token_log_probs,
 )
+from vox_core.api.rows import Record, Renderer
 from vox_core.contract import Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
 
@@ -49,6 +43,9 @@ PROBE = (
 MAX_PROBE_TOKENS = 256
 NOISE = 1e-6
 """Nats. The roundoff of a float32 log-probability; an adapter whose B is zero changes none."""
+CONTINUED = 4
+"""Tokens of a plain text from which its continuation's first blank is known."""
+Mappings: TypeAlias = Sequence[Mapping[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}")
 
 
@@ -107,32 +104,58 @@ class Served:
         self.name, self.parent = name, parent
         self.adapter = name if parent else None
         self.vocabulary = len(tokenizer)
-        self.has_template = template_source(tokenizer) is not None
-        self._tokenizer, self._stop_tokens = tokenizer, end_of_turn_ids(tokenizer)
+        self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, today=True)
+        self.has_template = self._renderer.template is not None
         # Concurrent calls of one fast tokenizer may raise "Already borrowed".
         self._lock = lock or Lock()
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return a conversation's token ids, up to where the assistant speaks.
+    def prompt(self, messages: Mappings, tools: Mappings = (), *, generation: bool = True) -> str:
+        """Return a conversation as its chat template writes it.
+
+        Args:
+            messages: with `role`, `content` and what else the template reads.
+            tools: JSON schemas of functions.
+            generation: up to where the assistant speaks.
 
         Raises:
-            DataError: D005, the chat template cannot render it.
+            RenderError: the chat template cannot render it, or leaves a part of it out.
+            DataError: D005, the template takes too much time or memory.
         """
+        chat = tuple(_message(**message) for message in messages)
+        record = Record("chat", messages=chat, tools=tuple(tools))
         with self._lock:
-            return prompt_tokens(self._tokenizer, messages, None)
+            return self._renderer.prompt(record, generation=generation)
 
-    def encode(self, text: str) -> list[int]:
-        """Return a plain text's token ids, with the tokens that the tokenizer sets before it."""
+    def render(self, messages: Mappings, tools: Mappings = ()) -> list[int]:
+        """Return a conversation's token ids, up to where the assistant speaks; without a chat
+        template, those of the last message. Raises what `prompt` does."""
+        if self.has_template:
+            return self.encode(self.prompt(messages, tools), special=False)
+        return self.encode(messages[-1]["content"])
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return a text's token ids, with those that the tokenizer sets around a plain text if
+        `special`: a chat template writes its own."""
         with self._lock:
-            return list(self._tokenizer(text)["input_ids"])
+            return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, token: int) -> str:
         """Return the text of one token; bytes that are no whole character become U+FFFD."""
         return str(self._tokenizer.decode([token]))
 
-    def text(self, stops: Sequence[str]) -> AnswerText:
-        """Return the empty text of an answer, which ends with its turn or before one of `stops`."""
-        return AnswerText(self._tokenizer, self._stop_tokens, stops)
+    def text(self, stops: Sequence[str], after: Sequence[int] = ()) -> AnswerText:
+        """Return the empty text of an answer, which ends with its turn or before one of `stops`.
+
+        Args:
+            after: the tokens of a plain text that it continues.
+        """
+        return AnswerText(
+            self._tokenizer, self._renderer.end_of_turn, stops, after=after[-CONTINUED:]
+        )
+
+
+def _message(role: Any, content: str, **extra: Any) -> Message:
+    return Message(role, content, extra or None)
 
 
 def select(

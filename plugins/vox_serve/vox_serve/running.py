@@ -1,0 +1,174 @@
+"""The answers to one request while they are generated: collected, or streamed as they come.
+
+Pieces arrive from the engine's thread. Whatever ends the request, its client's going away included,
+cancels the answers that have not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response, StreamingResponse
+
+from vox_core.api.generating import AnswerText, Sampling
+from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
+from vox_serve.guard import CLIENT_GONE, client_gone, json_response
+from vox_serve.requests import ApiError
+from vox_serve.responses import Form, event, joined
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+RETRY_AFTER = 1
+
+
+class Running:
+    """The answers to one request.
+
+    Args:
+        prompt_tokens: of all prompts together.
+        counts: those of `/metrics`.
+    """
+
+    def __init__(
+        self, engine: Engine, form: Form, prompt_tokens: int, counts: Counter[str]
+    ) -> None:
+        self._engine, self._form = engine, form
+        self._prompt_tokens, self._counts = prompt_tokens, counts
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Queue[tuple[int, Piece | EngineFailed]]()
+        self._answers: list[Answer] = []
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        adapter: str | None,
+        text: AnswerText,
+        top: int | None,
+    ) -> None:
+        """Append an answer; each has random numbers of its own."""
+        index = len(self._answers)
+        own, emit = replace(sampling, row=index), self._emitter(index)
+        self._answers.append(Answer(tokens, own, adapter, text, emit, top))
+
+    def submit(self) -> None:
+        """Queue the answers.
+
+        Raises:
+            ApiError: 429, the queue is full; 503, nothing is generated any more.
+        """
+        try:
+            self._engine.submit(self._answers)
+        except QueueFull as error:
+            raise ApiError(
+                429,
+                f"{self._engine.waiting} answers wait already; try again later",
+                code="queue_full",
+                retry_after=RETRY_AFTER,
+            ) from error
+        except EngineFailed as error:
+            raise _failed(error) from error
+        self._counts["vox_prompt_tokens_total"] += self._prompt_tokens
+
+    def streamed(self) -> Response:
+        """Return a response of server-sent events."""
+        return _Events(self._events(), self.cancel)
+
+    async def whole(self, request: Request) -> Response:
+        """Answer when all is generated; stop when the client goes away."""
+        leaving = asyncio.create_task(client_gone(request))
+        collecting = asyncio.create_task(self._collect())
+        try:
+            await asyncio.wait({leaving, collecting}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                return Response(status_code=CLIENT_GONE)
+            answers = collecting.result()
+        except EngineFailed as error:
+            raise _failed(error) from error
+        finally:
+            leaving.cancel()
+            collecting.cancel()
+            self.cancel()
+        return json_response(
+            self._form.completion(answers, self._prompt_tokens, self._count(answers))
+        )
+
+    def cancel(self) -> None:
+        """Stop generating what has not ended."""
+        self._engine.cancel(self._answers)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        generated = 0
+        for index in range(len(self._answers)):
+            for each in self._form.opening(index):
+                yield each
+        try:
+            async for index, piece in self._pieces():
+                generated += self._count([piece])
+                for each in self._form.piece(index, piece):
+                    yield each
+        except EngineFailed as error:
+            yield event(_failed(error).body)
+            return
+        for each in self._form.closing(self._prompt_tokens, generated):
+            yield each
+
+    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Yield index and piece until every answer has ended.
+
+        Raises:
+            EngineFailed: an answer cannot be finished.
+        """
+        ended = 0
+        while ended < len(self._answers):
+            index, piece = await self._arrived.get()
+            if isinstance(piece, EngineFailed):
+                raise piece
+            yield index, piece
+            ended += piece.finish is not None
+
+    async def _collect(self) -> list[Piece]:
+        """Return every answer whole."""
+        found: list[list[Piece]] = [[] for _ in self._answers]
+        async for index, piece in self._pieces():
+            found[index].append(piece)
+        return [joined(each) for each in found]
+
+    def _count(self, pieces: Sequence[Piece]) -> int:
+        count = sum(len(piece.tokens) for piece in pieces)
+        self._counts["vox_completion_tokens_total"] += count
+        return count
+
+    def _emitter(self, index: int) -> Callable[[Piece | EngineFailed], None]:
+        def emit(piece: Piece | EngineFailed) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody reads it
+                self._loop.call_soon_threadsafe(self._arrived.put_nowait, (index, piece))
+
+        return emit
+
+
+class _Events(StreamingResponse):
+    """Server-sent events; `cancel` is called when the response has ended, however it did."""
+
+    def __init__(self, events: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
+        super().__init__(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self._cancel = cancel
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._cancel()
+
+
+def _failed(error: EngineFailed) -> ApiError:
+    return ApiError(503, f"{error}; send the request again later", retry_after=RETRY_AFTER)
