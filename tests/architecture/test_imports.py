@@ -33,6 +33,7 @@ PACKAGES = {
     "vox_tensorboard": ROOT / "plugins/vox_tensorboard/vox_tensorboard",
     "vox_objectives": ROOT / "plugins/vox_objectives/vox_objectives",
     "vox_eval": ROOT / "plugins/vox_eval/vox_eval",
+    "vox_scorers": ROOT / "plugins/vox_scorers/vox_scorers",
     "vox_export": ROOT / "plugins/vox_export/vox_export",
     "vox_plan": ROOT / "plugins/vox_plan/vox_plan",
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
@@ -55,6 +56,7 @@ STANDARD = sys.stdlib_module_names | {"_typeshed"}
 BROUGHT_BY = {
     "vox_core": "vox-ml",
     "vox_formats": "vox-ml-formats",
+    "vox_eval": "vox-ml-eval",
     "vox_torch": "vox-ml-torch",
     "pydantic_core": "pydantic",
     "griffe": "griffelib",

@@ -313,3 +313,24 @@ def test_a_package_with_a_broken_scorer(installed, plugins, name, error, code) -
     with pytest.raises(error) as caught:
         find(name)
     assert caught.value.code == f"VOX-{code}"
+
+
+# Of sacrebleu 2.6.0: sentence_chrf(answer, [ideal], word_order=...).score / 100, for 0 and 2.
+CHRF = [
+    ("The cat sat on the mat.", "The cat is on the mat.", 0.6717273492330232, 0.6943695278069348),
+    ("Paris", "Paris", 1.0, 1.0),
+    ("paris", "Paris", 0.5433333333333333, 0.4527777777777778),
+    ("", "x", 0.0, 0.0),
+    ("ab", "abc", 0.6363636363636362, 0.4242424242424242),
+    ("It's 5 o'clock, isn't it?", "It is five o'clock.", 0.3808830458367517, 0.30881514899942486),
+    ("Größe zählt nicht!", "Die Größe zählt doch nicht.", 0.5116966196536448, 0.47794227498613945),
+    ('"Yes," he said', "'Yes', he said.", 0.41651945344083613, 0.39761539354364733),
+    ("x", "yz", 0.0, 0.0),
+    ("a b c d e f g", "g f e d c b a", 0.16666666666666663, 0.25),
+]
+
+
+@pytest.mark.parametrize(("answer", "ideal", "chrf", "chrf_2"), CHRF)
+def test_similarity_is_sacrebleus_chrf(answer, ideal, chrf, chrf_2) -> None:
+    assert score("similarity", answer, "Q", ideal) == pytest.approx(chrf, abs=1e-12)
+    assert score("similarity", answer, ideal, word_order=2) == pytest.approx(chrf_2, abs=1e-12)

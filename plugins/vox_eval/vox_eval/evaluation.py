@@ -18,10 +18,11 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import groupby, islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ BATCH_TOKENS = 2048
 WINDOW = 2048
 """Tokens of a text that are computed together, if the model reads as many."""
 PROGRESS_LINES = 20
+_SPEAKERS = "assistant", "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,20 @@ class Document:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """An example as tokens: a question, or documents."""
+    """An example as tokens: a question, or documents.
+
+    Args:
+        at: index in its task.
+    """
 
     task: Task
-    example: Example
+    at: int
     asked: Question | list[Document]
+
+    @property
+    def example(self) -> Example:
+        """The example itself."""
+        return self.task.examples[self.at]
 
 
 def evaluate_and_compare(
@@ -268,8 +279,7 @@ def _run(
     progress = _Progress(len(lines), len(prepared), observe)
     for start in range(len(lines), len(prepared), BLOCK):
         block = prepared[start : start + BLOCK]
-        outputs = _outputs(model, block, progress)
-        new = [_line(each, output) for each, output in zip(block, outputs, strict=True)]
+        new = [*map(_line, block, *_scored(model, block, progress))]
         append(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in new).encode())
         lines += new
     return lines
@@ -295,18 +305,14 @@ class _Progress:
             self._observe(Notice(f"{self._done}/{self._total} examples, {duration(left)} left"))
 
 
-def _line(prepared: Prepared, output: Output) -> dict[str, Any]:
+def _line(prepared: Prepared, output: Output, score: Score) -> dict[str, Any]:
     """Return an example's line of eval.jsonl."""
     task, example = prepared.task, prepared.example
-    if not all(np.isfinite(each).all() for each in output.log_probs):
-        raise _not_finite(task, example)
-    with foreign_errors(task.table.scorer.name, "score", "scorer"):
-        score = task.scorer.score(example, output)
-    _require_score(task, example, score)
     return {
         "task": task.id,
         "row": example.id,
         "prompt": example.text or [dict(message) for message in example.messages],
+        **({"turns": output.turns} if output.turns else {}),
         "answer": output.text if score.answer is None else score.answer,
         # The shortest decimals that are the same float32.
         "log_probs": [[float(str(value)) for value in each] for each in output.log_probs],
@@ -314,6 +320,16 @@ def _line(prepared: Prepared, output: Output) -> dict[str, Any]:
         "weight": score.weight,
         "why": score.why,
     }
+
+
+def _score(prepared: Prepared, output: Output) -> Score:
+    task, example = prepared.task, prepared.example
+    if not all(np.isfinite(each).all() for each in output.log_probs):
+        raise _not_finite(task, example)
+    with foreign_errors(task.table.scorer.name, "score", "scorer"):
+        score = task.scorer.score(example, output)
+    _require_score(task, example, score)
+    return score
 
 
 def _require_score(task: Task, example: Example, score: Score) -> None:
@@ -356,10 +372,10 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
     try:
         if task.scorer.asks == "answer":
             question = model.question(example.messages, at, task.settings())
-            return Prepared(task, example, question)
+            return Prepared(task, at, question)
         if task.scorer.asks == "choices":
-            return Prepared(task, example, _ends(model, example))
-        return Prepared(task, example, _windows(model, example.text))
+            return Prepared(task, at, _ends(model, example))
+        return Prepared(task, at, _windows(model, example.text))
     except DataError as error:
         place = f"task {task.id!r}, example {at + 1} of {task.table.rows}"
         raise error.but(where=place) from error
@@ -435,6 +451,68 @@ def _fitting(model: OpenModel, document: Document) -> Document:
 
 
 # --- the model ------------------------------------------------------------------------------------
+
+
+def _scored(
+    model: OpenModel, block: Sequence[Prepared], progress: _Progress
+) -> tuple[list[Output], list[Score]]:
+    """Return what the model gives for each example of a block, after as many turns as the scorers
+    take, and the scores."""
+    outputs = _outputs(model, block, progress)
+    scores = _scores(block, outputs)
+    open_ = [i for i, each in enumerate(block) if isinstance(each.asked, Question)]
+    while open_:
+        asked = dict[int, tuple[Question, tuple[str, ...]]]()
+        for i in open_:
+            if found := _again(model, block[i], outputs[i], scores[i]):
+                asked[i] = found
+        open_ = list(asked)
+        for at, reply in model.replies([asked[i][0] for i in open_], log_probs=True):
+            i = open_[at]
+            log_probs = [np.asarray(reply.log_probs, np.float32)]
+            outputs[i] = Output(reply.text, log_probs, asked[i][1])
+        new = _scores([block[i] for i in open_], [outputs[i] for i in open_])
+        for i, score in zip(open_, new, strict=True):
+            scores[i] = score
+    return outputs, scores
+
+
+def _again(
+    model: OpenModel, prepared: Prepared, output: Output, score: Score
+) -> tuple[Question, tuple[str, ...]] | None:
+    """Return the scorer's next question, with the turns before its answer; None if it has none, or
+    the model cannot read as much."""
+    task = prepared.task
+    with foreign_errors(task.table.scorer.name, "again", "scorer"):
+        said = task.scorer.again(prepared.example, output, score)
+    if said is None:
+        return None
+    turns = (*output.turns, output.text, said)
+    messages = [
+        *prepared.example.messages,
+        *({"role": _SPEAKERS[at % 2], "content": turn} for at, turn in enumerate(turns)),
+    ]
+    try:
+        return model.question(messages, prepared.at, task.settings()), turns
+    except DataError as error:
+        if error.code != "VOX-D007":
+            raise
+        return None
+
+
+def _scores(block: Sequence[Prepared], outputs: Sequence[Output]) -> list[Score]:
+    scores = list[Score]()
+    pairs = zip(block, outputs, strict=True)
+    for parallel, group in groupby(pairs, key=lambda pair: pair[0].task.scorer.parallel):
+        if parallel == 1:
+            scores += starmap(_score, group)
+            continue
+        pool = ThreadPoolExecutor(parallel)
+        try:
+            scores += pool.map(_score, *zip(*group, strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return scores
 
 
 def _outputs(model: OpenModel, block: Sequence[Prepared], progress: _Progress) -> list[Output]:

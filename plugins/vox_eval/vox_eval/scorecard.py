@@ -136,7 +136,11 @@ def _task_score(
 ) -> TaskScore:
     scorer = task.scorer
     outputs = [
-        Output(line["answer"], [np.asarray(each, np.float32) for each in line["log_probs"]])
+        Output(
+            line["answer"],
+            [np.asarray(each, np.float32) for each in line["log_probs"]],
+            tuple(line.get("turns", ())),
+        )
         for line in lines
     ]
     with foreign_errors(task.table.scorer.name, "metrics", "scorer"):

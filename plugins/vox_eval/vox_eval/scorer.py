@@ -19,7 +19,7 @@ import pluggy
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from vox_core.api.host import foreign_errors
+from vox_core.api.host import foreign_errors, known_plugins
 from vox_core.api.settings import did_you_mean
 from vox_core.errors import BackendError, PluginError
 
@@ -79,10 +79,12 @@ class Output:
     Args:
         text: the answer; empty where a scorer asks for choices or a text.
         log_probs: float32, of each token: of the answer, of each choice, or of the text.
+        turns: earlier answers, each with what `Scorer.again` said to it.
     """
 
     text: str
     log_probs: Sequence[NDArray[Any]]
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,13 @@ class Scorer(ABC):
             log-probabilities of its `choices` or of its `text`.
         binary: scores are 0 or 1, so that intervals and tests are those of proportions.
         higher_is_better: otherwise lower scores are.
+        parallel: outputs scored at once, in threads.
     """
 
     asks: ClassVar[Asks] = "answer"
     binary: ClassVar[bool] = True
     higher_is_better: ClassVar[bool] = True
+    parallel: ClassVar[int] = 1
 
     def check(self, example: Example) -> None:  # noqa: B027 - most rows need no check
         """Refuse a row that cannot be scored, before any work.
@@ -134,6 +138,10 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, example: Example, output: Output) -> Score:
         """Score one output. Called in any order; the result depends on the arguments alone."""
+
+    def again(self, example: Example, output: Output, score: Score) -> str | None:
+        """Return what to say to the model so that it answers once more; None: `score` stands."""
+        return None
 
     def metrics(self, outputs: Sequence[Output]) -> dict[str, float]:
         """Return more figures of a whole task for its scorecard."""
@@ -176,7 +184,8 @@ def find_scorer(spec: ScorerSpec) -> tuple[Scorer, str]:
     packages = ", ".join(map(_package, found))
     if not found:
         known = sorted(each.name for each in installed)
-        hint = did_you_mean(spec.name, known) or f"there are {', '.join(known)}"
+        hint = _offered(spec.name) or did_you_mean(spec.name, known)
+        hint = hint or f"there are {', '.join(known)}"
         raise UnusableScorer(f"there is no scorer {spec.name!r}; {hint}")
     if len(found) > 1:
         raise BackendError(
@@ -186,6 +195,13 @@ def find_scorer(spec: ScorerSpec) -> tuple[Scorer, str]:
             remedy="uninstall one of them, or rename its entry point",
         )
     return _build(_loaded(found[0]), spec), packages
+
+
+def _offered(name: str) -> str:
+    """Return how to install the catalog's plugin with a scorer; empty if there is none."""
+    plugins = known_plugins().values()
+    owners = [each.id for each in plugins if name in each.provides.get("scorers", ())]
+    return f"`vox plugin install {owners[0]}` installs it" if owners else ""
 
 
 def _package(entry: EntryPoint) -> str:

@@ -5,6 +5,7 @@ contains     a right answer is part of the answer
 regex        a right answer, a regular expression, is found in the answer
 numeric      the last number of the answer equals that of a right one, within a tolerance
 json-schema  the answer is JSON that a schema allows
+similarity   chrF of the answer and the right one that is most like it
 choice       the right one of several ends is the most likely
 perplexity   bits per byte of a text, and the perplexity of its tokens
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -150,6 +153,65 @@ def last_number(text: str) -> float | None:
     """Return the last decimal number of a text, with or without commas between thousands."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+# --- similarity -----------------------------------------------------------------------------------
+
+
+@options
+class Similarity(_WithIdeal):
+    """chrF of the answer and the right one most like it, from 0 to 1 (Popovic 2015, "chrF:
+    character n-gram F-score for automatic MT evaluation", WMT), as sacrebleu's `sentence_chrf`
+    without its factor of 100.
+
+    Args:
+        word_order: longest n-grams of words; 2 is chrF++.
+    """
+
+    binary: ClassVar[bool] = False
+    word_order: int = Field(0, ge=0, le=4)
+
+    def check(self, example: Example) -> None:
+        super().check(example)
+        _require_text(example)
+
+    def score(self, example: Example, output: Output) -> Score:
+        found = [chrf(output.text, ideal, self.word_order) for ideal in example.ideal]
+        best = max(found)
+        return Score(best, f"like {example.ideal[found.index(best)]!r}"[:_SHOWN])
+
+
+def chrf(answer: str, ideal: str, word_order: int = 0) -> float:
+    """Return the F-score, with recall twice as important as precision, of n-grams of up to 6
+    characters, blanks left out, and of up to `word_order` words, punctuation apart."""
+    precisions, recalls = list[float](), list[float]()
+    for own, other in zip(_n_grams(answer, word_order), _n_grams(ideal, word_order), strict=True):
+        if own and other:
+            both = (own & other).total()
+            precisions.append(both / own.total())
+            recalls.append(both / other.total())
+    if not precisions:
+        return 0.0
+    precision, recall = sum(precisions) / len(precisions), sum(recalls) / len(recalls)
+    return 5 * precision * recall / (4 * precision + recall) if precision + recall else 0.0
+
+
+def _n_grams(text: str, word_order: int) -> Iterator[Counter[Any]]:
+    letters = "".join(text.split())
+    for n in range(1, 7):
+        yield Counter(letters[at : at + n] for at in range(len(letters) - n + 1))
+    words = [part for word in text.split() for part in _apart(word)]
+    for n in range(1, word_order + 1):
+        yield Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+
+
+def _apart(word: str) -> list[str]:
+    """Split one punctuation mark off a word, at its end or else at its beginning."""
+    if len(word) > 1 and word[-1] in string.punctuation:
+        return [word[:-1], word[-1]]
+    if len(word) > 1 and word[0] in string.punctuation:
+        return [word[0], word[1:]]
+    return [word]
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -306,6 +368,7 @@ _KINDS: dict[str, type[Scorer]] = {
     "choice": Choice,
     "perplexity": Perplexity,
     "json-schema": JsonSchema,
+    "similarity": Similarity,
 }
 
 
