@@ -11,7 +11,7 @@ import pytest
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import SECTIONS, TrainSettings, is_table
-from vox_core.config.peers import PEERS
+from vox_core.config.loading import PEERS
 from vox_core.known import known_plugins
 
 

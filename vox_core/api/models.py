@@ -57,7 +57,7 @@ from vox_core.weights import (
     numpy_dtype as numpy_dtype,
     open_weights as open_weights,
 )
-from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx
+from vox_core.weights import require_same_in_mlx as require_same_in_mlx
 
 if not TYPE_CHECKING:  # for `help()`; type checkers go by the `as` of each import
     __all__ = [name for name in dir() if not name.startswith("_")]

@@ -25,8 +25,7 @@ from vox_core.config import (
     load_settings,
     reading,
 )
-from vox_core.config.sections import DataSettings
-from vox_core.config.values import is_duration
+from vox_core.config.sections import DataSettings, is_duration
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:

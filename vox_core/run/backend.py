@@ -10,8 +10,7 @@ from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.load import Backend
 from vox_core.host.seen import Seen
 from vox_core.run.plan import require_no_experts
-from vox_core.weights import Weights
-from vox_core.weights.quantised import FULL_PRECISION
+from vox_core.weights import FULL_PRECISION, Weights
 
 
 def choose_for(

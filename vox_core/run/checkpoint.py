@@ -28,8 +28,7 @@ from vox_core import disk, files
 from vox_core.contract import AdapterState, LazyMapping, LowRank, Method, TrainState
 from vox_core.errors import ModelError, PlanError, StorageError
 from vox_core.run.folder import numbered, step_of
-from vox_core.weights import SafetensorsFile
-from vox_core.weights.file import safetensors_bytes
+from vox_core.weights import SafetensorsFile, safetensors_bytes
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats

@@ -26,9 +26,9 @@ from vox_core.weights import (
     WeightFolder,
     Weights,
     numpy_dtype,
+    plain_config,
     write_safetensors,
 )
-from vox_core.weights.quantised import plain_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

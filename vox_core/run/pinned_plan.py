@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from vox_core import bounded_json
 from vox_core.bounded_json import differences
 from vox_core.config import TrainSettings, validate
-from vox_core.config.values import kebab
+from vox_core.config.sections import kebab
 from vox_core.errors import PlanError
 from vox_core.run.resume import describe_changes, faults_of, other_values
 
