@@ -42,11 +42,15 @@ class WriteModelJob:
         format: a name that the plugin provides at the extension point `model-formats`.
         out: an empty folder; None to check, before any work, whether the format supports the
             model's family, settings and shapes.
+        adapter: an adapter of `model`, in PEFT's layout or mlx-lm's; then it alone is written.
+        dtype: of the matrices; None keeps each tensor's own.
     """
 
     model: Path
     format: str
     out: Path | None = None
+    adapter: Path | None = None
+    dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,11 @@
     guard.py       what stands before every endpoint: key, host name, bodies, errors
     running.py     the answers to one request: collected, or streamed as they come
     app.py         routes, metrics
+    proxy.py       --engine: the same endpoints over another program, and its verification
+    programs.py    --engine: llama.cpp's server and vLLM: finding them, options, requests
+    keeper.py      --engine: start the program, wait until it is healthy, start it again
+    minder.py      --engine: runs the program, and ends it when vox ends
+    xllama.py      --engine: llama-server out of the package xllamacpp
 
 The event loop of uvicorn parses and writes; it never waits for the model.
 """

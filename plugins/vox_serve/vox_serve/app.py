@@ -193,13 +193,7 @@ class Api:
         form: Form,
         prompts: Sequence[Sequence[int]],
     ) -> Response:
-        if len(prompts) * asked.n > self._engine.max_batch:
-            raise ApiError(
-                400,
-                f"the request asks for {len(prompts) * asked.n} answers, and the server generates "
-                f"{self._engine.max_batch} at once; send several requests",
-                param="n",
-            )
+        self._require_room(len(prompts) * asked.n)
         samplings = [self._sampling(asked, model, tokens) for tokens in prompts]
         running = Running(self._engine, form, sum(map(len, prompts)), self._counts)
         for tokens, sampling in zip(prompts, samplings, strict=True):
@@ -208,6 +202,15 @@ class Api:
                 running.add(tokens, sampling, model.adapter, text, asked.top)
         running.submit()
         return running.streamed() if asked.stream else await running.whole(request)
+
+    def _require_room(self, answers: int) -> None:
+        if answers > self._engine.max_batch:
+            raise ApiError(
+                400,
+                f"the request asks for {answers} answers, and the server generates "
+                f"{self._engine.max_batch} at once; send several requests",
+                param="n",
+            )
 
     def _sampling(
         self, asked: ChatRequest | CompletionRequest, model: Served, tokens: Sequence[int]

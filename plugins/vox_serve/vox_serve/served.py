@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vox_core.api.generating import AnswerText, Message, OpenBase, load_tokenizer
+from vox_core.api.generating import AnswerText, Message, load_tokenizer
 from vox_core.api.models import (
     AdapterProbe,
     ModelReference,
@@ -29,7 +29,7 @@ from vox_core.api.models import (
     token_log_probs,
 )
 from vox_core.api.rows import Record, Renderer
-from vox_core.contract import Model
+from vox_core.contract import DType, Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
 
 if TYPE_CHECKING:
@@ -57,11 +57,13 @@ class Selection:
         source: the base, with the quantisation that it is loaded in.
         models: by name; the base is one.
         probes: of the adapters that have one, by name.
+        folders: of the adapters, by name.
     """
 
     source: ModelReference
     models: Mapping[str, ModelReference]
     probes: Mapping[str, AdapterProbe]
+    folders: Mapping[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Served:
         adapter: name of its adapter in the engine; None: the base.
         parent: name of the base; None: it is the base.
         vocabulary: number of token ids.
+        template: chat template; None: there is none.
+        stop_tokens: ids of the tokens that end an answer.
     """
 
     def __init__(
@@ -105,7 +109,8 @@ class Served:
         self.adapter = name if parent else None
         self.vocabulary = len(tokenizer)
         self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, today=True)
-        self.has_template = self._renderer.template is not None
+        self.template, self.stop_tokens = self._renderer.template, self._renderer.end_of_turn
+        self.has_template = self.template is not None
         # Concurrent calls of one fast tokenizer may raise "Already borrowed".
         self._lock = lock or Lock()
 
@@ -149,9 +154,7 @@ class Served:
         Args:
             after: the tokens of a plain text that it continues.
         """
-        return AnswerText(
-            self._tokenizer, self._renderer.end_of_turn, stops, after=after[-CONTINUED:]
-        )
+        return AnswerText(self._tokenizer, self.stop_tokens, stops, after=after[-CONTINUED:])
 
 
 def _message(role: Any, content: str, **extra: Any) -> Message:
@@ -180,11 +183,14 @@ def select(
     """
     models: dict[str, ModelReference] = {}
     probes: dict[str, AdapterProbe] = {}
+    folders: dict[str, Path] = {}
     for reference, given in _named(references, names).items():
         source = resolve_reference(reference, progress=progress)
         _add(models, name := given or _default_name(reference, source), source)
-        if source.adapter and (probe := read_probe(Path(reference), source.adapter)):
-            probes[name] = probe
+        if source.adapter:
+            folders[name] = Path(reference)
+            if probe := read_probe(folders[name], source.adapter):
+                probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]
     _require_one_base(models)
@@ -193,7 +199,7 @@ def select(
     if len(adapted) == len(models):
         base = replace(source, base=replace(source.base, templated=None), adapter=None)
         _add(models, base.base.id, base)
-    return Selection(source, models, probes)
+    return Selection(source, models, probes, folders)
 
 
 def served_models(selection: Selection) -> dict[str, Served]:
@@ -219,29 +225,36 @@ def served_models(selection: Selection) -> dict[str, Served]:
     }
 
 
-def prove(opened: OpenBase, served: Served, probe: AdapterProbe | None) -> Proof:
+def prove(
+    model: Model,
+    served: Served,
+    probe: AdapterProbe | None,
+    dtype: DType,
+    positions: int | None,
+    noise: float = NOISE,
+) -> Proof:
     """Verify a loaded adapter.
 
     Args:
         probe: of its training; None: there is none.
+        dtype, positions: what `model` computes in, and how many tokens it reads.
+        noise: changes of log-probabilities up to this one, in nats, are roundoff.
 
     Raises:
         ProofError: V004, it does not compute what was trained; V002, it changes nothing.
     """
     assert served.adapter is not None
-    model = opened.model
     if probe is None:
         tokens = served.render([{"role": "user", "content": PROBE}])
-        texts = [tokens[: min(MAX_PROBE_TOKENS, opened.positions or MAX_PROBE_TOKENS)]]
-        return Proof(_effect(model, served, texts))
-    where = f"the model {served.name}"
-    result = check_probe(model, served.adapter, probe, opened.job.dtype, where)
+        texts = [tokens[: min(MAX_PROBE_TOKENS, positions or MAX_PROBE_TOKENS)]]
+        return Proof(_effect(model, served, texts, noise))
+    result = check_probe(model, served.adapter, probe, dtype, f"the model {served.name}")
     if result.decisive:
         return Proof(result.effect, result)
-    return Proof(_effect(model, served, [each.tokens for each in probe.documents]), result)
+    return Proof(_effect(model, served, [each.tokens for each in probe.documents], noise), result)
 
 
-def _effect(model: Model, served: Served, texts: Sequence[Sequence[int]]) -> float:
+def _effect(model: Model, served: Served, texts: Sequence[Sequence[int]], noise: float) -> float:
     """Return the root mean square of an adapter's changes of log-probabilities.
 
     Raises:
@@ -254,7 +267,7 @@ def _effect(model: Model, served: Served, texts: Sequence[Sequence[int]]) -> flo
         for name in (None, served.adapter)
     )
     apart_T = np.abs(adapted_T - base_T)
-    if apart_T.max() > NOISE and np.isfinite(apart_T).all():
+    if apart_T.max() > noise and np.isfinite(apart_T).all():
         return float(np.sqrt(np.mean(apart_T**2)))
     raise ProofError(
         "V002",
@@ -262,7 +275,7 @@ def _effect(model: Model, served: Served, texts: Sequence[Sequence[int]]) -> flo
         where=f"the model {served.name}",
         found=f"over {len(apart_T)} tokens of a probe, log-probabilities up to {apart_T.max():.1e} "
         f"from the base's; means {adapted_T.mean():.4f} and {base_T.mean():.4f}",
-        expected=f"a difference above {NOISE:.0e}",
+        expected=f"a difference above {noise:.0e}",
         remedy="train longer, or look at the losses of the run with `vox runs show`",
     )
 

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 
@@ -18,16 +18,19 @@ from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import open_base
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.errors import ConfigError
+from vox_serve import proxy
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.guard import LOOPBACK
-from vox_serve.served import Proof, prove, select, served_models
+from vox_serve.served import Proof, Selection, Served, prove, select, served_models
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from vox_core.api.plans import Origin
 
+_Opened: TypeAlias = "tuple[Api, Mapping[str, Proof | None], int]"
+"""Endpoints, how each adapter was verified, and answers that may be generated or wait."""
 MIN_KEY = 16
 CONNECTIONS = 4
 """Open connections for each answer that may be generated or wait."""
@@ -55,31 +58,53 @@ def serve(
     Raises:
         InputError: found before the model is loaded.
         ProofError: V004, an adapter does not compute what was trained; V002, it changes nothing.
+        BackendError: B004, the engine's program does not start.
     """
     _require_key(settings.host, key)
     with closing(listening(settings.host, settings.port)) as listener:
         chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
         models = served_models(chosen)
-        adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
-        with open_base(
-            chosen.source,
-            adapters,
-            settings,
-            rows=settings.max_batch,
-            observe=observe,
-            backend_origin=backend_origin,
-        ) as opened:
-            for each in models.values():  # a tokenizer may have more ids than the model
-                each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
-            proofs = {
-                name: prove(opened, each, chosen.probes.get(name)) if each.adapter else None
-                for name, each in models.items()
-            }
-            with closing(Engine(opened.generator, settings.queue)) as engine:
-                api = Api(engine, models, Limits(settings.max_tokens, opened.positions), key)
-                ready(_url(listener), proofs)
-                connections = CONNECTIONS * (engine.max_batch + settings.queue)
-                run(api.app, listener, settings.drain, connections)
+        with ExitStack() as stack:
+            if settings.engine == "vox":
+                opening = _own(chosen, models, settings, key, observe, backend_origin)
+            else:
+                opening = proxy.opened(chosen, models, settings, key, observe)
+            api, proofs, answers = stack.enter_context(opening)
+            ready(_url(listener), proofs)
+            run(api.app, listener, settings.drain, CONNECTIONS * answers)
+
+
+@contextmanager
+def _own(
+    chosen: Selection,
+    models: Mapping[str, Served],
+    settings: ServeSettings,
+    key: str | None,
+    observe: Observe,
+    backend_origin: Origin | None,
+) -> Iterator[_Opened]:
+    """Load the models with vox's own engine."""
+    adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
+    with open_base(
+        chosen.source,
+        adapters,
+        settings,
+        rows=settings.max_batch,
+        observe=observe,
+        backend_origin=backend_origin,
+    ) as opened:
+        for each in models.values():  # a tokenizer may have more ids than the model
+            each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
+        model, dtype, reads = opened.model, opened.job.dtype, opened.positions
+        proofs = {
+            name: prove(model, each, chosen.probes.get(name), dtype, reads)
+            if each.adapter
+            else None
+            for name, each in models.items()
+        }
+        with closing(Engine(opened.generator, settings.queue)) as engine:
+            api = Api(engine, models, Limits(settings.max_tokens, reads), key)
+            yield api, proofs, engine.max_batch + settings.queue
 
 
 def run(app: Starlette, listener: socket.socket, drain: float, connections: int) -> None:

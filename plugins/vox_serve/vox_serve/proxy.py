@@ -1,0 +1,387 @@
+"""The endpoints over a program that generates in place of vox, and its verification.
+
+A request is checked, limited and counted as with vox's own engine (`app.py`); then it goes to the
+program with the model that it names, and the answer comes back as the program gives it. Plain
+prompts are sent as token ids. Before the first request, and again after each restart of the
+program, its log-probabilities must be those of training, and it must render and tokenise
+conversations as vox does.
+
+Shape legend: T tokens of a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import shlex
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx2
+import numpy as np
+from starlette.responses import StreamingResponse
+
+from vox_core.api.files import read_json
+from vox_core.api.models import positions
+from vox_core.contract import DType, Notice
+from vox_core.errors import BackendError, ConfigError
+from vox_serve.app import Api, Limits
+from vox_serve.guard import CLIENT_GONE, client_gone, json_response
+from vox_serve.keeper import Keeper, Process
+from vox_serve.programs import Program, find
+from vox_serve.requests import ApiError, ChatRequest
+from vox_serve.responses import DONE, event
+from vox_serve.served import PROBE, Proof, prove
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from vox_core.api.commands import ServeSettings
+    from vox_core.api.models import Observe
+    from vox_core.contract import Batch, Floats, Model
+    from vox_serve.engine import Engine
+    from vox_serve.requests import CompletionRequest
+    from vox_serve.responses import Form
+    from vox_serve.served import Selection, Served
+
+RETRY_AFTER = 1
+NOISE: dict[DType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
+"""Nats. A program batches and caches as it likes, so that one log-probability computed twice may
+differ by so much; ten times what benchmarks/engines.py finds."""
+_CONVERSATION = (("user", PROBE), ("assistant", "42. Köln!"), ("user", "  and then?\n"))
+_FORWARDED = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty", "logit_bias", "n", "stop", "stream", "logprobs",
+)  # fmt: skip
+_ELSEWHERE = {
+    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "seed", "stream_options",
+    "top_logprobs",
+}  # fmt: skip
+"""Fields of a request that are sent in another form."""
+
+
+@contextmanager
+def opened(
+    chosen: Selection,
+    served: Mapping[str, Served],
+    settings: ServeSettings,
+    key: str | None,
+    observe: Observe,
+) -> Iterator[tuple[Proxy, Mapping[str, Proof | None], int]]:
+    """Start a program and verify it; end it after the block.
+
+    Returns:
+        The endpoints, how each adapter was verified, and answers that may be generated or wait.
+
+    Raises:
+        InputError: it cannot serve the models, or does not start.
+        ProofError: V004 or V002, of an adapter.
+    """
+    program = _found(settings, chosen)
+    dtype = chosen.source.trained_in or "bf16" if settings.dtype == "auto" else settings.dtype
+    rows = settings.max_batch or program.rows
+    reads = positions(read_json(chosen.source.base.path / "config.json"))
+    secret, proofs = secrets.token_urlsafe(), dict[str, Proof | None]()
+    with tempfile.TemporaryDirectory(prefix="vox-serve-") as scratch:
+        command = [*program.command, *program.prepared(chosen, served, dtype, Path(scratch))]
+        command += [program.rows_option, str(rows), *shlex.split(settings.engine_args)]
+        observe(Notice(f"starting {program.title} in {dtype}"))
+
+        def start() -> Process:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                port = listener.getsockname()[1]
+            address = ["--host", "127.0.0.1", "--port", str(port)]
+            environment = {program.key_variable: secret}
+            return Process([*command, *address], environment, f"http://127.0.0.1:{port}", secret)
+
+        def verify(running: Process) -> None:
+            scores = cast("Model", _Scores(running, program, served))
+            for name, each in served.items():
+                _require_same_prompts(running, program, each)
+                probe = chosen.probes.get(name)
+                proofs[name] = (
+                    prove(scores, each, probe, dtype, reads, NOISE[dtype]) if each.adapter else None
+                )
+
+        with closing(Keeper(start, verify)) as keeper:
+            gate = _Gate(keeper, rows, settings.queue)
+            limits = Limits(settings.max_tokens, reads)
+            yield Proxy(program, gate, secret, served, limits, key), proofs, rows + settings.queue
+
+
+def _found(settings: ServeSettings, chosen: Selection) -> Program:
+    """Find the program of the settings, and check that it can serve the models."""
+    assert settings.engine != "vox"
+    program = find(settings.engine, settings.engine_python)
+    flag = None
+    if settings.backend:
+        flag, remedy = "--backend", "leave out --backend: the engine computes by itself"
+    elif (quant := settings.quant or chosen.source.quant) != "none":
+        flag = "--quant"
+        remedy = f"the base would be in {quant}; --quant none serves the adapters on it as stored"
+    if flag:
+        what = "an engine of another program does not have this"
+        raise ConfigError("C004", what, where=f"--engine and {flag}", remedy=remedy)
+    program.require(chosen)
+    return program
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+class _Scores:
+    """The program's log-probabilities, as those of a model of the seam."""
+
+    def __init__(self, running: Process, program: Program, served: Mapping[str, Served]) -> None:
+        self._running, self._program = running, program
+        self._models = {each.adapter: each for each in served.values()}
+
+    def log_probs(self, batch: Batch, adapter: str | None = None) -> Floats:
+        """Return the log-probability of each token but the first of one text, float32 (T,)."""
+        tokens = batch.tokens_T.tolist()
+        found = self._program.log_probs(self._running.post, self._models[adapter], tokens)
+        return np.array([*found, 0.0], np.float32)
+
+
+def _require_same_prompts(running: Process, program: Program, model: Served) -> None:
+    """Check that the program renders and tokenises a conversation as vox does.
+
+    Raises:
+        BackendError: B004, it does not.
+    """
+    if not model.has_template:
+        return
+    messages = [{"role": role, "content": content} for role, content in _CONVERSATION]
+    ours, theirs = model.render(messages), program.rendered(running.post, model, messages)
+    if ours == theirs:
+        return
+    at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    apart = min(len(ours), len(theirs)) if at is None else at
+    raise BackendError(
+        "B004",
+        f"{program.name} renders or tokenises conversations otherwise than in training",
+        where=f"the model {model.name}",
+        found=f"{len(theirs)} tokens, from token {apart} on {theirs[apart : apart + 8]}",
+        expected=f"{len(ours)} tokens, there {ours[apart : apart + 8]}",
+        remedy="serve it with vox's own engine, and report this",
+    )
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+class _Gate:
+    """Counts the answers that the program generates or that wait for it; takes the place of vox's
+    engine in `Api`."""
+
+    def __init__(self, keeper: Keeper, rows: int, queue: int) -> None:
+        self.max_batch, self._queue, self.keeper = rows, queue, keeper
+        self._inside = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether no program answers at present."""
+        return self.keeper.running is None
+
+    @property
+    def running(self) -> int:
+        """Answers that the program generates."""
+        return min(self._inside, self.max_batch)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait."""
+        return self._inside - self.running
+
+    def enter(self, answers: int) -> None:
+        """Let answers in.
+
+        Raises:
+            ApiError: 429, there is no room.
+        """
+        if self._inside + answers > self.max_batch + self._queue:
+            what = f"{self.waiting} answers wait already; try again later"
+            raise ApiError(429, what, code="queue_full", retry_after=RETRY_AFTER)
+        self._inside += answers
+
+    def leave(self, answers: int) -> None:
+        """Let answers out."""
+        self._inside -= answers
+
+
+class Proxy(Api):
+    """The endpoints, over a program.
+
+    Args:
+        secret: the program's key.
+        key: see `Api`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        gate: _Gate,
+        secret: str,
+        models: Mapping[str, Served],
+        limits: Limits,
+        key: str | None,
+    ) -> None:
+        super().__init__(cast("Engine", gate), models, limits, key)
+        self._program, self._gate = program, gate
+        self._client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {secret}"},
+            limits=httpx2.Limits(max_connections=None),
+            timeout=httpx2.Timeout(None, connect=5.0),
+            trust_env=False,
+        )
+
+    async def _answer(
+        self,
+        request: Request,
+        asked: ChatRequest | CompletionRequest,
+        model: Served,
+        form: Form,
+        prompts: Sequence[Sequence[int]],
+    ) -> Response:
+        body = self._body(asked, model, prompts)
+        answers = len(prompts) * asked.n
+        self._gate.enter(answers)
+        try:
+            response = await _unless_gone(request, self._send(request.url.path, body))
+            if asked.stream:
+                return _Relayed(response, model, lambda: self._gate.leave(answers))
+            document = await _unless_gone(request, _document(response))
+        except BaseException:
+            self._gate.leave(answers)
+            raise
+        self._gate.leave(answers)
+        return json_response({**document, "model": model.name})
+
+    def _body(
+        self,
+        asked: ChatRequest | CompletionRequest,
+        model: Served,
+        prompts: Sequence[Sequence[int]],
+    ) -> dict[str, Any]:
+        """Return the request to the program.
+
+        Raises:
+            ApiError: 400, a field is not for it, or the prompt does not fit.
+        """
+        self._require_room(len(prompts) * asked.n)
+        most = min(self._sampling(asked, model, tokens).max_tokens for tokens in prompts)
+        if strange := sorted(asked.model_fields_set - {*_FORWARDED} - _ELSEWHERE):
+            what = f"{strange[0]} is not supported with --engine {self._program.name}"
+            raise ApiError(400, what, param=strange[0], code="unsupported_parameter")
+        names, body = self._program.renamed, dict[str, Any](max_tokens=most)
+        for field, value in asked.model_dump(include={*_FORWARDED}, exclude_none=True).items():
+            body[names.get(field, field)] = value
+        if isinstance(asked, ChatRequest):
+            body["messages"] = [message.rendered for message in asked.messages]
+            body.update({"top_logprobs": asked.top_logprobs} if asked.logprobs else {})
+        else:
+            body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+        if asked.seed is not None:
+            body["seed"] = asked.seed % 2**31
+        if asked.stream:
+            body["stream_options"] = {"include_usage": asked.stream_options.include_usage}
+        return {"model": model.name, **body, **self._program.addressed(model)}
+
+    async def _send(self, path: str, body: Mapping[str, Any]) -> httpx2.Response:
+        """Send a request; return the response, whose body has not been read.
+
+        Raises:
+            ApiError: the program refuses it, or there is none.
+        """
+        if (running := self._gate.keeper.running) is None:
+            raise _unavailable(f"{self._program.name} is starting again")
+        request = self._client.build_request("POST", running.url + path, json=body)
+        try:
+            response = await self._client.send(request, stream=True)
+            if response.is_error:
+                raise _refused(response.status_code, await response.aread(), self._program.name)
+        except httpx2.HTTPError as error:
+            raise _unavailable(f"{self._program.name} ended") from error
+        return response
+
+
+class _Relayed(StreamingResponse):
+    """The program's server-sent events, under the model's name."""
+
+    def __init__(self, response: httpx2.Response, model: Served, leave: Any) -> None:
+        headers = {"Cache-Control": "no-cache"}
+        super().__init__(_events(response, model), media_type="text/event-stream", headers=headers)
+        self._response, self._leave = response, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+            await self._response.aclose()
+
+
+async def _events(response: httpx2.Response, model: Served) -> AsyncIterator[bytes]:
+    try:
+        async for line in response.aiter_lines():
+            field, _, value = line.partition(":")
+            if field != "data":
+                continue
+            if value.strip() == "[DONE]":
+                yield DONE
+                return
+            document = json.loads(value)
+            if "error" in document:
+                raise ValueError(document["error"])
+            yield event({**document, "model": model.name})
+    except (httpx2.HTTPError, ValueError):
+        yield event(_unavailable("the program ended, or failed").body)
+
+
+async def _document(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        return dict(json.loads(await response.aread()))
+    except (httpx2.HTTPError, ValueError) as error:
+        raise _unavailable("the program ended, or failed") from error
+    finally:
+        await response.aclose()
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """Return the result of `work`; cancel it when the client goes away.
+
+    Raises:
+        ApiError: the client went away.
+    """
+    gone, working = asyncio.create_task(client_gone(request)), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(CLIENT_GONE, "the client went away")
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+def _refused(status: int, body: bytes, name: str) -> ApiError:
+    """Return a program's error in OpenAI's form; its own faults are no fault of the request."""
+    try:
+        error = json.loads(body)["error"]
+        message, param = str(error["message"]), error.get("param")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message, param = "no reason given", None
+    if status in (400, 404, 413, 422, 429):
+        return ApiError(400 if status != 429 else 429, f"{name}: {message}", param=param)
+    return _unavailable(f"{name} failed")
+
+
+def _unavailable(what: str) -> ApiError:
+    return ApiError(503, f"{what}; send the request again later", retry_after=RETRY_AFTER)

@@ -1,0 +1,59 @@
+"""llama-server of the Python package `xllamacpp`, with the options of `llama-server` that vox uses.
+
+    PYTHON xllama.py -m FILE --port N ...
+
+It runs in the environment that has `xllamacpp`, and imports nothing else.
+"""
+
+import argparse
+import os
+import signal
+from typing import Any
+
+
+def main() -> None:
+    """Serve until a signal."""
+    import xllamacpp as x
+
+    given = _options()
+    params = x.CommonParams()
+    params.model.path, params.model_alias = given.model, {given.alias}
+    params.hostnames, params.port, params.ui = [given.host], given.port, False
+    params.api_keys = [os.environ["LLAMA_API_KEY"]]
+    params.n_parallel, params.n_ctx, params.kv_unified = given.parallel, given.ctx_size, True
+    params.use_jinja = True
+    if given.chat_template_file:
+        with open(given.chat_template_file, encoding="utf-8") as file:  # noqa: PTH123
+            params.chat_template = file.read()
+    params.lora_init_without_apply = True
+    params.lora_adapters = [x.CommonAdapterLoraInfo(path, 0.0) for path in given.lora]
+    if given.cache_type_k == "f32":
+        params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
+    if given.flash_attn == "off":
+        kind = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.flash_attn_type = kind
+    server = x.Server(params)
+    print("listening at", server.listening_address, flush=True)  # noqa: T201
+    signal.pause()
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--alias", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("-np", "--parallel", type=int, default=1)
+    parser.add_argument("-c", "--ctx-size", type=int, default=0)
+    parser.add_argument("--lora", type=lambda paths: paths.split(","), default=[])
+    parser.add_argument("--chat-template-file")
+    parser.add_argument("-ctk", "--cache-type-k", choices=["f16", "f32"], default="f16")
+    parser.add_argument("-ctv", "--cache-type-v", choices=["f16", "f32"], default="f16")
+    parser.add_argument("-fa", "--flash-attn", choices=["on", "off", "auto"], default="auto")
+    for flag in ("--jinja", "--no-webui", "--kv-unified", "--lora-init-without-apply"):
+        parser.add_argument(flag, action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
