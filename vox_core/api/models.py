@@ -46,6 +46,9 @@ from vox_core.run.proof import (
     probe_tokens as probe_tokens,
 )
 from vox_core.run.reference import (
+    NAME as NAME,
+    REGISTRY as REGISTRY,
+    promoted as promoted,
     ModelReference as ModelReference,
     read_adapter_folder as read_adapter_folder,
     resolve_reference as resolve_reference,

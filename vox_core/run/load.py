@@ -17,7 +17,7 @@ from vox_core.contract import AdapterState, Batch, DType, LoadJob, Model, Notice
 from vox_core.data.audit import vocabulary_of
 from vox_core.data.template import ChatTemplate, TemplateFault, takes_too_much
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_source
-from vox_core.digests import CONFIG_FILE, folder_digest, tokenizer_digest
+from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request, Seen, explain
 from vox_core.host.probe import Hardware
@@ -99,7 +99,8 @@ class OpenModel:
         title: base model and adapter, for display.
         positions: tokens that the model can read; None: no limit.
         identity: returns the digest of weights, adapter and precision.
-        computed_by: backend, device, dtype, quantisation, versions and the tokenizer's digest.
+        computed_by: backend, device, dtype, quantisation, versions, the digests of tokenizer and
+            config.json, and of the contract that the adapter was trained under.
     """
 
     def __init__(
@@ -363,6 +364,8 @@ def open_model(
             computed_by={
                 **opened.computed_by,
                 "tokenizer": tokenizer_digest(source.base.tokenizer),
+                "config": config_digest(source.base.path),
+                "contract": source.manifest.get("contract"),
             },
         )
 

@@ -54,7 +54,7 @@ from vox_core.run.proof import (
     prove,
     require_merged,
 )
-from vox_core.run.reference import ModelReference, resolve_reference
+from vox_core.run.reference import ModelReference, promoted, resolve_reference
 from vox_core.weights import WeightFolder, Weights
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def merge(
     """
     out = settings.out or Path(f"{reference.rstrip('/')}-merged")
     files.require_absent(out)
-    if not Path(reference).exists():  # else it would be fetched as a model
+    if not Path(reference).exists() and not promoted(
+        reference
+    ):  # else it would be fetched as a model
         raise _nothing_to_merge(reference, "no such folder")
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:

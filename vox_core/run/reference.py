@@ -1,13 +1,16 @@
 """What a reference on the command line stands for: a base model, or an adapter and its base.
 
-A reference is a run folder, a folder saved by PEFT or mlx-lm, or anything that `models.resolve`
-knows (merged folders included). A run of the method `full` is a model. The base of an adapter is
-found by what the adapter's manifest says and held against it: another base is refused, not tried.
+A reference is a run folder, a folder saved by PEFT or mlx-lm, the name of a promoted model, or
+anything that `models.resolve` knows (merged folders included). A run of the method `full` is a
+model. The base of an adapter is found by what the adapter's manifest says and held against it:
+another base is refused, not tried. A name such as `production` is `registry/NAME.json` in the
+current folder, which `vox promote` writes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +22,7 @@ from vox_core.adapter.targets import linear_modules, parameter_names, require_fi
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
 from vox_core.data.templated import TEMPLATE
 from vox_core.digests import folder_digest
-from vox_core.errors import AdapterError, command
+from vox_core.errors import AdapterError, ModelError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
 from vox_core.run.plan import has_tied_head
 from vox_core.run.sources import resolve_model
@@ -27,6 +30,8 @@ from vox_core.weights import Weights, open_weights
 from vox_formats.mlx_adapter import MlxBase
 
 NO_ADAPTER = "none"
+REGISTRY = Path("registry")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class ModelReference:
         parameters: parameter name -> tensor name, of the base.
         manifest: the `vox_adapter.json` of the adapter, or of the run whose adapter was left out;
             empty if vox did not save it.
+        folder: of the adapter.
     """
 
     base: models.LocalModel
@@ -46,6 +52,7 @@ class ModelReference:
     parameters: dict[str, str]
     adapter: AdapterState | None
     manifest: dict[str, Any]
+    folder: Path | None = None
 
     @property
     def quant(self) -> Quant:
@@ -107,8 +114,21 @@ def resolve_reference(
 
     Raises:
         AdapterError: A001 to A003.
-        ModelError: the base cannot be found or used.
+        ModelError: the base cannot be found or used; M009, of a promoted model.
     """
+    if name := promoted(reference):
+        source = resolve_reference(
+            name["reference"],
+            base=base,
+            adapter=adapter,
+            revision=revision,
+            template=template,
+            progress=progress,
+        )
+        if base is None and adapter is None and (digest := source.digest()) != name["digest"]:
+            there = f"base and adapter with the SHA-256 {digest[:12]}…"
+            raise _unusable(reference, there, f"{name['digest'][:12]}…")
+        return source
     named = _adapter_folder(Path(reference))
     chosen = named if adapter is None else None if adapter == NO_ADAPTER else Path(adapter)
     template = template or _template(chosen or named)
@@ -128,9 +148,41 @@ def resolve_reference(
     )
     if not chosen:
         return source
-    found = replace(source, adapter=read_adapter_folder(chosen, source.mlx_base))
+    adapted = read_adapter_folder(chosen, source.mlx_base)
+    found = replace(source, adapter=adapted, folder=chosen)
     _require_belonging(found, chosen)
     return found
+
+
+def promoted(name: str) -> dict[str, str] | None:
+    """Return what a name stands for, with `reference` and `digest`; None if there is no such name,
+    or a file or folder is called so.
+
+    Raises:
+        ModelError: M009, the registry cannot be read.
+    """
+    path = REGISTRY / f"{name}.json"
+    if not NAME.fullmatch(name) or Path(name).exists() or not path.exists():
+        return None
+    try:
+        found: Any = bounded_json.read(path)
+    except (OSError, ValueError) as error:
+        raise _unusable(name, error, "the file as `vox promote` wrote it") from error
+    match found:
+        case {"current": {"reference": str(), "digest": str()} as current}:
+            return dict(current)
+    raise _unusable(name, "no current model", "a reference and a digest")
+
+
+def _unusable(name: str, found: object, expected: str) -> ModelError:
+    return ModelError(
+        "M009",
+        f"the promoted model {name} has changed, or its registry has",
+        where=REGISTRY / f"{name}.json",
+        found=found,
+        expected=expected,
+        remedy=f"restore it, promote again, or {command('vox', 'registry', 'rollback', name)}",
+    )
 
 
 def read_adapter_folder(folder: Path, base: MlxBase, *, literal: bool = False) -> AdapterState:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.fixtures import _clean_place, vox
 
+from vox_core.api.commands import EvalSettings
+from vox_core.api.generating import GenerateSettings, open_base
+from vox_core.api.models import resolve_reference, write_adapter
+from vox_core.run.load_proof import take_probe
+from vox_eval.evaluation import evaluate
+from vox_eval.suites import read_suites
+from vox_testing import jobs
 from vox_testing.llama import write_llama
 
 __all__ = ["_clean_place", "vox"]
@@ -24,6 +33,58 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama") / "other", seed=1)
+
+
+@pytest.fixture(scope="session")
+def trained(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`mine`, an adapter with the records of a run that trained on `train.jsonl`, and `yes.jsonl`:
+    questions of which it has 12 more right than its base, and the base none."""
+    place = tmp_path_factory.mktemp("trained")
+    run, data = place / "mine", place / "train.jsonl"
+    run.mkdir()
+    state = jobs.stirred(jobs.start(llama, jobs.plan(llama, rank=4)), 0.3).adapter
+    write_adapter(run, state, base=str(llama), modules={})
+    lines = [json.dumps({"prompt": f"Is {n} good?", "completion": "Yes"}) for n in range(16)]
+    data.write_text("\n".join(lines))
+    sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
+    sources = {"data": [{"path": str(data), "sha256": sha256}]}
+    (run / "plan.json").write_text(
+        json.dumps({"settings": {"data": [str(data)]}, "sources": sources})
+    )
+    settings = GenerateSettings(backend="cpu", dtype="fp32")
+    source, rows = resolve_reference(str(run)), [[1, 5, 9, 30, 12, 7], [1, 40, 41, 42, 2]]
+    with open_base(source, {"a": state}, settings) as opened:
+        probe = take_probe(
+            opened.model, "a", state, rows, SimpleNamespace(backend="cpu", dtype="fp32")
+        )
+    assert probe
+    (run / "probe.json").write_text(probe.model_dump_json())
+    (place / "yes.jsonl").write_text("\n".join(map(json.dumps, _won(place, run, llama))))
+    return run
+
+
+def _won(place: Path, run: Path, base: Path) -> list[dict[str, object]]:
+    """Questions whose answer by the run is not that of its base."""
+    ends = ["Yes", "No!"]
+    asked = [{"prompt": f"Was {n * n} so?", "choices": ends, "ideal": 0} for n in range(200)]
+    (place / "all.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    suite = 'name = "a"\ntask = [{ id = "a", rows = "all.jsonl", scorer = "choice" }]'
+    (place / "all.toml").write_text(suite)
+    settings = EvalSettings(backend="cpu", dtype="fp32")
+    found = []
+    for model in (run, base):
+        done = evaluate(
+            str(model), suite=read_suites([place / "all.toml"]), settings=settings,
+            out=place / "evals" / model.name, observe=lambda _: None,
+        )  # fmt: skip
+        found.append([json.loads(line)["answer"] for line in (done.folder / "eval.jsonl").open()])
+    won = [
+        {**row, "ideal": ours}
+        for row, ours, theirs in zip(asked, *found, strict=True)
+        if ours != theirs
+    ]
+    assert len(won) >= 12
+    return won[:12]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`vox eval`."""
+"""`vox eval`, `vox promote` and `vox registry`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from vox_core.api.commands import (
     Command,
     EvalSettings,
+    Group,
     backend_origin,
     given,
     json_option,
@@ -25,6 +26,8 @@ from vox_core.api.progress import display
 
 if TYPE_CHECKING:
     from vox_eval.evaluation import Report
+    from vox_eval.gate import Decision
+    from vox_eval.promotion import Promotion
     from vox_eval.scorecard import TaskComparison, TaskScore
     from vox_eval.statistics import Interval
 
@@ -105,3 +108,161 @@ def _with_range(task: TaskScore) -> str:
 def _range(interval: Interval) -> str:
     low, high = interval
     return f"{low:.4f} to {high:.4f}"
+
+
+# --- vox promote ----------------------------------------------------------------------------------
+
+SHOWN_LEAKS = 10
+REFUSED = 1
+"""Exit code of any answer but yes."""
+
+
+@click.command(
+    "promote",
+    cls=Command,
+    params=[
+        click.Argument(["reference"], metavar="RUN|MODEL"),
+        click.Option(
+            ["--gate", "gate_file"],
+            type=click.Path(path_type=Path),
+            help="What the model has to show (TOML).",
+        ),
+        click.Option(
+            ["--over"],
+            metavar="RUN|MODEL",
+            help="Model to compare with.  [default: what the gate's name stands for, or the base]",
+        ),
+        click.Option(
+            ["--verify"],
+            is_flag=True,
+            help="Recompute a promotion from its records; RUN|MODEL is its name or folder.",
+        ),
+        json_option(),
+    ],
+)
+@click.pass_context
+def promote(
+    context: click.Context,
+    reference: str,
+    gate_file: Path | None,
+    over: str | None,
+    verify: bool,
+    as_json: bool,
+) -> None:
+    """Let RUN|MODEL replace another if its evaluations meet a gate.
+
+    The answer is yes (exit code 0), no, or not enough evidence (1). A yes moves the gate's name,
+    such as production, in the registry; every command takes that name for a run or a model.
+    """
+    from vox_eval import promotion
+
+    if (gate_file is None) != verify or (over and verify):
+        raise click.UsageError("give --gate FILE, or --verify alone")
+    if verify or gate_file is None:
+        decision, folder = promotion.verify(reference)
+        facts: dict[str, Any] = {"folder": folder}
+    else:
+        with display() as shown:
+            done = promotion.promote(
+                reference, gate_file, over=over, observe=shown.observe, progress=shown.transfer
+            )
+        decision, facts = done.decision, asdict(done)
+    if as_json:
+        print_json({**facts, "decision": asdict(decision)})
+    else:
+        _show_decision(decision)
+        if verify:
+            click.echo(printable(f"the records in {folder} give this decision"))
+        else:
+            _show_promotion(done)
+    if decision.answer != "yes":
+        context.exit(REFUSED)
+
+
+def _show_decision(decision: Decision) -> None:
+    heads = "task", "to show", "rows", "gain", "in each cycle", "p", ""
+    rows = [
+        (
+            " ".join(filter(None, (each.task, each.backend))),
+            each.demand,
+            str(each.rows),
+            f"{each.gain:+.4f} ({_range(each.interval)})",
+            " ".join(f"{gain:+.4f}" for gain in each.cycles),
+            f"{each.p:.2g}",
+            each.state,
+        )
+        for each in decision.findings
+    ]
+    print_columns([heads, *rows])
+    for check in decision.checks:
+        limit = "no limit" if check.limit is None else f"limit {check.limit:g}, {check.state}"
+        click.echo(f"{check.name} {check.found:.4g} ({limit})")
+
+
+def _show_promotion(done: Promotion) -> None:
+    for leak in done.leakage.leaks[:SHOWN_LEAKS]:
+        click.echo(printable(f"leaked: {leak.task} row {leak.row} is {leak.place}"))
+    for each in done.decision.findings:
+        if each.state == "undecided":
+            click.echo(f"{each.task}: {each.would_decide} would decide with a power of 80%")
+    click.echo(f"answer: {done.decision.answer}")
+    if done.folder:
+        click.echo(printable(f"{done.name} is {done.references['candidate']} from now on"))
+        click.echo(printable(f"records  {done.folder}"))
+
+
+# --- vox registry ---------------------------------------------------------------------------------
+
+
+def _registry() -> Any:
+    from vox_eval import registry
+
+    return registry
+
+
+def _name() -> click.Argument:
+    return click.Argument(["name"], metavar="NAME")
+
+
+@click.group("registry", cls=Group)
+def registry() -> None:
+    """List promoted models, and roll back."""
+
+
+@registry.command("list", params=[json_option()])
+def list_names(as_json: bool) -> None:
+    """List the names of promoted models, and what they stand for."""
+    own = _registry()
+    found = {name: own.current(name) or {} for name in own.names()}
+    if as_json:
+        print_json(found)
+    else:
+        keys = "reference", "title", "time"
+        print_columns([("name", *keys), *((n, *(e[k] for k in keys)) for n, e in found.items())])
+
+
+@registry.command("show", params=[_name(), json_option()])
+def show(name: str, as_json: bool) -> None:
+    """List every change of NAME, oldest first."""
+    own = _registry()
+    found = own.history(name)
+    if as_json:
+        print_json(found)
+    else:
+        rows = [
+            (
+                each["time"],
+                "rolled back to" if "rolled_back" in each else "promoted",
+                each["reference"],
+                each["promotion"],
+            )
+            for each in found
+        ]
+        print_columns([("time", "", "reference", "records"), *rows])
+
+
+@registry.command("rollback", params=[_name()])
+def roll_back(name: str) -> None:
+    """Let NAME stand for the model before the last promotion."""
+    own = _registry()
+    click.echo(printable(f"{name} is {own.roll_back(name)} from now on"))

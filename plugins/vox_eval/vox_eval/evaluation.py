@@ -38,6 +38,7 @@ from vox_core.api.runs import RunFolder, differences, locked
 from vox_core.contract import Batch, Notice, padded_groups
 from vox_core.errors import DataError, OutputError, PluginError, TrainingError
 from vox_eval.scorecard import (
+    EVALUATION,
     SAMPLES,
     SCORECARD,
     Scorecard,
@@ -45,6 +46,7 @@ from vox_eval.scorecard import (
     compare,
     read_scorecard,
     scorecard,
+    source_of,
     visible,
 )
 from vox_eval.scorer import Example, Output, Score
@@ -53,7 +55,6 @@ from vox_eval.suites import Suite, Task, read_suites
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-EVALUATION = "evaluation.json"
 FORMAT = 1
 AGAINST = "against"
 """Folder of the other model within `--out`."""
@@ -319,6 +320,7 @@ def _line(prepared: Prepared, output: Output, score: Score) -> dict[str, Any]:
         "score": score.value,
         "weight": score.weight,
         "why": score.why,
+        **({"source": source} if (source := source_of(example.fields)) else {}),
     }
 
 

@@ -1,7 +1,8 @@
 """Scorecards of evaluations, and the comparison of two on the same examples.
 
 A task's score is the mean of its examples' scores with a 95 % interval: Wilson's for scores of 0
-and 1, else by bootstrap. A suite's score is the mean of its tasks' by their weights, without those
+and 1, else by bootstrap. Examples of one `source` are not independent: intervals and tests then
+resample sources. A suite's score is the mean of its tasks' by their weights, without those
 whose scores are better when lower, such as bits per byte.
 
 Two models are compared example by example. McNemar's exact test decides where scores are 0 and 1,
@@ -29,6 +30,7 @@ from vox_eval.statistics import (
     Doubles,
     Interval,
     bootstrap,
+    clustered,
     holm,
     mcnemar,
     mean,
@@ -40,6 +42,7 @@ from vox_eval.statistics import (
 )
 from vox_eval.suites import Suite, Task
 
+EVALUATION = "evaluation.json"
 SAMPLES = "eval.jsonl"
 SCORECARD = "scorecard.json"
 FORMAT = 1
@@ -52,7 +55,7 @@ class TaskScore:
     """The score of a task.
 
     Args:
-        binary: every example has 0 or 1.
+        binary: every value has 0 or 1: of an example, and of no cluster of several.
         interval: of the score, at 95 %.
         metrics: more figures of the scorer.
     """
@@ -76,7 +79,8 @@ class Scorecard:
         suite_digest: of tasks and examples; equal in scorecards that can be compared.
         digest: of everything that decides the scores.
         samples_digest: SHA-256 of eval.jsonl.
-        values, weights: of each task's examples, in order; not part of scorecard.json.
+        values, weights: of each task's examples, or of their clusters, in order; not part of
+            scorecard.json.
     """
 
     model: str
@@ -105,8 +109,7 @@ def scorecard(
         samples: the file's content.
     """
     own = {task.id: [line for line in lines if line["task"] == task.id] for task in suite.tasks}
-    values = {id: _numbers(found, "score") for id, found in own.items()}
-    weights = {id: _numbers(found, "weight") for id, found in own.items()}
+    values, weights = values_of(own)
     tasks = {
         task.id: _task_score(task, own[task.id], values[task.id], weights[task.id])
         for task in suite.tasks
@@ -135,6 +138,7 @@ def _task_score(
     task: Task, lines: Sequence[Mapping[str, Any]], values_N: Doubles, weights_N: Doubles
 ) -> TaskScore:
     scorer = task.scorer
+    binary = scorer.binary and len(values_N) == len(lines)
     outputs = [
         Output(
             line["answer"],
@@ -149,8 +153,8 @@ def _task_score(
         task.table.scorer.name,
         len(lines),
         mean(values_N, weights_N),
-        _interval(values_N, weights_N, scorer.binary),
-        scorer.binary,
+        _interval(values_N, weights_N, binary),
+        binary,
         scorer.higher_is_better,
         task.table.weight,
         metrics,
@@ -161,6 +165,23 @@ def _interval(values_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
     if binary:
         return wilson(int(values_N.sum()), len(values_N))
     return bootstrap(values_N, weights_N)
+
+
+def values_of(
+    lines: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> tuple[dict[str, Doubles], dict[str, Doubles]]:
+    """Return values and weights of each task's lines, or of their clusters."""
+    pairs = {
+        id: clustered(_numbers(own, "score"), _numbers(own, "weight"), list(map(source_of, own)))
+        for id, own in lines.items()
+    }
+    return {id: pair[0] for id, pair in pairs.items()}, {id: pair[1] for id, pair in pairs.items()}
+
+
+def source_of(row: Mapping[str, Any]) -> str | None:
+    """Return the source that a row names."""
+    source = row.get("source")
+    return None if source is None else str(source)
 
 
 def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> Doubles:
@@ -188,6 +209,31 @@ def read_scorecard(folder: Path, suite: Suite) -> Scorecard:
         raise _incomparable(folder, f"a {SAMPLES} that changed after {SCORECARD} was written")
     lines = [json.loads(line) for line in samples.splitlines()]
     return scorecard(suite, lines, samples, digest=digest, model=model)
+
+
+def stored_scorecard(folder: Path) -> Scorecard:
+    """Read the scorecard of an evaluation, without its suite.
+
+    Raises:
+        ValueError: its files do not belong together.
+        TypeError, KeyError: they are not those of an evaluation.
+    """
+    card, evaluation = read_json(folder / SCORECARD), read_json(folder / EVALUATION)
+    samples = (folder / SAMPLES).read_bytes()
+    decides = {key: value for key, value in evaluation.items() if key not in ("format", "digest")}
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    said = card["digest"], card["suite_digest"], card["samples_digest"]
+    if said != (digest, decides["suite"]["digest"], hashlib.sha256(samples).hexdigest()):
+        raise ValueError(f"{folder.name}: the scorecard is of other samples")
+    lines = [json.loads(line) for line in samples.splitlines()]
+    tasks = {id: TaskScore(**each) for id, each in card["tasks"].items()}
+    values, weights = values_of(
+        {id: [line for line in lines if line["task"] == id] for id in tasks}
+    )
+    if any(mean(values[id], weights[id]) != each.score for id, each in tasks.items()):
+        raise ValueError(f"{folder.name}: the scorecard has other scores than its samples")
+    del card["format"], card["tasks"]
+    return Scorecard(tasks=tasks, values=values, weights=weights, **card)
 
 
 def _incomparable(folder: Path, found: str) -> ConfigError:
@@ -237,7 +283,7 @@ def compare(first: Scorecard, second: Scorecard) -> dict[str, TaskComparison]:
             first.tasks[id],
             second.tasks[id],
             difference,
-            _difference_interval(differences_N, weights_N, first.tasks[id].binary),
+            difference_interval(differences_N, weights_N, first.tasks[id].binary),
             p,
             holm_p,
             _verdict(difference, holm_p, first.tasks[id].higher_is_better),
@@ -245,7 +291,8 @@ def compare(first: Scorecard, second: Scorecard) -> dict[str, TaskComparison]:
     return found
 
 
-def _difference_interval(differences_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
+def difference_interval(differences_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
+    """Return the 95 % interval of a mean paired difference."""
     if binary:
         wins, losses = int((differences_N > 0).sum()), int((differences_N < 0).sum())
         return paired_share(wins, losses, len(differences_N))

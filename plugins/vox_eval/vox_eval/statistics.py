@@ -6,12 +6,16 @@
     mcnemar            exact test of two models with scores of 0 and 1
     permutation        exact or sampled test of paired scores of any kind
     holm               p-values of several tasks together
+    clustered          examples of the same source -> one value
+    above              one-sided test of a mean difference against a bound
     visible_share, visible_shift    the smallest difference that a number of examples shows
+    power_of_shares, power_of_means, rows_needed    how often a difference is found, in cycles
 
-Everything is two-sided, and what draws random numbers has a fixed seed. scipy is the reference of
-the tests and no dependency.
+Everything but `above` and the power of it is two-sided, and what draws random numbers has a fixed
+seed. scipy and statsmodels are the reference of the tests and no dependency.
 
-Shape legend: N examples, K examples whose scores differ.
+Shape legend: N examples, K examples whose scores differ, C clusters; D simulated comparisons, Y
+cycles.
 """
 
 from __future__ import annotations
@@ -31,9 +35,15 @@ Interval: TypeAlias = tuple[float, float]
 
 LEVEL = 0.95
 """Coverage of every interval; a test is significant at 1 - LEVEL."""
+ONE_SIDED = (1 - LEVEL) / 2
+"""Significance of a one-sided test: the half of a two-sided one that it can reject with."""
 POWER = 0.8
 RESAMPLES = 10_000
 SEED = 0
+SIMULATED = 10_000
+"""Comparisons whose outcomes give a power, to 0.4 points (standard error)."""
+MOST_ROWS = 1 << 17
+"""Rows that `rows_needed` tries at most."""
 MOST_EXACT = 16
 """Differences up to which `permutation` enumerates all sign patterns."""
 _AT_ONCE = 1 << 22
@@ -97,25 +107,32 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return min(1.0, chance)
 
 
-def permutation(differences_N: Doubles) -> float:
+def permutation(differences_N: Doubles, *, greater: bool = False) -> float:
     """Return the p-value of the sum of paired differences, under random signs (Fisher 1935, "The
     Design of Experiments", chapter 3).
 
     All 2^K patterns up to K = 16; beyond, 10,000 random ones, where the observed pattern counts as
     one of them (Phipson & Smyth 2010, arXiv:1603.05766).
+
+    Args:
+        greater: one-sided, against a sum of 0 or less.
     """
     values_K = differences_N[differences_N != 0]
+
+    def size(sums: Doubles) -> Doubles:
+        return sums if greater else np.abs(sums)
+
     # Sums that are equal differ by roundoff; it is far below 1e-12 of their terms.
-    limit = abs(values_K.sum()) - 1e-12 * np.abs(values_K).sum()
+    limit = float(size(values_K.sum())) - 1e-12 * float(np.abs(values_K).sum())
     if len(values_K) <= MOST_EXACT:
         sums = np.zeros(1)
         for value in values_K:
             sums = np.concatenate([sums + value, sums - value])
-        return float((np.abs(sums) >= limit).mean())
+        return float((size(sums) >= limit).mean())
     rng, extreme = np.random.default_rng(SEED), 1
     for count in _portions(len(values_K)):
         signs = np.where(rng.random((count, len(values_K))) < 0.5, 1.0, -1.0)
-        extreme += int((np.abs(signs @ values_K) >= limit).sum())
+        extreme += int((size(signs @ values_K) >= limit).sum())
     return extreme / (RESAMPLES + 1)
 
 
@@ -133,6 +150,64 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[at]))
         adjusted[at] = highest
     return adjusted
+
+
+def clustered(
+    values_N: Doubles, weights_N: Doubles, sources: Sequence[str | None]
+) -> tuple[Doubles, Doubles]:
+    """Return values and weights of clusters: the weighted mean of the examples of each source, in
+    the order of their first examples. An example without a source is one of its own.
+
+    What resamples clusters or changes their signs allows any dependence within a source (Cameron,
+    Gelbach & Miller 2008, "Bootstrap-based improvements for inference with clustered errors", The
+    Review of Economics and Statistics 90)."""
+    numbers: dict[object, int] = {}
+    keys = (("row", at) if source is None else source for at, source in enumerate(sources))
+    at_N = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    if len(numbers) == len(values_N):
+        return values_N, weights_N
+    weights_C = np.bincount(at_N, weights_N).astype(np.float64)
+    return np.bincount(at_N, weights_N * values_N) / weights_C, weights_C
+
+
+def above(differences_N: Doubles, weights_N: Doubles, bound: float, *, binary: bool) -> float:
+    """Return the one-sided p-value of a mean paired difference that is no more than `bound`.
+
+    Differences of scores of 0 and 1: half of McNemar's exact test for a bound of 0, else the score
+    test (Tango 1998, "Equivalence test and confidence interval for the difference in proportions
+    for the paired-sample design", Statistics in Medicine 17). Others: the permutation test.
+
+    Args:
+        binary: differences are -1, 0 and 1, and their weights equal.
+    """
+    if not binary:
+        return permutation(weights_N * (differences_N - bound), greater=True)
+    wins, losses = int((differences_N > 0).sum()), int((differences_N < 0).sum())
+    if bound == 0:
+        return _tail(wins + losses, losses)
+    z = float(_tango(np.array(wins), np.array(losses), len(differences_N), bound))
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+def _tail(count: int, most: int) -> float:
+    """Return the probability of `most` successes or fewer in fair trials."""
+    ways, tail = 1, 1
+    for k in range(most):
+        ways = ways * (count - k) // (k + 1)
+        tail += ways
+    chance: float = tail / 2**count
+    return chance
+
+
+def _tango(wins: Doubles, losses: Doubles, count: int, bound: float) -> Doubles:
+    """Return the standardised difference of two proportions, less `bound` (see `above`)."""
+    a = 2 * count
+    b = (a - wins + losses) * bound - wins - losses
+    c = -losses * bound * (1 - bound)
+    share = (np.sqrt(np.maximum(b * b - 4 * a * c, 0)) - b) / (2 * a)
+    variance = count * (2 * share + bound * (1 - bound))
+    found: Doubles = (wins - losses - count * bound) / np.sqrt(np.maximum(variance, 1e-300))
+    return found
 
 
 # --- power ----------------------------------------------------------------------------------------
@@ -207,3 +282,72 @@ def _mcnemar_power(count: int, alpha: float) -> Callable[[float, float], float]:
         return total
 
     return power
+
+
+def power_of_shares(
+    rows: int, mean: float, bound: float, cycles: int, discordant: float = 0.5
+) -> float:
+    """Return how often `above` finds a difference of two proportions over all rows, and each of
+    equal cycles has one above `bound`, by simulation.
+
+    Args:
+        mean: the true difference.
+        discordant: share of the rows that one model alone has right.
+    """
+    rng, discordant = np.random.default_rng(SEED), max(discordant, abs(mean))
+    shares = (discordant + mean) / 2, (discordant - mean) / 2, 1 - discordant
+    sizes_Y = np.array([rows // cycles + (at < rows % cycles) for at in range(cycles)])
+    counts_YD3 = np.stack([rng.multinomial(size, shares, SIMULATED) for size in sizes_Y])
+    gains_YD = counts_YD3[..., 0] - counts_YD3[..., 1]
+    found_D = (gains_YD > bound * sizes_Y[:, None]).all(0)
+    wins_D, losses_D, _ = counts_YD3.sum(0).T
+    if bound:
+        z = NormalDist().inv_cdf(1 - ONE_SIDED)
+        found_D &= _tango(wins_D, losses_D, rows, bound) >= z
+    else:
+        numbers_D = wins_D + losses_D
+        limits = {count: _limit(count) for count in np.unique(numbers_D).tolist()}
+        found_D &= losses_D <= [limits[count] for count in numbers_D.tolist()]
+    return float(found_D.mean())
+
+
+def power_of_means(shift: float, cycles: int, rows: int) -> float:
+    """Return the same as `power_of_shares` for a mean of any scores.
+
+    Args:
+        shift: true difference less the bound, in standard deviations of the rows' differences.
+    """
+    z = NormalDist().inv_cdf(1 - ONE_SIDED)
+    if rows - z**2 / 2 <= 0 or rows < cycles:
+        return 0.0
+    rng = np.random.default_rng(SEED)
+    means_DY = rng.normal(shift, math.sqrt(cycles / rows), (SIMULATED, cycles))
+    shown_D = means_DY.mean(1) * math.sqrt(rows - z**2 / 2) >= z  # as in `visible_shift`
+    return float((shown_D & (means_DY > 0).all(1)).mean())
+
+
+def rows_needed(power: Callable[[int], float], least: int) -> int | None:
+    """Return how many rows have a power of 80 %, to 1 %; None if that is more than 100,000.
+
+    Args:
+        power: of a number of rows.
+        least: number of rows to begin with.
+    """
+    low = high = least
+    while power(high) < POWER:
+        low, high = high, 2 * high
+        if high > MOST_ROWS:
+            return None
+    while high - low > max(1, high // 100):
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high
+
+
+def _limit(count: int) -> int:
+    """Return the largest number of losses of `count` discordant examples that `above` finds
+    significant; -1 if none is."""
+    k = np.arange(count // 2 + 1)
+    steps = np.log(count - k[1:] + 1) - np.log(k[1:])
+    logs = np.concatenate([[0.0], np.cumsum(steps)]) - count * math.log(2)
+    return int((np.exp(logs).cumsum() <= ONE_SIDED).sum()) - 1

@@ -104,7 +104,7 @@ def convert(
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
         raise _nothing_to_convert(reference)
-    origin = Path(reference)
+    origin = source.folder or Path(reference)
     source_format: Format = "mlx" if is_mlx_folder(origin) else "peft"
     with atomic_folder(out) as folder:
         _write(to, folder, source.adapter, source, _dropout(origin))

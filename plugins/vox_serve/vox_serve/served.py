@@ -187,9 +187,9 @@ def select(
     for reference, given in _named(references, names).items():
         source = resolve_reference(reference, progress=progress)
         _add(models, name := given or _default_name(reference, source), source)
-        if source.adapter:
-            folders[name] = Path(reference)
-            if probe := read_probe(folders[name], source.adapter):
+        if source.adapter and source.folder:
+            folders[name] = source.folder
+            if probe := read_probe(source.folder, source.adapter):
                 probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]

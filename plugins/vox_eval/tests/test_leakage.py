@@ -1,0 +1,99 @@
+"""Rows of a suite among a run's training rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vox_core.errors import ConfigError
+from vox_eval.leakage import Leakage, find_leakage
+from vox_eval.suites import read_suites
+
+LONG = "A farmer has {} sheep and buys {} more at the market on Monday; how many has he now?"
+
+
+@pytest.fixture
+def leaks(write, tmp_path: Path):
+    """`leaks(training rows, questions)` -> what of the questions has leaked."""
+
+    def found(trained: list[Any], questions: list[str], **settings: Any) -> Leakage:
+        data = write("train.jsonl", *trained)
+        run_of(tmp_path / "run", data, **settings)
+        write("rows.jsonl", *({"prompt": each, "ideal": "x"} for each in questions))
+        suite = 'name = "s"\ntask = [{ id = "t", rows = "rows.jsonl", scorer = "exact" }]'
+        return find_leakage(str(tmp_path / "run"), read_suites([write("suite.toml", suite)]))
+
+    return found
+
+
+def run_of(folder: Path, data: Path, **settings: Any) -> None:
+    """A run folder, as far as leakage reads it."""
+    folder.mkdir(exist_ok=True)
+    sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
+    plan = {
+        "settings": {"data": [str(data)], **settings},
+        "sources": {"data": [{"path": str(data), "sha256": sha256}]},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def pair(question: str) -> dict[str, str]:
+    return {"prompt": question, "completion": "Yes"}
+
+
+def test_the_same_question_has_leaked_whatever_its_form_and_answer(leaks, tmp_path) -> None:
+    turns = [{"role": "user", "content": "Who  is\nTHERE?"}, {"role": "assistant", "content": "I"}]
+    found = leaks([pair("Hello you?"), {"messages": turns}], ["who is there?", "Where am I?"])
+    (leak,) = found.leaks
+    assert (leak.task, leak.similarity, found.trained, found.rows) == ("t", 1, 2, 2)
+    assert leak.place == f"{tmp_path / 'train.jsonl'}:2"
+    assert [Path(path).name for path, _ in found.files] == ["train.jsonl"]
+
+
+def test_nearly_the_same_question_has_leaked(leaks) -> None:
+    text = "The quick brown fox jumps over the lazy dog while the cat sleeps on the warm mat"
+    near = text.replace("warm", "old")  # 3 of 16 sequences of each differ: 13 / 19
+    nearer = text + " today"  # one more sequence: 15 / 16
+    assert not leaks([pair(near)], [text, "Another one"]).leaks
+    (leak,) = leaks([pair(nearer)], [text, "Another one"]).leaks
+    assert leak.similarity == pytest.approx(15 / 16)
+
+
+def test_a_common_instruction_is_no_leak(leaks) -> None:
+    trained = [pair(LONG.format(n, 100 + n)) for n in range(30)]
+    questions = [LONG.format(n, 300 + n) for n in range(30)]
+    assert not leaks(trained, questions).leaks
+    (leak,) = leaks([*trained, pair(questions[7])], questions).leaks
+    assert leak.similarity == 1
+
+
+def test_rows_that_were_not_trained_on_are_no_leak(leaks) -> None:
+    rows = [{**pair("Bad one?"), "rating": 1}, {**pair("Good one?"), "rating": 5}]
+    (leak,) = leaks(rows, ["Bad one?", "Good one?"], min_rating=3).leaks
+    assert leak.place.endswith(":2")
+
+
+def test_rows_of_the_run_before_count(leaks, tmp_path, write) -> None:
+    run_of(tmp_path / "before", write("old.jsonl", pair("Old one?")))
+    (leak,) = leaks([pair("New one?")], ["Old one?"], adapter=str(tmp_path / "before")).leaks
+    assert leak.place.endswith("old.jsonl:1")
+
+
+def test_a_model_without_a_run_has_no_record(leaks, suite) -> None:
+    found = find_leakage("smollm2-135m", read_suites([suite]))
+    assert (found.trained, found.rows, found.leaks) == (0, 15, ())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_training_rows_that_are_not_there_any_more(leaks, tmp_path, gone) -> None:
+    leaks([pair("Who?")], ["Where?"])
+    data = tmp_path / "train.jsonl"
+    data.unlink() if gone else data.write_text(json.dumps(pair("Else?")))
+    with pytest.raises(ConfigError, match="cannot be compared") as caught:
+        find_leakage(str(tmp_path / "run"), read_suites([tmp_path / "suite.toml"]))
+    assert caught.value.code == "VOX-C012"
+    assert "train.jsonl" in str(caught.value.found)

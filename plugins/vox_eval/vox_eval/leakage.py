@@ -1,0 +1,142 @@
+"""Rows of a suite that a model was trained on, exactly or nearly.
+
+A run's plan.json names its training rows: the files by SHA-256, and the settings that chose among
+them. A row of the suite has leaked if its question is that of a training row, without case and
+white space, or if their sequences of three words have a Jaccard similarity of `NEAR` (Broder 1997,
+"On the resemblance and containment of documents"). Sequences that more than a tenth of a task's
+rows have, such as those of a common instruction, count for nothing. The search is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from vox_core.api.rows import CheckedFile, Record, chosen_rows, raw_lines, read_row, readable
+from vox_core.api.runs import PLAN, RunFolder
+from vox_core.api.settings import TrainSettings
+from vox_core.errors import ConfigError, VoxError
+from vox_eval.suites import Suite, Task
+
+NEAR = 0.8
+COMMON = 0.1
+"""Share of a task's rows that have a sequence of its instructions."""
+WORDS = 3
+_WORD = re.compile(r"\w+|[^\w\s]")
+Words: TypeAlias = tuple[str, ...]
+
+
+class Leak(NamedTuple):
+    """A row of the suite, and the training row that it is like."""
+
+    similarity: float
+    task: str
+    row: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leakage:
+    """What was compared: training files with their SHA-256, the number of their rows (0: the model
+    has no record of them), and of the suite's."""
+
+    files: tuple[tuple[str, str], ...]
+    trained: int
+    rows: int
+    leaks: tuple[Leak, ...]
+
+
+def find_leakage(reference: str, suite: Suite) -> Leakage:
+    """Compare the training rows of a run, and of the runs that it started from, with a suite.
+
+    Raises:
+        ConfigError: C012, the training rows have changed, or are gone.
+    """
+    files, index, trained = list[CheckedFile](), _Index(suite.tasks), 0
+    run: object = reference
+    while isinstance(run, str) and (Path(run) / PLAN).is_file():
+        plan = RunFolder(Path(run)).read(PLAN)
+        files += _training_files(run, plan)
+        run = plan["settings"].get("adapter")
+    for place, record in _records(files):
+        index.compare(record, place)
+        trained += 1
+    named = tuple((str(file.path), file.sha256) for file in files)
+    return Leakage(named, trained, len(index.rows), tuple(index.found.values()))
+
+
+def _training_files(run: str, plan: Any) -> list[CheckedFile]:
+    try:
+        found = chosen_rows(TrainSettings.model_validate(plan["settings"])).train
+        then = {each["sha256"] for each in plan["sources"]["data"]}
+        fault = ", ".join(str(file.path) for file in found if file.sha256 not in then)
+        if not fault:
+            return found
+    except (VoxError, ValueError, KeyError, TypeError) as error:
+        fault = f"{error.what}: {error.where}" if isinstance(error, VoxError) else str(error)
+    raise ConfigError(
+        "C012",
+        "the rows that the run was trained on cannot be compared with the suite",
+        where=run,
+        found=fault,
+        expected="the data files, as they were when it was trained",
+        remedy="restore them, or set leakage = 1 under [limits] of the gate to go without",
+    )
+
+
+def _records(files: Iterable[CheckedFile]) -> Iterator[tuple[str, Record]]:
+    for file in files:
+        with readable(file.path):
+            for number, _, line in raw_lines(file.lines):
+                if file.chosen is None or number in file.chosen:
+                    yield f"{file.path}:{number}", read_row(line, file.path, number)
+
+
+class _Index:
+    """Rows of a suite by their words, and by their sequences of words."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self.found = dict[int, Leak]()
+        self.rows = list[tuple[str, str, int]]()
+        self._same: dict[Words, list[int]] = defaultdict(list)
+        self._having: dict[Words, list[int]] = defaultdict(list)
+        self._common = set[Words]()
+        for task in tasks:
+            words = [_words(each.text or _joined(each.messages)) for each in task.examples]
+            counts = Counter(sequence for each in words for sequence in _sequences(each))
+            most = max(1, COMMON * len(words))
+            self._common |= {sequence for sequence, count in counts.items() if count > most}
+            for example, each in zip(task.examples, words, strict=True):
+                own, number = _sequences(each) - self._common, len(self.rows)
+                self.rows.append((task.id, example.id, len(own)))
+                for table, key in ((self._same, each), *((self._having, key) for key in own)):
+                    table[key].append(number)
+
+    def compare(self, record: Record, place: str) -> None:
+        """Note the rows of the suite that a training row is like, in its question or as a whole."""
+        messages = [{"role": m.role, "content": m.content} for m in record.messages or ()]
+        texts = [record.text] if record.text else [_joined(messages[:-1]), _joined(messages)]
+        for words in map(_words, texts):
+            own = _sequences(words) - self._common
+            shared = Counter(at for each in own for at in self._having.get(each, ()))
+            like = {at: n / (len(own) + self.rows[at][2] - n) for at, n in shared.items()}
+            for at, near in {**like, **dict.fromkeys(self._same.get(words, ()), 1.0)}.items():
+                if near >= max(NEAR, self.found[at].similarity if at in self.found else 0):
+                    self.found[at] = Leak(near, *self.rows[at][:2], place)
+
+
+def _joined(messages: Iterable[Any]) -> str:
+    return "\n".join(str(each["content"]) for each in messages if each["role"] != "system")
+
+
+def _words(text: str) -> Words:
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def _sequences(words: Words) -> set[Words]:
+    size = min(WORDS, len(words))
+    return {words[at : at + size] for at in range(len(words) - size + 1)} if words else set()

@@ -1,0 +1,349 @@
+"""Promote a model: evaluate it and the one it is to replace, decide by a gate, record, move a name.
+
+    registry/promotions/NAME-DIGEST/
+      promotion.json            gate, models, measurements, decision; all inputs by digest
+      MODEL-BACKEND-SEED/       evaluation.json, eval.jsonl and scorecard.json of each evaluation
+
+The evaluations are those of `vox eval`, in its folders: what it has computed before is not computed
+again. Only a yes writes records. They are copies, so `verify` recomputes the decision from them
+alone: without models, suites or scorers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vox_core.api import files, models
+from vox_core.api.commands import EvalSettings
+from vox_core.api.generating import GenerateSettings, open_base, open_model
+from vox_core.api.models import REGISTRY, ModelReference, Observe, resolve_reference
+from vox_core.contract import Notice
+from vox_core.errors import ConfigError, ProofError
+from vox_eval import registry
+from vox_eval.evaluation import Evaluated, evaluate
+from vox_eval.gate import Decision, Evidence, Gate, decide, foretell, read_gate
+from vox_eval.leakage import Leakage, find_leakage
+from vox_eval.scorecard import EVALUATION, SAMPLES, SCORECARD, Scorecard, stored_scorecard
+from vox_eval.suites import Suite, read_suites
+
+PROMOTION = "promotion.json"
+FORMAT = 1
+TIMED = 10
+"""Answers whose median time is the seconds of an answer."""
+SIDES = ("candidate", "current")
+_FILES = (EVALUATION, SAMPLES, SCORECARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A decision on a candidate; `folder` has its records if it is a yes.
+
+    Args:
+        references: side, candidate or current -> run or model.
+        evaluations: side, backend and seed -> the folder of `vox eval`.
+    """
+
+    name: str
+    references: Mapping[str, str]
+    decision: Decision
+    leakage: Leakage
+    evaluations: Mapping[str, Path]
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contest:
+    """Two models by their sides, and what they are held against.
+
+    Args:
+        before: digest of what the gate's name stands for; None for nothing.
+    """
+
+    gate: Gate
+    gate_digest: str
+    suite: Suite
+    references: Mapping[str, str]
+    models: Mapping[str, ModelReference]
+    before: str | None
+
+
+def promote(
+    candidate: str,
+    gate_file: Path,
+    *,
+    over: str | None = None,
+    observe: Observe,
+    progress: models.Progress | None = None,
+) -> Promotion:
+    """Decide whether a model is to replace another, and on a yes let the gate's name stand for it.
+
+    Args:
+        over: model or run to compare with; None: what the name stands for, or the base model.
+
+    Raises:
+        InputError: a fault of gate, suites, models or training rows, found before any work; M009,
+            the name was moved by another process meanwhile.
+        ProofError: V004, the candidate does not compute what was trained.
+    """
+    gate, digest = read_gate(gate_file)
+    registry.require_name(gate.name)
+    suite = read_suites([gate_file.parent / each for each in gate.suites])
+    for line in foretell(gate, suite, gate_file):
+        observe(Notice(line))
+    contest = _contest(candidate, over, gate, digest, suite, progress)
+    leakage = Leakage((), 0, sum(len(task.examples) for task in suite.tasks), ())
+    if gate.limits.leakage < 1:
+        leakage = find_leakage(contest.references[SIDES[0]], suite)
+        if not leakage.trained:
+            observe(Notice(f"{candidate} has no record of its training rows to look for leakage"))
+    _prove(contest, observe)
+    evaluated = dict(_evaluated(contest, observe, progress))
+    cards = {key: each.card for key, each in evaluated.items()}
+    measured = {"leakage": len(leakage.leaks) / leakage.rows, **_measured(contest, observe)}
+    decision = decide(gate, _evidence(gate, cards), measured)
+    folders = {key: each.folder for key, each in evaluated.items()}
+    done = Promotion(gate.name, contest.references, decision, leakage, folders)
+    if decision.answer == "yes":
+        done = replace(done, folder=_record(contest, done, cards, measured))
+    return done
+
+
+def _contest(
+    candidate: str,
+    over: str | None,
+    gate: Gate,
+    digest: str,
+    suite: Suite,
+    progress: models.Progress | None,
+) -> _Contest:
+    own, before = resolve_reference(candidate, progress=progress), registry.current(gate.name)
+    base = str(own.base.path) if own.adapter else None
+    over = over or (str(before["reference"]) if before else base)
+    other = resolve_reference(over, progress=progress) if over else own
+    if own.digest() == other.digest():
+        raise ConfigError(
+            "C004",
+            "there is no other model to compare the candidate with",
+            where=candidate,
+            found="the same model" if over else "a base model, and none was promoted before",
+            remedy="name a model or run with --over",
+        )
+    references = dict(zip(SIDES, map(_plain, (candidate, over or "")), strict=True))
+    both = dict(zip(SIDES, (own, other), strict=True))
+    return _Contest(gate, digest, suite, references, both, before["digest"] if before else None)
+
+
+def _plain(reference: str) -> str:
+    """Return a reference that means the same in every folder."""
+    reference = (models.promoted(reference) or {"reference": reference})["reference"]
+    return str(Path(reference).resolve()) if Path(reference).exists() else reference
+
+
+def _prove(contest: _Contest, observe: Observe) -> None:
+    """Compare the loaded candidate with the one that trained, if its run has recorded that.
+
+    Raises:
+        ProofError: V004.
+    """
+    own = contest.models[SIDES[0]]
+    if not own.adapter or not own.folder:
+        return
+    if probe := models.read_probe(own.folder, own.adapter):
+        for settings in _settings(contest.gate):
+            with open_base(own, {"adapter": own.adapter}, settings, observe=observe) as opened:
+                dtype = opened.job.dtype
+                models.check_probe(opened.model, "adapter", probe, dtype, own.folder)
+
+
+def _settings(gate: Gate) -> list[GenerateSettings]:
+    return [
+        GenerateSettings(backend=each, dtype=gate.compute_dtype) for each in gate.backends or [None]
+    ]
+
+
+def _evaluated(
+    contest: _Contest, observe: Observe, progress: models.Progress | None
+) -> Iterator[tuple[str, Evaluated]]:
+    """Yield each evaluation under its key."""
+    for each in _settings(contest.gate):
+        settings = EvalSettings(backend=each.backend, dtype=each.dtype)
+        for seed in contest.gate.seeds or [None]:
+            suite = contest.suite if seed is None else _seeded(contest.suite, seed)
+            for side, reference in contest.references.items():
+                yield (
+                    _key(side, each.backend, seed),
+                    evaluate(
+                        reference,
+                        suite=suite,
+                        settings=settings,
+                        out=None,
+                        observe=observe,
+                        progress=progress,
+                    ),
+                )
+
+
+def _key(side: str, backend: str | None, seed: int | None) -> str:
+    return "-".join(str(each) for each in (side, backend, seed) if each is not None)
+
+
+def _seeded(suite: Suite, seed: int) -> Suite:
+    """Return the suite with another seed of every task."""
+    tasks = []
+    for task in suite.tasks:
+        sampling = task.table.sampling.model_copy(update={"seed": seed})
+        tasks.append(replace(task, table=task.table.model_copy(update={"sampling": sampling})))
+    return replace(suite, tasks=tuple(tasks))
+
+
+def _evidence(gate: Gate, cards: Mapping[str, Scorecard]) -> Evidence:
+    def of(side: str, backend: str | None) -> list[Scorecard]:
+        return [cards[_key(side, backend, seed)] for seed in gate.seeds or [None]]
+
+    return {
+        each or "": (of(SIDES[0], each), of(SIDES[1], each)) for each in gate.backends or [None]
+    }
+
+
+def _measured(contest: _Contest, observe: Observe) -> dict[str, float]:
+    """Return size and speed of the candidate, under the names of their limits."""
+    own = contest.models[SIDES[0]]
+    tensors = own.adapter.tensors().values() if own.adapter else ()
+    megabytes = (own.weights.nbytes + sum(each.nbytes for each in tensors)) / 1e6
+    if not contest.gate.limits.seconds_per_answer:
+        return {"megabytes": megabytes}
+    took = max(_seconds(contest, settings, observe) for settings in _settings(contest.gate))
+    return {"megabytes": megabytes, "seconds-per-answer": took}
+
+
+def _seconds(contest: _Contest, settings: GenerateSettings, observe: Observe) -> float:
+    """Return the median time of the first answers, one at a time, after one to warm up."""
+    tasks = [task for task in contest.suite.tasks if task.scorer.asks == "answer"]
+    asked = [(each, task.settings()) for task in tasks for each in task.examples][:TIMED]
+    took = []
+    with open_model(contest.references[SIDES[0]], settings, observe=observe) as model:
+        for example, sampling in asked[:1] + asked:
+            began = time.perf_counter()
+            "".join(model.reply(example.messages, 0, sampling))
+            took.append(time.perf_counter() - began)
+    return median(took[1:])
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def _record(
+    contest: _Contest,
+    done: Promotion,
+    cards: Mapping[str, Scorecard],
+    measured: Mapping[str, float],
+) -> Path:
+    """Write the records, and move the name; return the records' folder."""
+    titles = {side: next(cards[key].model for key in cards if side in key) for side in SIDES}
+    entries = {
+        side: {"reference": reference, "title": titles[side], "digest": model.digest()}
+        for (side, reference), model in zip(
+            contest.references.items(), contest.models.values(), strict=True
+        )
+    }
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "version": version("vox-ml-eval"),
+        "name": done.name,
+        **entries,
+        "gate": contest.gate.to_json(),
+        "gate_digest": contest.gate_digest,
+        "suite_digest": contest.suite.digest,
+        "evaluations": {
+            key: {name: files.file_sha256(folder / name) for name in _FILES}
+            for key, folder in done.evaluations.items()
+        },
+        "leakage": asdict(done.leakage),
+        "measured": measured,
+        "decision": asdict(done.decision),
+    }
+    digest = _digest(facts)
+    folder = REGISTRY / "promotions" / f"{done.name}-{digest[:12]}"
+    with registry.changing(done.name, contest.before):
+        if not folder.exists():
+            files.make_folder(folder.parent)
+            with files.atomic_folder(folder) as temporary:
+                for key, source in done.evaluations.items():
+                    (temporary / key).mkdir()
+                    for name in _FILES:
+                        shutil.copyfile(source / name, temporary / key / name)
+                files.write_json(temporary / PROMOTION, {"digest": digest, **facts})
+        registry.move(done.name, **entries[SIDES[0]], promotion=str(folder))
+    return folder
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def verify(reference: str) -> tuple[Decision, Path]:
+    """Recompute a decision from its records alone; return it with their folder.
+
+    Args:
+        reference: a name of the registry, or the folder of the records.
+
+    Raises:
+        ConfigError: C011, there are no such records.
+        ProofError: V005, the records have changed, or give another decision.
+    """
+    entry = None if Path(reference).is_dir() else registry.current(reference)
+    folder = Path(entry["promotion"] if entry else reference)
+    try:
+        facts: Any = files.read_json(folder / PROMOTION)
+        said, files_of = facts.pop("digest"), facts["evaluations"].items()
+        known = {(key, name): sha256 for key, each in files_of for name, sha256 in each.items()}
+        candidate = facts["candidate"]["digest"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            "C011",
+            "there are no records of a promotion",
+            where=folder,
+            found=str(error).partition("\n")[0],
+            expected=f"a name of `vox registry list`, or a folder with {PROMOTION}",
+            remedy="name one of them",
+        ) from error
+    faults = [
+        f"{key}/{name} is missing or has changed"
+        for (key, name), sha256 in known.items()
+        if not (path := folder / key / name).is_file() or files.file_sha256(path) != sha256
+    ]
+    faults += [f"{PROMOTION} has changed"] if _digest(facts) != said else []
+    faults += (
+        [f"{reference} stands for another model"] if entry and entry["digest"] != candidate else []
+    )
+    if not faults:
+        try:
+            decision = _decided(folder, facts)
+            if json.loads(json.dumps(asdict(decision))) == facts["decision"]:
+                return decision, folder
+            faults = [f"the records decide {decision.answer!r}, or by other findings"]
+        except (ValueError, TypeError, KeyError) as error:
+            faults = [str(error)]
+    raise ProofError(
+        "V005",
+        "the records do not give the decision of the promotion",
+        where=folder,
+        faults=faults,
+        remedy="restore the records from a backup, or promote the model again",
+    )
+
+
+def _decided(folder: Path, facts: Any) -> Decision:
+    gate, leakage = Gate.model_validate(facts["gate"]), facts["leakage"]
+    cards = {key: stored_scorecard(folder / key) for key in facts["evaluations"]}
+    measured = {**facts["measured"], "leakage": len(leakage["leaks"]) / leakage["rows"]}
+    return decide(gate, _evidence(gate, cards), measured)

@@ -1,0 +1,125 @@
+"""The registry: names of promoted models, with their history, in `registry/` of the current folder.
+
+    registry/production.json                 what the name stands for, and every change of it
+    registry/promotions/production-DIGEST/   the records of a promotion (promotion.py)
+
+An entry has `reference` (an absolute path, or an id), `digest` (of base and adapter), `title`,
+`promotion` (the records' folder), `time`, and `rolled_back`: the digest of the model that a roll
+back took away. A change holds the registry's lock, reads the file anew, and replaces it whole. The
+core resolves names (`promoted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vox_core.api.files import read_json, write_json
+from vox_core.api.installing import known
+from vox_core.api.models import NAME, REGISTRY, promoted
+from vox_core.api.runs import RunFolder, locked
+from vox_core.errors import ModelError, OutputError
+
+FORMAT = 1
+
+
+def names() -> list[str]:
+    """Return the names in the registry."""
+    return sorted(path.stem for path in REGISTRY.glob("*.json") if NAME.fullmatch(path.stem))
+
+
+def history(name: str) -> list[dict[str, Any]]:
+    """Return every change of a name, oldest first; none if there is no such name.
+
+    Raises:
+        ModelError: M009, the registry cannot be read.
+    """
+    current = promoted(name)
+    try:
+        found: Any = read_json(REGISTRY / f"{name}.json")["history"] if current else []
+        if (found[-1] if found else None) == current:
+            return [dict(each) for each in found]
+        fault = "a history that ends with another model"
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        fault = str(error)
+    remedy = "restore the file from a backup, or delete it and promote again"
+    raise _fault(name, "the registry cannot be read", fault, remedy)
+
+
+def current(name: str) -> dict[str, Any] | None:
+    """Return what a name stands for; None for no such name."""
+    entries = history(name)
+    return entries[-1] if entries else None
+
+
+def require_name(name: str) -> None:
+    """Refuse a name that commands would take for something else.
+
+    Raises:
+        ModelError: M009.
+    """
+    taken = f"a file or folder, {Path(name).absolute()}" if Path(name).exists() else ""
+    if name in known().models or taken:
+        what = "a model cannot be promoted under this name: it means something else"
+        raise _fault(name, what, taken or "a model of the catalog", "choose another one")
+
+
+@contextmanager
+def changing(name: str, expected: str | None) -> Iterator[None]:
+    """Hold the registry, whose name still stands for the model with the digest `expected`.
+
+    Raises:
+        ModelError: M009, another process has moved it, or holds the registry.
+    """
+    again = "run the command again; it compares with the model that is there then"
+    try:
+        with locked(RunFolder(REGISTRY)):
+            found = current(name)
+            if (found and found["digest"]) != expected:
+                there = found["reference"] if found else "no such name"
+                raise _fault(name, "the name was moved by another process meanwhile", there, again)
+            yield
+    except OutputError as error:
+        if error.code != "VOX-O003":
+            raise
+        what = "another process is changing the registry"
+        raise _fault(name, what, error.found, again) from error
+
+
+def move(name: str, **entry: str) -> None:
+    """Let a name stand for a model, from now on; call it within `changing`."""
+    entry["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+    entries = [*history(name), entry]
+    value = {"format": FORMAT, "name": name, "current": entry, "history": entries}
+    write_json(REGISTRY / f"{name}.json", value)
+
+
+def roll_back(name: str) -> str:
+    """Let a name stand for the model before; each call goes one promotion further back.
+
+    Returns:
+        The reference that it stands for now.
+
+    Raises:
+        ModelError: M009, there is no such name, or nothing before.
+    """
+    entries, stack = history(name), list[dict[str, Any]]()
+    for each in entries:
+        stack = stack[:-1] if "rolled_back" in each else [*stack, each]
+    if len(stack) < 2:
+        raise _fault(
+            name,
+            "there is no model to roll back to",
+            f"{len(stack)} promotions left",
+            "`vox registry show NAME` lists all changes",
+        )
+    with changing(name, entries[-1]["digest"]):
+        move(name, **{**stack[-2], "rolled_back": stack[-1]["digest"]})
+    return str(stack[-2]["reference"])
+
+
+def _fault(name: str, what: str, found: object, remedy: str) -> ModelError:
+    return ModelError("M009", what, where=REGISTRY / f"{name}.json", found=found, remedy=remedy)
