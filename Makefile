@@ -3,7 +3,7 @@
 #   make demo    the whole way: train, compare, merge a small model
 #   make test    lint, types, every test; what CI runs
 #   make test-long    longer forms of some tests
-#   make browser the page of vox data preview, in a Chromium that is on the path
+#   make browser the pages of vox data preview and vox serve, in a Chromium that is on the path
 #   make crash   kill -9 over runs of a tiny model, N=50 times, and at every call to the disk
 #   make fuzz    what reads files, on CASES=20000 made-up ones each
 #   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
@@ -37,7 +37,7 @@ help:
 	@echo "make demo    train, compare and merge a small model, in an environment of its own"
 	@echo "make test    lint, types and every test"
 	@echo "make test-long    longer forms of some tests"
-	@echo "make browser the page of vox data preview, in a Chromium that is on the path"
+	@echo "make browser the pages of vox data preview and vox serve, in a Chromium that is on the path"
 	@echo "make crash   kill runs of a tiny model N=50 times, and at every call to the disk"
 	@echo "make fuzz    what reads files, on CASES=20000 made-up ones each"
 	@echo "make lint    lint and types only"

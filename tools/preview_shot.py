@@ -44,7 +44,7 @@ def main() -> None:
         preview(validate(TrainSettings, asked), html=page)
         page.write_text(page.read_text().replace(f"{folder}/", ""))
         with chromium.Page(program, Path(folder) / "profile", 920, 1240) as browser:
-            browser.open(page)
+            browser.open(page.as_uri())
             browser.wait("document.querySelectorAll('article pre > *').length > 50")
             shot = browser.screenshot()
     image = Image.open(io.BytesIO(shot)).convert("RGB")

@@ -93,9 +93,9 @@ class Page:
             case "Runtime.exceptionThrown":
                 self.complaints.append(json.dumps(told["exceptionDetails"]))
 
-    def open(self, path: Path) -> None:
+    def open(self, url: str) -> None:
         """Open a page of vox's, and wait until its script says that it is done."""
-        self.send("Page.navigate", url=path.as_uri())
+        self.send("Page.navigate", url=url)
         self.wait("document.documentElement.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str) -> Any:

@@ -68,7 +68,7 @@ def opened(browser: chromium.Page, tmp_path: Path) -> chromium.Page:
     browser.requests.clear()
     browser.complaints.clear()
     browser.dark(False)
-    browser.open(path)
+    browser.open(path.as_uri())
     browser.wait("document.querySelectorAll('article pre > *').length > 0")
     return browser
 
@@ -189,7 +189,7 @@ def test_a_thousand_rows_with_half_a_million_tokens(browser, tmp_path: Path) -> 
     words = "|".join(f" word{n}" for n in range(500))
     path.write_text(page("large", {}, [], [row(n, words) for n in range(1000)]))
     began = time.perf_counter()
-    browser.open(path)
+    browser.open(path.as_uri())
     assert time.perf_counter() - began < 20
     filled = browser.evaluate("document.querySelectorAll('.t').length")
     assert filled < 100_000  # those in sight

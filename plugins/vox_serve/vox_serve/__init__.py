@@ -9,6 +9,7 @@
     guard.py       what stands before every endpoint: key, host name, bodies, errors
     running.py     the answers to one request: collected, or streamed as they come
     app.py         routes, metrics
+    page.py        the page at `/`, which is page.html
     proxy.py       --engine: the same endpoints over another program, and its verification
     programs.py    --engine: llama.cpp's server and vLLM: finding them, options, requests
     keeper.py      --engine: start the program, wait until it is healthy, start it again

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from vox_core.api.generating import Sampling
 from vox_core.api.rows import RenderError
 from vox_core.errors import DataError
+from vox_serve import page
 from vox_serve.engine import Engine
 from vox_serve.guard import Guard, error_response, fault, json_response, read_body, refusal
 from vox_serve.requests import (
@@ -69,6 +70,7 @@ class Api:
         self._created, self._counts = int(time.time()), Counter[str]()
         self.app = Starlette(
             routes=[
+                Route("/", page.show),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._list_models),

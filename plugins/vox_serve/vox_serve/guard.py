@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+KEYLESS = {"/", "/health"}
+"""Paths that need no key; no secret is in what they answer."""
 BODY_SECONDS = 60.0
 """Time for a client to send its body."""
 CLIENT_GONE = 499
@@ -63,7 +65,7 @@ class Guard:
         if self._key is not None:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
-            if (scheme.lower() != "bearer" or not same) and scope["path"] != "/health":
+            if (scheme.lower() != "bearer" or not same) and scope["path"] not in KEYLESS:
                 raise ApiError(
                     401,
                     "the API key is missing or wrong; send `Authorization: Bearer KEY`",
