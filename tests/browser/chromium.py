@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+KEYS = {"Enter": {"text": "\r", "windowsVirtualKeyCode": 13}}
+"""Keys that do something of their own, such as sending a form."""
 
 
 def find() -> str | None:
@@ -120,7 +122,7 @@ class Page:
         raise AssertionError(f"never so: {expression}")
 
     def press(self, key: str) -> None:
-        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": key} if len(key) == 1 else KEYS.get(key, {})
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
 
