@@ -57,18 +57,18 @@ def test_runs_are_served_under_their_names_beside_their_base(vox, folders, ran) 
     done = vox("serve", folders / "one", "--name", f"b/2={folders / 'two'}", *flags)
     assert done.code == 0, done.err
     lines = [line.split(None, 1) for line in done.out.splitlines()]
-    assert [name for name, _ in lines] == ["serving", "one", "b/2", "base"]
+    assert [name for name, _ in lines] == ["serving", "page", "one", "b/2", "base"]
     assert lines[0][1].startswith("http://127.0.0.1:")
-    assert lines[1][1].startswith("adapter; changes log-probabilities by ")
-    assert lines[1][1].endswith(" nats; no probe.json")
-    assert lines[3][1] == "base"
+    assert lines[2][1].startswith("adapter; changes log-probabilities by ")
+    assert lines[2][1].endswith(" nats; no probe.json")
+    assert lines[4][1] == "base"
     assert len(ran) == 1
 
 
 def test_a_model_alone_is_served(vox, folders, ran) -> None:
     done = vox("serve", folders / "base", "--dtype", "fp32", "--backend", "cpu", "--port", 0)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[1].split() == ["base", "base"]
+    assert done.out.splitlines()[2].split() == ["base", "base"]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

@@ -73,5 +73,5 @@ def serve(
 
 
 def _show(url: str, proofs: Mapping[str, Proof | None]) -> None:
-    found = {name: f"adapter; {proof}" if proof else "base" for name, proof in proofs.items()}
-    print_table({"serving": url, **found})
+    models = [(name, f"adapter; {proof}" if proof else "base") for name, proof in proofs.items()]
+    print_table([("serving", url), ("page", url.removesuffix("v1")), *models])
