@@ -50,7 +50,7 @@ from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Batch, Place, Step
-from vox_core.run.dequantised_base import seeded
+from vox_core.run.hf_checkpoint import seeded
 from vox_core.run.loop import steps_of
 from vox_core.run.run_plan import RunPlan, plan_run
 from vox_core.run.train import train

@@ -19,8 +19,8 @@ from typing import Any
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Event, StepDone
 from vox_core.host.load import Backend
-from vox_core.run.reference_scores import References
 from vox_core.run.train import train
+from vox_core.run.weighing import References
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import click
 
 from vox_core import config, errors
-from vox_core.catalog import BundleEntry, Catalog, PluginEntry, entries, load_catalog
+from vox_core.catalog import SECTIONS, BundleEntry, Catalog, ModelPart, PluginEntry, load_catalog
 from vox_core.cli import root
 from vox_core.cli.options import METAVARS, default_text, value_type
 from vox_core.contract import StepDone
@@ -159,7 +159,7 @@ def catalog_page() -> str:
     columns = ("id", "parameters", "licence", "source", "gated", "description")
     parts.append(f"## Models\n\n{_ABOUT_MODELS}\n{table(*columns, models)}")
     parts.append(_ABOUT_KEYS)
-    for section, kind in {**entries.SECTIONS, "model.parts": entries.ModelPart}.items():
+    for section, kind in {**SECTIONS, "model.parts": ModelPart}.items():
         rows = [key_row(*item) for item in kind.model_fields.items()]
         parts.append(f"### [[{section}]]\n\n{table('key', 'takes', 'needed', rows)}")
     return "\n".join(parts)

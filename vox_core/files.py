@@ -2,10 +2,12 @@
 
 Every file and folder that vox makes goes through this module: written under a temporary name in
 the same folder, flushed to the disk, renamed into place, and the rename itself flushed. A failure
-leaves what was there before. `OSError` becomes a `StorageError` here and nowhere else.
+leaves what was there before. `OSError` becomes a `StorageError` here and nowhere else. File modes
+follow the user's umask.
 
-Calls that change the disk go through `vox_core.disk`, where tests inject faults. File modes follow
-the user's umask.
+Every system call that changes the disk goes through `calls`. A test puts another `Calls` in its
+place: one that fails at the third write, that kills the process at the fourth rename, or that keeps
+a record of what was flushed.
 """
 
 from __future__ import annotations
@@ -20,11 +22,62 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from vox_core import disk
 from vox_core.errors import OutputError, StorageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+# The user's umask restricts these.
+_MODE = 0o666
+
+
+class Calls:
+    """The system's calls; each raises `OSError`."""
+
+    def create(self, path: Path) -> int:
+        """Return a descriptor of a new file."""
+        return os.open(path, _NEW | os.O_CLOEXEC, _MODE)
+
+    def append(self, path: Path) -> int:
+        """Return a descriptor that always writes at the current end of the file."""
+        return os.open(path, _APPEND | os.O_CLOEXEC, _MODE)
+
+    def open_folder(self, path: Path) -> int:
+        """Return a descriptor for `fsync` of the folder's entries."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, descriptor: int, data: ReadableBuffer) -> int:
+        """Write part of `data`; return the number of bytes written."""
+        return os.write(descriptor, data)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def fsync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Replace `target` with `source`, atomically."""
+        source.replace(target)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def rmdir(self, path: Path) -> None:
+        path.rmdir()
+
+
+calls = Calls()
+
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY_PREFIX = ".tmp-"
@@ -67,7 +120,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     with storage_errors(path), io.BufferedWriter(_New(path)) as file:
         yield file
         file.flush()
-        disk.calls.fsync(file.fileno())
+        calls.fsync(file.fileno())
 
 
 @contextmanager
@@ -79,7 +132,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         try:
             with new_file(temporary) as file:
                 yield file
-            disk.calls.rename(temporary, path)
+            calls.rename(temporary, path)
             sync_folder(path.parent)
         finally:
             remove(temporary)
@@ -125,15 +178,15 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             for folder, _, names in os.walk(temporary):
                 for name in names:
                     with Path(folder, name).open("rb") as file:
-                        disk.calls.fsync(file.fileno())
+                        calls.fsync(file.fileno())
                 sync_folder(Path(folder))
             if replace and path.exists():
-                disk.calls.rename(path, before)
+                calls.rename(path, before)
             _put_in_place(temporary, path)
     except BaseException:
         if before.exists():
             with suppress(OSError):
-                disk.calls.rename(before, path)
+                calls.rename(before, path)
         raise
     finally:
         remove(temporary)
@@ -151,7 +204,7 @@ def atomic_flat_folder(path: Path) -> Iterator[Path]:
     temporary = temporary_beside(path)
     with storage_errors(path):
         try:
-            disk.calls.mkdir(temporary)
+            calls.mkdir(temporary)
             yield temporary
             sync_folder(temporary)
             _put_in_place(temporary, path)
@@ -160,13 +213,13 @@ def atomic_flat_folder(path: Path) -> Iterator[Path]:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    disk.calls.rename(temporary, path)
+    calls.rename(temporary, path)
     try:
         sync_folder(path.parent)
     except OSError:
         # It may not survive a power cut, so it must not appear to exist.
         with suppress(OSError):
-            disk.calls.rename(path, temporary)
+            calls.rename(path, temporary)
         raise
 
 
@@ -179,19 +232,19 @@ def append(path: Path, data: bytes) -> None:
         StorageError: the file is unchanged, unless truncating it failed, too.
     """
     with storage_errors(path):
-        descriptor = disk.calls.append(path)
+        descriptor = calls.append(path)
         try:
             size = os.fstat(descriptor).st_size
             try:
                 rest = memoryview(data)
                 while rest:
-                    rest = rest[disk.calls.write(descriptor, rest) :]
+                    rest = rest[calls.write(descriptor, rest) :]
             except OSError:
                 with suppress(OSError):
-                    disk.calls.truncate(descriptor, size)
+                    calls.truncate(descriptor, size)
                 raise
         finally:
-            disk.calls.close(descriptor)
+            calls.close(descriptor)
 
 
 def make_folder(path: Path) -> None:
@@ -203,7 +256,7 @@ def make_folder(path: Path) -> None:
     for folder in (*reversed(path.parents), path):
         try:
             if not folder.is_dir():
-                disk.calls.mkdir(folder)
+                calls.mkdir(folder)
         except OSError as error:
             if not (isinstance(error, FileExistsError) and folder.is_dir()):  # made meanwhile
                 raise unwritable(path, error) from error
@@ -269,11 +322,11 @@ def require_apart(out: Path, inputs: Iterable[tuple[str, Path]]) -> None:
 
 def sync_folder(path: Path) -> None:
     """Flush the folder itself, so that a rename in it survives a power cut."""
-    descriptor = disk.calls.open_folder(path)
+    descriptor = calls.open_folder(path)
     try:
-        disk.calls.fsync(descriptor)
+        calls.fsync(descriptor)
     finally:
-        disk.calls.close(descriptor)
+        calls.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -282,9 +335,9 @@ def remove(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             for child in list(path.iterdir()):
                 remove(child)
-            disk.calls.rmdir(path)
+            calls.rmdir(path)
         else:
-            disk.calls.unlink(path)
+            calls.unlink(path)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -302,10 +355,45 @@ def temporary_beside(path: Path) -> Path:
 
 
 class _New(io.FileIO):
-    """A new file that is written through `disk.calls`."""
+    """A new file that is written through `calls`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "xb", opener=lambda name, _flags: disk.calls.create(Path(name)))
+        super().__init__(path, "xb", opener=lambda name, _flags: calls.create(Path(name)))
 
     def write(self, data: ReadableBuffer) -> int:
-        return disk.calls.write(self.fileno(), data)
+        return calls.write(self.fileno(), data)
+
+
+_TEMPLATES = "additional_chat_templates"  # the one folder within a model that is read
+
+
+def strays(folder: Path) -> list[str]:
+    """List the links in `folder` that lead out of it, each with its target.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    home = folder.resolve()
+    homes = (home, *_blobs(home))
+    return [
+        f"{path.relative_to(folder)}: a link to {target}"
+        for path in _links(folder)
+        if not any((target := path.resolve()).is_relative_to(place) for place in homes)
+    ]
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            yield path
+        elif path.name == _TEMPLATES and path.is_dir():
+            yield from _links(path)
+
+
+def _blobs(home: Path) -> Iterator[Path]:
+    """Return the folders that a snapshot's links may lead to: HUB/models--O--N/snapshots/COMMIT ->
+    …/blobs."""
+    repository = home.parent.parent
+    if home.parent.name == "snapshots" and repository.name.startswith("models--"):
+        yield repository / "blobs"
+        yield repository.parent / "blobs"

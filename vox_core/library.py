@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from vox_core.models import Progress
     from vox_core.run.answers import Answered
     from vox_core.run.artifacts import TrainReport
-    from vox_core.run.history import Summary
     from vox_core.run.load import Answer, OpenModel
     from vox_core.run.merge import MergeReport
     from vox_core.run.open_trainer import OpenTrainer
+    from vox_core.run.telemetry import Summary
 
 Reference: TypeAlias = "str | os.PathLike[str]"
 """A run, a run folder, an adapter saved by PEFT or mlx-lm, a merged folder, or a base model."""
@@ -78,7 +78,7 @@ class Run:
     @property
     def losses(self) -> list[float | None]:
         """Training loss per step, including steps before a resume; None where not finite."""
-        from vox_core.run.history import read_run
+        from vox_core.run.telemetry import read_run
 
         return [loss for _, loss in read_run(self.path).losses]
 
@@ -131,7 +131,7 @@ def train(
             remedy="give plan or config",
         )
     else:
-        from vox_core.run.pinned_plan import read_plan
+        from vox_core.run.resume import read_plan
 
         pinned = read_plan(Path(plan), said)
         chosen, origin = pinned.settings, "--plan"
@@ -396,7 +396,7 @@ def runs(folder: Reference = "runs") -> list[Summary]:
     Raises:
         AdapterError: there is no such folder.
     """
-    from vox_core.run.history import read_runs
+    from vox_core.run.telemetry import read_runs
 
     return read_runs(Path(folder))
 

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.services import Training
 from vox_core.cli.options import options_of
 from vox_core.config import SECTIONS, TrainSettings, is_table
-from vox_core.config.peers import PEERS
-from vox_core.known import known_plugins
+from vox_core.config.loading import PEERS
+from vox_core.host.discover import known_plugins
 
 
 @pytest.fixture

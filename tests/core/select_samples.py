@@ -10,9 +10,8 @@ from vox_core.contract import DType, Quant
 from vox_core.errors import BackendError
 from vox_core.host import Candidate, Request, Selection, Surroundings
 from vox_core.host.discover import Found
-from vox_core.host.machine import Machine
 from vox_core.host.manifest import Capabilities, Manifest, Probe, Requires
-from vox_core.host.probe import Accelerator, Device, Hardware, ProbeFault
+from vox_core.host.probe import Accelerator, Device, Hardware, Machine, ProbeFault
 from vox_core.host.select import select
 
 GB = 10**9

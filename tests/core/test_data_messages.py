@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from vox_core.data.faults import RowError
-from vox_core.data.messages import Message
+from vox_core.data.messages import Message, tool_schemas
 from vox_core.data.rows import parse_row
-from vox_core.data.tools import tool_schemas
 
 USER = {"role": "user", "content": "x"}
 ADD = {"name": "add", "parameters": {"type": "object"}}

@@ -23,13 +23,12 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core.cache import cached
 from vox_core.contract import DataPolicy
 from vox_core.data import chosen, row_facts
-from vox_core.data.blocks import RowMask, cut
-from vox_core.data.checked import CheckedFile, check_files
+from vox_core.data.checked import CheckedFile, RowMask, check_files, cut
 from vox_core.data.chosen import choose_rows, overlap
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.faults import CODES, RowError
 from vox_core.data.fields import Attributes
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.messages import Message
 from vox_core.data.row_facts import (
     NAMES,
@@ -342,9 +341,10 @@ def test_a_file_of_malformed_rows_alone_is_refused_all_the_same(tmp_path: Path) 
 def test_a_line_that_is_too_long_is_skipped_like_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vox_core.data import jsonl
 
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
+    from vox_core.data import json_rows
+
+    monkeypatch.setattr(json_rows, "MAX_LINE_BYTES", 100)
     path = write(tmp_path / "a.jsonl", [*GOOD[:2], {"text": "x" * 1000}, *GOOD[2:]])
     found = choose_rows([path], [], SKIP)
     assert lines_of(found.train, 60) == [("a.jsonl", n) for n in (1, 2, *range(4, 42))]

@@ -24,9 +24,9 @@ from vox_core.config import TrainSettings
 from vox_core.data import json_rows, source
 from vox_core.data.checked import check_files, unused_fields
 from vox_core.data.faults import RowError
+from vox_core.data.formats import find_split
 from vox_core.data.records import read_lines
 from vox_core.data.source import open_source
-from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
 PAIR = {"prompt": "a", "completion": "b"}

@@ -9,7 +9,7 @@ import pytest
 import vox_core
 from tests.core.data_samples import load_records, plain
 from vox_core.data.dataset import build_dataset
-from vox_core.data.split import find_split
+from vox_core.data.formats import find_split
 from vox_core.data.tokenizer import load_tokenizer
 
 FOLDER = Path(vox_core.__file__).parent / "quickstart" / "data"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.core.data_samples import load_records
-from vox_core.data import jsonl
+from vox_core.data import json_rows
 from vox_core.data.fields import Attributes
+from vox_core.data.formats import find_split
 from vox_core.data.messages import Message
-from vox_core.data.split import find_split
 from vox_core.errors import DataError
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'
@@ -549,7 +549,7 @@ def test_a_number_of_thousands_of_digits(write) -> None:
 def test_a_line_that_is_too_long_is_passed_over_without_reading_it_whole(
     write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(json_rows, "MAX_LINE_BYTES", 100)
     longest = b'{"text": "' + b"x" * 88 + b'"}\n'
     assert len(longest) == 101  # with its line end, which does not count
     path = write(GOOD, b"x" * 1000 + b"\n", longest, b"[]\n", b"x" * 101)

@@ -11,8 +11,7 @@ from tests.core.tiny_tokenizer import Family, make_tokenizer, tiny_tokenizer
 from vox_core.data.messages import Message
 from vox_core.data.render import Renderer
 from vox_core.data.rows import Record
-from vox_core.data.templated import templated
-from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, stop_ids
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, stop_ids, templated
 from vox_core.errors import ConfigError, DataError
 
 

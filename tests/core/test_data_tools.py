@@ -12,8 +12,7 @@ import pytest
 from tests.core.data_samples import SOURCE, chat, completion
 from tests.core.tiny_tokenizer import CHATML, FAMILIES, Family, make_tokenizer, tiny_tokenizer
 from vox_core.data.dataset import build_dataset
-from vox_core.data.encode import Document, Encoder
-from vox_core.data.encode_stats import serving_difference
+from vox_core.data.encode import Document, Encoder, serving_difference
 from vox_core.data.messages import Message
 from vox_core.data.render import NO_TEMPLATE, Renderer, RenderError
 from vox_core.data.rows import Record

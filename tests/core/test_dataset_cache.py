@@ -27,8 +27,7 @@ from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
 from vox_core.contract import ObjectiveSpec
 from vox_core.data import dataset_cache, row_facts, sides, worker
-from vox_core.data.blocks import Block, RowMask, cut
-from vox_core.data.checked import check_files, unused_fields
+from vox_core.data.checked import Block, RowMask, check_files, cut, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import readable

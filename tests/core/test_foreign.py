@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vox_core import bounded_json, links
+from vox_core import bounded_json, files
 from vox_core.bounded_json import JsonFault
 from vox_core.errors import ModelError
 from vox_core.models.folder import code_keys
@@ -61,10 +61,10 @@ def test_links_within_a_folder_are_no_strays(tmp_path: Path) -> None:
     (tmp_path / "model/a").write_text("x")
     (tmp_path / "model/b").symlink_to("a")
     (tmp_path / "link").symlink_to("model")
-    assert links.strays(tmp_path / "model") == links.strays(tmp_path / "link") == []
+    assert files.strays(tmp_path / "model") == files.strays(tmp_path / "link") == []
     for target in ("../secret", "/etc/hostname", "nowhere/../../x", str(tmp_path)):
         (tmp_path / "model/c").symlink_to(target)
-        (said,) = links.strays(tmp_path / "model")
+        (said,) = files.strays(tmp_path / "model")
         assert said.startswith("c: a link to ")
         (tmp_path / "model/c").unlink()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vox_core.errors import BackendError
-from vox_core.host.machine import Machine, unmet
 from vox_core.host.manifest import parse_manifest
+from vox_core.host.probe import Machine, unmet
 
 BACKEND = """
 id = "cpu"

@@ -403,9 +403,9 @@ def test_importing_the_host_is_cheap() -> None:
 
 
 def test_a_plugin_of_the_catalog_that_is_not_here_is_not_unknown(monkeypatch) -> None:
-    from vox_core.host import inventory
+    from vox_core.host import doctor
 
-    monkeypatch.setattr(inventory, "known_plugins", lambda: {"mlx": object()})
-    error = inventory.unknown_plugin("mlx", ["cpu"])
+    monkeypatch.setattr(doctor, "known_plugins", lambda: {"mlx": object()})
+    error = doctor.unknown_plugin("mlx", ["cpu"])
     assert (error.what, error.remedy) == ("plugin 'mlx' is not installed", "vox plugin install mlx")
-    assert "unknown" in inventory.unknown_plugin("mlxx", ["cpu"]).what
+    assert "unknown" in doctor.unknown_plugin("mlxx", ["cpu"]).what

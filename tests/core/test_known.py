@@ -13,7 +13,7 @@ from platformdirs import user_config_path
 from vox_core.config import PluginSettings, load_settings, reading, settings_file
 from vox_core.errors import ConfigError, ModelError
 from vox_core.host.blocked import blocked_plugins, config_folder, disabled, set_disabled
-from vox_core.known import known, known_plugins
+from vox_core.host.discover import known, known_plugins
 from vox_core.models import resolve
 
 CATALOG = """

@@ -28,7 +28,7 @@ from vox_core.data.fields import Attributes
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering, apportion, filled, level
 from vox_core.errors import DataError
-from vox_core.run.dataset import in_order
+from vox_core.run.inputs import in_order
 
 FIRST = [[6, 2, 7, 7, 6, 5, 0, 5], [6, 7, 7, 3, 5, 6, 4, 5]]
 DIGEST_BEFORE = "8a5384b669ddabf4676f88e37f47ac7dc486b5479c96a928e1d38214802bff06"

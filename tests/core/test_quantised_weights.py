@@ -12,8 +12,7 @@ import pytest
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.contract import Quant
 from vox_core.errors import ModelError
-from vox_core.weights import INDEX, WeightFolder, open_weights, write_safetensors
-from vox_core.weights.quantised import plain_config
+from vox_core.weights import INDEX, WeightFolder, open_weights, plain_config, write_safetensors
 from vox_formats.quant import CODECS, MLX_FORMATS, MlxFormat
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

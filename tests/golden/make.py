@@ -17,8 +17,7 @@ from tests.golden.cases import CASES, record
 from tests.golden.families import FAMILIES, RENDERED, tokenizer
 from tests.malformed.make import EXPECTED
 from vox_core import cache as caching
-from vox_core.data.encode import Document, Encoder
-from vox_core.data.encode_stats import serving_difference
+from vox_core.data.encode import Document, Encoder, serving_difference
 from vox_core.data.render import Rendered, RenderError
 from vox_core.data.rows import Record
 

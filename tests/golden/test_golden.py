@@ -17,8 +17,7 @@ from transformers.utils import chat_template_utils
 from tests.golden import make
 from tests.golden.cases import CASES, given, record
 from tests.golden.families import FAMILIES, REAL, RENDERED, TEMPLATES, tokenizer
-from vox_core.data.encode import Document
-from vox_core.data.encode_stats import serving_difference
+from vox_core.data.encode import Document, serving_difference
 from vox_core.data.messages import Message
 from vox_core.data.render import Rendered, RenderError, weight_of
 

@@ -15,8 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from tests.parity.tolerances import LOGITS
 from vox_core.adapter.targets import quantised_modules
 from vox_core.run.hf_checkpoint import plain_copy
-from vox_core.weights import WeightFolder, open_weights
-from vox_core.weights.quantised import SAME_IN_MLX
+from vox_core.weights import SAME_IN_MLX, WeightFolder, open_weights
 from vox_export.requantise import requantise
 from vox_formats.quant import MLX_FORMATS
 from vox_testing.llama import write_llama

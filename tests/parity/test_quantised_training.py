@@ -16,8 +16,7 @@ import pytest
 from tests.parity import held, tolerances
 from tests.parity.held import Trained, apart, distance
 from vox_core.contract import LoadJob, Quant
-from vox_core.run.dequantised_base import as_trained
-from vox_core.run.hf_checkpoint import plain_copy
+from vox_core.run.hf_checkpoint import as_trained, plain_copy
 from vox_core.weights import WeightFolder
 from vox_mlx import backend as mlx
 from vox_testing import jobs

@@ -26,8 +26,7 @@ from vox_core import models
 from vox_core.adapter.peft import write_adapter
 from vox_core.contract import LoadJob, Notice, Step
 from vox_core.errors import ModelError
-from vox_core.run.dequantised_base import as_trained
-from vox_core.run.hf_checkpoint import plain_copy
+from vox_core.run.hf_checkpoint import as_trained, plain_copy
 from vox_core.weights import WeightFolder
 from vox_testing import jobs
 from vox_testing.subject import Recorder

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vox_core.contract import AdapterState, LowRank, TrainState
-from vox_core.disk import Calls
+from vox_core.files import Calls
 
 RUN = {"contract": "c" * 64, "seed": 7}
 # What asks a disk for room; taking things away works on a full one.

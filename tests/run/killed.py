@@ -20,12 +20,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.run.faulty import RUN, Counted, Killing, leftovers, made_up, same
-from vox_core import disk, files
+from vox_core import files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint_writer import CheckpointWriter
+from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
 
 LAST = 3
 KEEP = Retention(last=2)
@@ -59,7 +58,7 @@ def killed(parent: Path, calls: Killing) -> tuple[list[int], bool]:
     if not (child := os.fork()):
         ended = 1
         try:
-            disk.calls = calls
+            files.calls = calls
             start(parent, writing)
             ended = 0
         finally:  # and never on into what the parent does
@@ -119,9 +118,9 @@ def every_call(parent: Path) -> dict[str, object]:
 
 
 def calls_of_a_whole_run(parent: Path) -> list[str]:
-    disk.calls = counted = Counted()
+    files.calls = counted = Counted()
     start(parent, os.open(os.devnull, os.O_WRONLY))
-    disk.calls = disk.Calls()
+    files.calls = files.Calls()
     return counted.made
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from vox_core.disk import Calls
+from vox_core.files import Calls
 
 Tree: TypeAlias = "tuple[tuple[str, bytes | Tree], ...]"
 """The content of a folder: (name, bytes of a file or the tree of a folder), sorted."""

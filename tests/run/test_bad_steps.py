@@ -13,7 +13,7 @@ from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, StepSkipped, TrainState
 from vox_core.errors import TrainingError
 from vox_core.run import checkpoint, loop
-from vox_core.run.checkpoint_writer import _require_finite
+from vox_core.run.checkpoint import _require_finite
 from vox_core.run.learner import Learner
 from vox_core.run.train import train
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.run.faulty import RUN, Calls, Counted, Failing, leftovers, made_up, same
-from vox_core import disk, files
+from vox_core import files
 from vox_core.contract import CheckpointWritten, Notice
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint_writer import CheckpointWriter
+from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
 
 FAULTS = {
     "full": errno.ENOSPC,
@@ -46,7 +45,7 @@ def calls_of_a_save(tmp_path_factory) -> list[str]:
     begun(parent)
     counted, events = Counted(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk, "calls", counted)
+        patch.setattr(files, "calls", counted)
         writer_of(parent, events).finish(made_up(3))
     assert [p.name for p in checkpoint.numbered(parent)] == ["step-3", "step-2"]
     return counted.made
@@ -61,10 +60,10 @@ def test_a_failing_disk_costs_a_checkpoint_and_not_the_run(
         parent, events = tmp_path / f"{at}" / "checkpoints", []
         begun(parent)
         writer = writer_of(parent, events)
-        monkeypatch.setattr(disk, "calls", Failing(at, FAULTS[fault], stays))
+        monkeypatch.setattr(files, "calls", Failing(at, FAULTS[fault], stays))
         writer.submit(made_up(3))
         writer.settle()
-        monkeypatch.setattr(disk, "calls", Calls())
+        monkeypatch.setattr(files, "calls", Calls())
         require_resumable(parent, events, f"{calls_of_a_save[at - 1]}, call {at}", stays)
         writer.finish(made_up(4))
         assert events[-1] == CheckpointWritten(
@@ -100,10 +99,10 @@ def test_a_last_checkpoint_that_fails_is_an_error_that_names_the_last_good_one(
     for at in range(1, written + 1):
         parent, events = tmp_path / f"{at}" / "checkpoints", []
         begun(parent)
-        monkeypatch.setattr(disk, "calls", Failing(at, FAULTS[fault]))
+        monkeypatch.setattr(files, "calls", Failing(at, FAULTS[fault]))
         with pytest.raises(StorageError) as caught:
             writer_of(parent, events).finish(made_up(3))
-        monkeypatch.setattr(disk, "calls", Calls())
+        monkeypatch.setattr(files, "calls", Calls())
         assert caught.value.code == CODES.get(FAULTS[fault], "VOX-S002")
         assert caught.value.what.startswith("the last checkpoint could not be written")
         assert caught.value.faults == (f"the last good one is {parent / 'step-2'}",)
@@ -116,7 +115,7 @@ def test_a_short_write_is_gone_on_with(calls_of_a_save, tmp_path, monkeypatch):
     for at in [n for n, name in enumerate(calls_of_a_save, 1) if name == "write"]:
         parent, events = tmp_path / f"{at}" / "checkpoints", []
         begun(parent)
-        monkeypatch.setattr(disk, "calls", Failing(at, None))
+        monkeypatch.setattr(files, "calls", Failing(at, None))
         writer_of(parent, events).finish(made_up(3))
         assert [event.step for event in events] == [3]
         assert same(checkpoint.load_newest(parent)[0], made_up(3))
@@ -132,10 +131,10 @@ def test_what_is_on_the_disk_is_read_back_before_it_counts(tmp_path, monkeypatch
     parent, events = tmp_path / "run" / "checkpoints", []
     begun(parent)
     writer = writer_of(parent, events)
-    monkeypatch.setattr(disk, "calls", Lying())
+    monkeypatch.setattr(files, "calls", Lying())
     writer.submit(made_up(3))
     writer.close()
-    monkeypatch.setattr(disk, "calls", Calls())
+    monkeypatch.setattr(files, "calls", Calls())
     assert [type(event) for event in events] == [Notice]
     assert "not on the disk as it was written" in events[0].message
     assert [p.name for p in checkpoint.numbered(parent)] == ["step-2", "step-1"]
@@ -144,7 +143,7 @@ def test_what_is_on_the_disk_is_read_back_before_it_counts(tmp_path, monkeypatch
 def test_a_line_that_a_full_disk_would_not_take_is_not_there_in_part(tmp_path, monkeypatch):
     path = tmp_path / "lines"
     files.append(path, b"first\n")
-    monkeypatch.setattr(disk, "calls", Failing(2, errno.ENOSPC))
+    monkeypatch.setattr(files, "calls", Failing(2, errno.ENOSPC))
     with pytest.raises(StorageError):
         files.append(path, b"a longer second\n")
     assert path.read_bytes() == b"first\n"

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import vox_core
 from tests.parity import reference_loop
 from tests.run.interrupted import curve, cut_after, killed, resumed, stop_after
-from vox_core import disk, files
+from vox_core import files
 from vox_core.config import MergeSettings, SamplingSettings, TrainSettings, validate
 from vox_core.contract import LazyMapping, StepDone, TrainState
 from vox_core.data.batching import documents_in_step
@@ -35,7 +35,7 @@ from vox_core.errors import (
 from vox_core.host import judge
 from vox_core.host.load import Backend
 from vox_core.run import artifacts, checkpoint
-from vox_core.run.checkpoint_writer import CheckpointWriter
+from vox_core.run.checkpoint import CheckpointWriter
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
 from vox_core.run.plan import has_tied_head
@@ -274,14 +274,14 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
         with files.atomic_folder(folder, replace=True) as made:
             (made / "file").write_text(text)
     assert (folder / "file").read_text() == "new"
-    rename, broken = disk.calls.rename, []
+    rename, broken = files.calls.rename, []
 
     def failing(source: Path, target: Path) -> None:
         if target in broken or (target == folder and (source / "file").read_text() == "newer"):
             raise OSError(5, "Input/output error")
         rename(source, target)
 
-    monkeypatch.setattr(disk.calls, "rename", failing)
+    monkeypatch.setattr(files.calls, "rename", failing)
     with pytest.raises(StorageError), files.atomic_folder(folder, replace=True) as made:
         (made / "file").write_text("newer")
     assert (folder / "file").read_text() == "new"

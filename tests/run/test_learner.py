@@ -17,7 +17,7 @@ from vox_core.contract import (
 )
 from vox_core.errors import PluginError
 from vox_core.run.learner import Learner, Untouched
-from vox_core.run.objective import total_weight
+from vox_core.run.weighing import total_weight
 
 OPTIMIZER = OptimizerSpec(1e-3, "constant", 0.0, 0.0, 0.0)
 

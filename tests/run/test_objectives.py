@@ -32,8 +32,9 @@ from vox_core.errors import (
     PluginError,
     TrainingError,
 )
-from vox_core.run import inputs, reference_scores, rollouts
-from vox_core.run.objective import (
+from vox_core.run import inputs, rollouts, weighing
+from vox_core.run.train import train
+from vox_core.run.weighing import (
     StepWeights,
     by_batch,
     mean_metrics,
@@ -41,7 +42,6 @@ from vox_core.run.objective import (
     totals_of,
     weigh,
 )
-from vox_core.run.train import train
 
 PAIRS = [
     {"prompt": f"Say {n}.", "chosen": f"{n} it is.", "rejected": f"Why {n * 3}? No, never."}
@@ -432,7 +432,7 @@ def test_a_teachers_tokens_are_those_of_the_students_vocabulary(distilled, tmp_p
     monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))
     seen: set[Path] = set()
     for vocabulary in (None, 100):
-        monkeypatch.setattr(reference_scores, "vocabulary_of", lambda _: vocabulary)  # noqa: B023
+        monkeypatch.setattr(weighing, "vocabulary_of", lambda _: vocabulary)  # noqa: B023
         train(distilled(max_steps=1, out=tmp_path / str(vocabulary)))
         made = {*(tmp_path / "cache").glob("reference/*/targets.npy")} - seen
         assert made

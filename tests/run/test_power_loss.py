@@ -9,12 +9,11 @@ import pytest
 
 from tests.run.faulty import RUN, leftovers, made_up, same
 from tests.run.power import Recorded, Tree, lay, removed
-from vox_core import disk, files
+from vox_core import files
 from vox_core.contract import CheckpointWritten
 from vox_core.errors import PlanError
 from vox_core.run import checkpoint
-from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint_writer import CheckpointWriter
+from vox_core.run.checkpoint import CheckpointWriter, Origin, Retention
 
 
 def run(root: Path, model: Recorded, kept: int) -> None:
@@ -60,7 +59,7 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, **forge
     root.mkdir()
     model = Recorded(root, forgets)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "calls", model)
+        patch.setattr(files, "calls", model)
         run(root, model, kept)
     return model.outcomes
 
@@ -103,7 +102,7 @@ def test_the_model_catches_an_announcement_before_the_rename(tmp_path, monkeypat
 
     monkeypatch.setattr(checkpoint, "_fill", hasty)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "calls", model)
+        patch.setattr(files, "calls", model)
         run(root, model, 2)
     assert all_broken(tmp_path, model.outcomes)
 

@@ -21,9 +21,9 @@ from vox_core import host
 from vox_core.adapter.targets import format_of, quantised_modules
 from vox_core.config import GenerateSettings, MergeSettings, TrainSettings, validate
 from vox_core.errors import BackendError, PlanError, StorageError
-from vox_core.run import backend as run_backend
 from vox_core.run import inputs, load
-from vox_core.run.dequantised_base import trained_weights
+from vox_core.run import inputs as run_backend
+from vox_core.run.hf_checkpoint import trained_weights
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
 from vox_core.run.reference import resolve_reference

@@ -32,7 +32,7 @@ from vox_core.contract import (
     StepDone,
     Validation,
 )
-from vox_core.data.split import keep_stdin
+from vox_core.data.formats import keep_stdin
 from vox_core.errors import AdapterError, InputError, ProofError, StorageError
 from vox_core.run import checkpoint
 from vox_core.run.load import open_model

@@ -11,10 +11,9 @@ import pytest
 from tests.run.lines import read
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import Notice, StepDone, Validation
-from vox_core.run import sanity
-from vox_core.run.controller import RunController
+from vox_core.run import controller
+from vox_core.run.controller import LossWatch, RunController, rate_warning
 from vox_core.run.progress import Progress
-from vox_core.run.sanity import LossWatch, rate_warning
 from vox_core.run.train import train
 from vox_testing.tiny import VOCABULARY
 
@@ -101,7 +100,7 @@ def test_losses_that_neither_rise_nor_fall_are_hardly_ever_warned_of(kind: str, 
 
 
 def test_warnings_are_in_the_terminal_the_telemetry_and_the_report(tiny, settings, monkeypatch):
-    monkeypatch.setattr(sanity, "_UNIFORM", 0.0)  # any loss is as bad as a guess
+    monkeypatch.setattr(controller, "_UNIFORM", 0.0)  # any loss is as bad as a guess
     events = []
     report = train(settings(tiny("llama"), lr=0.1, max_steps=2), observe=events.append)
     told = [e.message for e in events if isinstance(e, Notice) and e.level == "warning"]

@@ -9,11 +9,10 @@ import pytest
 from vox_core.config import GenerateSettings
 from vox_core.errors import BackendError
 from vox_core.host import Request, choose, discover, load, probe
-from vox_core.host.seen import Seen
+from vox_core.host.select import Seen
 from vox_core.run import sources
-from vox_core.run.advice import with_advice
 from vox_core.run.load import open_model
-from vox_core.run.run_plan import plan_run
+from vox_core.run.run_plan import plan_run, with_advice
 from vox_core.run.train import train
 
 

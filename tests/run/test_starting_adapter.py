@@ -16,7 +16,7 @@ from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules
 from vox_core.contract import AdapterState, Objective, Weighed
 from vox_core.errors import AdapterError, ConfigError, PlanError
-from vox_core.run import inputs, reference_scores
+from vox_core.run import inputs, weighing
 from vox_core.weights import WeightFolder
 from vox_testing.llama import write_llama
 
@@ -160,13 +160,13 @@ def test_the_reference_is_the_starting_adapter(first, data, tmp_path, monkeypatc
     monkeypatch.setattr("vox_core.data.sides.objective_of", lambda spec: objective)
     monkeypatch.setattr("vox_core.data.dataset_cache.identity_of", lambda spec: spec.name)
     keys = []
-    cached = reference_scores.cached
+    cached = weighing.cached
 
     def recorded(kind, key, *rest):
         keys.append(key)
         return cached(kind, key, *rest)
 
-    monkeypatch.setattr(reference_scores, "cached", recorded)
+    monkeypatch.setattr(weighing, "cached", recorded)
     monkeypatch.setenv("VOX_CACHE", str(tmp_path / "cache"))  # nothing is there already
     common = {**QUICK, "max_steps": 1, "batch_size": 6, "data": data / "train.jsonl"}
     vox.train(adapter=first, out=tmp_path / "a", objective="above", **common)

@@ -13,14 +13,13 @@ import pytest
 
 from tests.run.faulty import RUN, Calls, Failing, leftovers, made_up, same
 from tests.run.lines import read
-from vox_core import disk
+from vox_core import files
 from vox_core.config import TrainSettings, validate
 from vox_core.contract import CheckpointWritten, Notice, StepDone, Validation
 from vox_core.data.batching import epochs_after
 from vox_core.errors import StorageError
 from vox_core.run import checkpoint, telemetry
-from vox_core.run.checkpoint import Origin, Retention
-from vox_core.run.checkpoint_writer import CheckpointWriter, Due
+from vox_core.run.checkpoint import CheckpointWriter, Due, Origin, Retention
 from vox_core.run.progress import Progress
 from vox_core.run.train import train
 
@@ -52,7 +51,7 @@ class Slow(Calls):
 
 def test_training_goes_on_while_a_checkpoint_is_written(parent, monkeypatch):
     slow, events = Slow(), []
-    monkeypatch.setattr(disk, "calls", slow)
+    monkeypatch.setattr(files, "calls", slow)
     writer = CheckpointWriter(parent, events.append, origin=Origin(**RUN))
     state = made_up(1)
     writer.submit(state)
@@ -71,7 +70,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(parent, monkeypatch):
 
 def test_there_is_one_checkpoint_under_way_and_the_next_one_waits(parent, monkeypatch):
     slow, events = Slow(), []
-    monkeypatch.setattr(disk, "calls", slow)
+    monkeypatch.setattr(files, "calls", slow)
     writer = CheckpointWriter(parent, events.append, origin=Origin(**RUN))
     writer.submit(made_up(1))
     assert slow.asked.wait(30)
@@ -163,7 +162,7 @@ def test_the_best_there_is_stays_where_a_better_one_could_not_be_written(parent,
         retention=retention,
         progress=progress,
     )
-    monkeypatch.setattr(disk, "calls", filling(3))
+    monkeypatch.setattr(files, "calls", filling(3))
     for step in range(1, 6):
         if step == 3:
             progress(Validation(3, 1.0))
@@ -204,7 +203,7 @@ def test_when_one_is_due():
 
 def test_minutes_are_counted_from_the_last_checkpoint(parent, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("vox_core.run.checkpoint_writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vox_core.run.checkpoint.time.monotonic", lambda: now[0])
     writer = CheckpointWriter(parent, lambda _event: None, due=Due(minutes=1))
     found = []
     for step in range(1, 9):
@@ -258,11 +257,11 @@ def test_a_run_that_dies_while_its_results_are_written_is_gone_on_with(
                 raise KeyboardInterrupt
             return super().create(path)
 
-    monkeypatch.setattr(disk, "calls", Dying())
+    monkeypatch.setattr(files, "calls", Dying())
     made = settings(tiny("llama"), max_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(made)
-    monkeypatch.setattr(disk, "calls", Calls())
+    monkeypatch.setattr(files, "calls", Calls())
     train(validate(TrainSettings, {"resume": made.out}))
     assert (made.out / "README.md").exists() and (made.out / "vox_adapter.json").exists()
     assert not leftovers(made.out)
@@ -281,7 +280,7 @@ def filling(step: int, number: int = errno.ENOSPC):
 
 
 def test_a_full_disk_on_the_way_costs_no_step(tiny, settings, monkeypatch):
-    monkeypatch.setattr(disk, "calls", filling(2))
+    monkeypatch.setattr(files, "calls", filling(2))
     events: list[object] = []
     report = train(settings(tiny("llama"), max_steps=4, save_every=1), observe=events.append)
     assert report.steps == 4
@@ -295,7 +294,7 @@ def test_a_full_disk_on_the_way_costs_no_step(tiny, settings, monkeypatch):
 
 
 def test_a_full_disk_at_the_end_keeps_the_adapter_where_it_can(tiny, settings, monkeypatch):
-    monkeypatch.setattr(disk, "calls", filling(4))
+    monkeypatch.setattr(files, "calls", filling(4))
     made = settings(tiny("llama"), max_steps=4, save_every=2)
     with pytest.raises(StorageError) as caught:
         train(made)
@@ -304,7 +303,7 @@ def test_a_full_disk_at_the_end_keeps_the_adapter_where_it_can(tiny, settings, m
     assert good == f"the last good one is {made.out / 'checkpoints' / 'step-2'}"
     place = Path(kept.removeprefix("the adapter after step 4 is kept in "))
     assert place.parent == made.out
-    monkeypatch.setattr(disk, "calls", Calls())
+    monkeypatch.setattr(files, "calls", Calls())
     from vox_core.adapter.peft import read_adapter
 
     rescued = read_adapter(place).tensors()
@@ -337,7 +336,7 @@ def test_a_run_folder_that_takes_nothing_more(tiny, settings, tmp_path, monkeypa
             self.refuse(path)
             super().mkdir(path)
 
-    monkeypatch.setattr(disk, "calls", Full())
+    monkeypatch.setattr(files, "calls", Full())
     with pytest.raises(StorageError) as caught:
         train(made)
     assert caught.value.faults[0] == "there is none yet"
@@ -349,7 +348,7 @@ def test_a_run_folder_that_takes_nothing_more(tiny, settings, tmp_path, monkeypa
 def test_lines_that_a_full_disk_would_not_take_come_later_in_order(tmp_path, monkeypatch):
     write = telemetry.Telemetry(tmp_path / "telemetry.jsonl")
     write(Notice("one"))
-    monkeypatch.setattr(disk, "calls", Failing(2, errno.ENOSPC))
+    monkeypatch.setattr(files, "calls", Failing(2, errno.ENOSPC))
     write(Notice("two"))
     assert [line["message"] for line in read(tmp_path / "telemetry.jsonl")] == ["one"]
     write(Notice("three"))

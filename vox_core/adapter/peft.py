@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from vox_core import bounded_json, links
+from vox_core import bounded_json, files
 from vox_core.adapter.targets import leaf_names
 from vox_core.contract import AdapterState, LowRank, Method, ModuleShape
 from vox_core.errors import AdapterError
@@ -158,7 +158,7 @@ def config_errors(folder: Path, expected: str) -> Iterator[None]:
         AdapterError: A001.
     """
     try:
-        if out := links.strays(folder):
+        if out := files.strays(folder):
             raise ValueError(f"{out[0]}, which vox does not follow out of the folder")
         yield
     except (OSError, ValueError, AttributeError, TypeError, re.error) as error:

@@ -3,7 +3,7 @@
 from vox_core.config import GenerateSettings as GenerateSettings
 from vox_core.run.answers import Conversation as Conversation, conversation_of as conversation_of
 from vox_core.data.messages import Message as Message
-from vox_core.data.tools import tool_calls as tool_calls, tool_schemas as tool_schemas
+from vox_core.data.messages import tool_calls as tool_calls, tool_schemas as tool_schemas
 from vox_core.data.tokenizer import (
     end_of_turn_ids as end_of_turn_ids,
     load_tokenizer as load_tokenizer,

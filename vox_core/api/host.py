@@ -15,5 +15,5 @@ from vox_core.host.probe import (
 )
 from vox_core.host.process import Failed as Failed, run as run
 from vox_core.host.select import select as select
-from vox_core.known import known_plugins as known_plugins
+from vox_core.host.discover import known_plugins as known_plugins
 from vox_core.run.plan import resolve_dtype as resolve_dtype

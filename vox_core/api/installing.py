@@ -26,4 +26,4 @@ from vox_core.install.plan import (
 )
 from vox_core.install.targets import Target as Target
 from vox_core.install.uv import ONLY_WHEELS as ONLY_WHEELS, Uv as Uv, last_lines as last_lines
-from vox_core.known import known as known
+from vox_core.host.discover import known as known

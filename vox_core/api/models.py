@@ -19,7 +19,7 @@ from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
 from vox_core.host.load import Backend as Backend
 from vox_core.host.provide import write_model as write_model
-from vox_core.host.seen import Seen as Seen
+from vox_core.host.select import Seen as Seen
 from vox_core.models import LocalModel as LocalModel, Progress as Progress
 from vox_core.run.artifacts import base_name as base_name
 from vox_core.run.context import Context as Context, Observe as Observe, ignore as ignore
@@ -61,7 +61,7 @@ from vox_core.weights import (
     numpy_dtype as numpy_dtype,
     open_weights as open_weights,
 )
-from vox_core.weights.quantised import require_same_in_mlx as require_same_in_mlx
+from vox_core.weights import require_same_in_mlx as require_same_in_mlx
 
 if not TYPE_CHECKING:  # for `help()`; type checkers go by the `as` of each import
     __all__ = [name for name in dir() if not name.startswith("_")]

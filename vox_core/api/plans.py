@@ -1,5 +1,6 @@
 """Planned runs: the pipeline of `vox train` up to its first write, what `vox_advise` receives, and
-steps that train nothing."""
+steps that train nothing.
+"""
 
 from vox_core.adapter.targets import (
     HasShape as HasShape,
@@ -24,16 +25,16 @@ from vox_core.host.manifest import MemoryProfile as MemoryProfile
 from vox_core.host.probe import Device as Device
 from vox_core.models import Progress as Progress
 from vox_core.run import folder as folder
-from vox_core.run.advice import (
+from vox_core.run.run_plan import (
     Tell as Tell,
     fixed_micro_batch as fixed_micro_batch,
     with_advice as with_advice,
 )
 from vox_core.run.artifacts import versions as versions
 from vox_core.run.context import Context as Context
-from vox_core.run.dequantised_base import as_trained as as_trained, seeded as seeded
+from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded
 from vox_core.run.loop import is_validated as is_validated
-from vox_core.run.pinned_plan import digest_of as digest_of
+from vox_core.run.resume import digest_of as digest_of
 from vox_core.run.plan import (
     has_linear_attention as has_linear_attention,
     has_tied_head as has_tied_head,
@@ -53,7 +54,7 @@ from vox_core.run.run_plan import (
 )
 from vox_core.run.sources import Fetching as Fetching
 from vox_core.run import merge
-from vox_core.run import pinned_plan
+from vox_core.run import resume
 
 merge_space_needed = merge.space_needed
-PLAN_FORMAT = pinned_plan.FORMAT
+PLAN_FORMAT = resume.FORMAT

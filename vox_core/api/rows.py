@@ -11,7 +11,7 @@ from vox_core.data.checked import CheckedFile as CheckedFile, check_files as che
 from vox_core.data.chosen import no_such_value as no_such_value
 from vox_core.data.dataset import build_dataset as build_dataset
 from vox_core.data.encode import Encoded as Encoded, Encoder as Encoder
-from vox_core.data.encode_stats import stats_of as stats_of
+from vox_core.data.encode import stats_of as stats_of
 from vox_core.data.faults import (
     RowError as RowError,
     RowFault as RowFault,
@@ -22,7 +22,7 @@ from vox_core.data.faults import (
 )
 from vox_core.data.fields import FieldMap as FieldMap
 from vox_core.data.formats import is_remote as is_remote, place_of as place_of
-from vox_core.data.jsonl import (
+from vox_core.data.json_rows import (
     file_faults as file_faults,
     parse_object as parse_object,
     raw_lines as raw_lines,
@@ -57,12 +57,12 @@ from vox_core.data.source import (
     open_source as open_source,
     too_much as too_much,
 )
-from vox_core.data.split import find_split as find_split
+from vox_core.data.formats import find_split as find_split
 from vox_core.data.tokenizer import (
     Tokens as Tokens,
     special_ids as special_ids,
     tokenise as tokenise,
 )
 from vox_core.models import Progress as Progress
-from vox_core.run.dataset import Opener as Opener
+from vox_core.run.inputs import Opener as Opener
 from vox_core.run.inputs import chosen_rows as chosen_rows

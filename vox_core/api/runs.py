@@ -8,7 +8,7 @@ from vox_core.run.folder import (
     is_worked_in as is_worked_in,
     locked as locked,
 )
-from vox_core.run.history import (
+from vox_core.run.telemetry import (
     RUNS as RUNS,
     Curve as Curve,
     Summary as Summary,

@@ -2,8 +2,8 @@
 
 from vox_core.config import TrainSettings as TrainSettings
 from vox_core.config.loading import settings_faults as settings_faults
-from vox_core.config.values import seen_from as seen_from
-from vox_core.config.values import (
+from vox_core.config.sections import seen_from as seen_from
+from vox_core.config.sections import (
     Names as Names,
     PositiveInt as PositiveInt,
     Section as Section,

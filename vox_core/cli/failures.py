@@ -106,7 +106,7 @@ def usage_error(error: click.UsageError) -> ConfigError:
 
 
 def _option_meant(error: click.NoSuchOption) -> str:
-    from vox_core.config.peers import meant
+    from vox_core.config.loading import meant
 
     params = error.ctx.command.params if error.ctx else []
     known = [opt[2:] for param in params for opt in param.opts if opt.startswith("--")]

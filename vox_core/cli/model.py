@@ -9,7 +9,7 @@ from vox_core.cli.lazy import Group, json_option
 from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_columns, print_json, print_table
 from vox_core.display import display
-from vox_core.known import known
+from vox_core.host.discover import known
 from vox_core.models import resolve
 
 _COLUMNS = ("id", "parameters", "in bf16", "licence", "source", "description")

@@ -25,8 +25,7 @@ from vox_core.config import (
     load_settings,
     reading,
 )
-from vox_core.config.sections import DataSettings
-from vox_core.config.values import is_duration
+from vox_core.config.sections import DataSettings, is_duration
 from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class DataFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value != "-":
             return super().convert(value, param, ctx)
-        from vox_core.data.split import keep_stdin
+        from vox_core.data.formats import keep_stdin
 
         kept = keep_stdin(sys.stdin.buffer)
         click.echo(f"rows from stdin are stored in {kept}", err=True)

@@ -16,8 +16,7 @@ from vox_core.cli.output import print_columns, print_json, print_table, printabl
 from vox_core.errors import command
 from vox_core.host.blocked import disabled, set_disabled
 from vox_core.host.discover import discover
-from vox_core.host.doctor import LIMIT_S, Examined, examine
-from vox_core.host.inventory import details, inventory, unknown_plugin
+from vox_core.host.doctor import LIMIT_S, Examined, details, examine, inventory, unknown_plugin
 from vox_core.install.plan import cut_off
 
 _HERE, _INSTALL = (f"vox_core.cli.{name}" for name in ("plugin", "plugin_install"))

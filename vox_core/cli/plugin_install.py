@@ -121,7 +121,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
     disabled plugin also clears that mark: it is enabled when installed again.
     """
     from vox_core.host.blocked import disabled, set_disabled
-    from vox_core.host.inventory import leaving
+    from vox_core.host.doctor import leaving
     from vox_core.install.plan import plan_remove
 
     plan = plan_remove(ids)
@@ -150,7 +150,7 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 def lock(out: Path, as_json: bool) -> None:
     """Write pylock.toml (PEP 751) with the installed plugins and all their dependencies."""
     from vox_core.install.environment import Environment
-    from vox_core.install.lock import write_lock
+    from vox_core.install.plan import write_lock
 
     unhashed = write_lock(out, Environment.here())
     if as_json:

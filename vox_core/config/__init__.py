@@ -5,8 +5,7 @@ from it, `vox config schema` its JSON schema, `docs/reference/config.md` its tab
 spelt alike in all of them (`micro-batch-tokens`, `--micro-batch-tokens`,
 `VOX_TRAIN_MICRO_BATCH_TOKENS`). Unknown keys are errors that name the nearest known one.
 
-values.py defines the types of values; sections.py lists the settings; loading.py merges the
-sources; peers.py has the peers' names of settings.
+sections.py lists the settings with the types of their values; loading.py merges the sources.
 """
 
 from vox_core.config.loading import (
@@ -40,7 +39,7 @@ from vox_core.config.sections import (
     VoxToml as VoxToml,
     toml_schema as toml_schema,
 )
-from vox_core.config.values import (
+from vox_core.config.sections import (
     Change as Change,
     DataSource as DataSource,
     Section as Section,

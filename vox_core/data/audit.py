@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from vox_core.data.dataset import Dataset
-from vox_core.data.encode_stats import NAMED, EncodeStats
+from vox_core.data.encode import NAMED, EncodeStats
 from vox_core.errors import DataError
 
 

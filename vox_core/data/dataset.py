@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from vox_core.data.encode import Document, Encoded, Encoder
-from vox_core.data.encode_stats import EncodeStats, stats_of
+from vox_core.data.encode import Document, Encoded, Encoder, EncodeStats, stats_of
 from vox_core.data.records import listed
 from vox_core.data.rows import Record
 from vox_core.data.sampler import Ordering

@@ -37,16 +37,14 @@ import numpy as np
 
 from vox_core.cache import CACHE_VERSION, cache_root, cached
 from vox_core.contract import SFT, ObjectiveSpec
-from vox_core.data.blocks import BLOCK_BYTES, Block, cut
-from vox_core.data.checked import CheckedFile
+from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
 from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
-from vox_core.data.encode import Encoder
-from vox_core.data.encode_stats import EncodeStats
+from vox_core.data.encode import Encoder, EncodeStats
 from vox_core.data.sides import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
+from vox_core.digests import file_sha256
 from vox_core.errors import StorageError
-from vox_core.hashes import file_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,21 +12,35 @@ if not even the first one does, at `seq_len` in the middle of a turn. A text is 
 consecutive pieces instead; each begins with the last token of the one before, as its context, so
 that no token is lost and none trained twice.
 
+`stats_of` examines each row once, where its tokens are made, and the cache keeps the result: so a
+second start has all of it without reading a row or loading a tokenizer. Counts are of all rows, and
+the first few of each kind are named. `audit.py` decides what is worth reporting, and words it.
+
+Train/serve skew is checked in some rows of every chunk: a server renders the messages so far with
+the generation prompt, and the model goes on from there. Where that text is no prefix of the trained
+one, the model is trained to go on from something that it will never see: most often because
+the template opens a thought in the prompt which it leaves out of turns that are there already, or
+because it moves the system prompt or the tools to the last user's turn.
+
 Shape legend: T tokens of a document, P of a piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from vox_core.data.render import Rendered, Renderer, RenderError, Span
+from vox_core.data.render import Rendered, Renderer, RenderError, Span, common, weight_of
 from vox_core.data.rows import Record
 from vox_core.data.sampler import UNKNOWN, level
+from vox_core.data.template import GENERATION
 from vox_core.data.tokenizer import Tokens, tokenise
 
 if TYPE_CHECKING:
@@ -35,6 +49,7 @@ if TYPE_CHECKING:
 
     Ids: TypeAlias = NDArray[np.int32]
     Weights: TypeAlias = NDArray[np.float32]
+
 
 Cut: TypeAlias = Literal["none", "whole turns", "mid-turn", "split"]
 Reason: TypeAlias = Literal[
@@ -207,3 +222,218 @@ def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
     before, after = around[:at], around[at + len(inside) :]
     eos = cast("int | None", tokenizer.eos_token_id)
     return before, after if eos is None or eos in after else [*after, eos]
+
+
+NAMED = 5
+"""Rows that are named of each kind."""
+SERVED_OF_A_CHUNK = 8
+"""Rows of some hundred that are rendered as a server would, too."""
+_SHOWN = 40
+_WORD = re.compile(r"[<\[]?[^\s<\[]*$")
+"""The last word or special token of a text, begun or empty."""
+_DROPPED = {
+    "nothing to train": "nothing-trained",
+    "nothing to train within seq_len": "cut-before-answer",
+}
+
+
+@dataclass
+class EncodeStats:
+    """What became of some rows.
+
+    Args:
+        rows: all of them.
+        answers: rows that are not of the form text.
+        dropped: reason -> rows that gave no document.
+        truncated: "whole turns", "mid-turn" or "split" -> rows longer than `seq_len` that were
+            treated so (see encode.py); those dropped after it are among `dropped` only.
+        faults: of the rows that cannot be rendered.
+        misfits: file, line and fault of the rows that the objective cannot use.
+        counts: id of a finding -> rows.
+        places: id of a finding -> the first of its rows: number of the file and line.
+        details: id of a finding -> more words about its first row.
+        lengths: tokens of a whole row, or of a side, before it is cut -> how many there are.
+        ended: rows with an end-of-turn token that is trained, on every side.
+        served: rows, or sides, that were rendered as a server would.
+        largest: the largest token id; -1 without tokens.
+        template, markers: there is a chat template; it has generation markers.
+    """
+
+    rows: int = 0
+    answers: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    misfits: list[tuple[Path, int, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    places: dict[str, list[list[int]]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    lengths: Counter[int] = field(default_factory=Counter)
+    ended: int = 0
+    served: int = 0
+    largest: int = -1
+    template: bool = False
+    markers: bool = False
+
+    def note(self, name: str, place: tuple[int, int], detail: str = "") -> None:
+        """Count one row."""
+        self.counts[name] += 1
+        places = self.places.setdefault(name, [])
+        if len(places) < NAMED:
+            places.append([*place])
+        if detail:
+            self.details.setdefault(name, detail)
+
+    def add(self, later: EncodeStats) -> None:
+        """Add the counts of rows that come after these."""
+        for name in ("rows", "answers", "ended", "served", "faults", "misfits"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for name in ("dropped", "truncated", "counts", "lengths"):
+            getattr(self, name).update(getattr(later, name))
+        for name, found in later.places.items():
+            places = self.places.setdefault(name, [])
+            places += found[: NAMED - len(places)]
+        self.details = {**later.details, **self.details}
+        self.largest = max(self.largest, later.largest)
+        self.template |= later.template
+        self.markers |= later.markers
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "lengths": sorted(self.lengths.items())}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> EncodeStats:
+        stats = cls(**found)
+        stats.lengths = Counter(dict(found["lengths"]))
+        for name in ("dropped", "truncated", "counts"):
+            setattr(stats, name, Counter(found[name]))
+        return stats
+
+
+def stats_of(
+    encoder: Encoder, rows: Sequence[Sequence[Encoded]], numbers: Mapping[Path, int]
+) -> EncodeStats:
+    """Statistics of some hundred rows.
+
+    Args:
+        rows: the sides of each row; one unless an objective compares.
+        numbers: of the files that they are from.
+    """
+    template = encoder.renderer.template
+    every = [side for sides in rows for side in sides]
+    stats = EncodeStats(
+        rows=len(rows),
+        faults=[f"{side.record.place}: {side.fault}" for side in every if side.fault],
+        answers=sum(any(side.record.kind != "text" for side in sides) for sides in rows),
+        template=template is not None,
+        markers=bool(GENERATION.search(template or "")),
+    )
+    for sides in rows:
+        _count(stats, encoder, sides, numbers)
+    rendered = [side for side in every if side.rendered]
+    for at in _sample(len(rendered)):
+        record = rendered[at].record
+        if template is not None and record.messages is not None:
+            stats.served += 1
+            if difference := serving_difference(encoder.renderer, record):
+                place = numbers[record.source], record.line
+                stats.note("serving-differs", place, difference)
+    return stats
+
+
+def _count(
+    stats: EncodeStats, encoder: Encoder, sides: Sequence[Encoded], numbers: Mapping[Path, int]
+) -> None:
+    """Count one row: once, whatever the number of its sides, except for `lengths`."""
+    stats.dropped.update({side.dropped for side in sides if side.dropped})
+    stats.truncated.update({s.cut for s in sides if s.cut != "none" and not s.dropped})
+    rendered = [(side, side.rendered) for side in sides if side.rendered]
+    stats.lengths.update(side.length for side, _ in rendered)
+    ends = [any(document.ends for document in side.documents) for side, _ in rendered]
+    stats.ended += bool(ends) and all(ends)
+    tops = [int(document.tokens_T.max()) for side in sides for document in side.documents]
+    stats.largest = max(stats.largest, *tops, -1)
+    for name in dict.fromkeys(name for each in rendered for name in _findings(encoder, *each)):
+        record = sides[0].record
+        stats.note(name, (numbers[record.source], record.line))
+
+
+def _findings(encoder: Encoder, row: Encoded, rendered: Rendered) -> Iterator[str]:
+    """Ids of the findings about one row; see `audit.FINDINGS`."""
+    renderer, text = encoder.renderer, row.record.text
+    closers = renderer.end_of_turn_names() if renderer.template is not None else []
+    if text is not None and any(name in text for name in closers):
+        yield "rendered-text"
+    yield from _trained_words(renderer, row.record, rendered)
+    if row.dropped:
+        yield _DROPPED[row.dropped]
+    elif row.cut == "mid-turn":
+        yield "cut-in-answer"
+    elif not any(document.ends for document in row.documents):
+        yield "no-end"
+    for document in row.documents:
+        if encoder.bos is not None and document.tokens_T[:2].tolist() == [encoder.bos] * 2:
+            yield "double-bos"
+
+
+def _trained_words(renderer: Renderer, record: Record, rendered: Rendered) -> set[str]:
+    """Findings about words that are not the assistant's, and trained all the same."""
+    found = set()
+    for index, message in enumerate(record.messages or ()):
+        if message.role == "assistant" or message.weight is not None:
+            continue  # said by the row itself
+        words = message.content.strip()
+        at = rendered.text.find(words) if words else -1
+        if at < 0 or not _trained(rendered, at):
+            continue
+        # The same words may stand in what the assistant says.
+        before = renderer.turns(record).before_content(index)
+        if before is not None and _trained(rendered, len(before)):
+            system = message.role in ("system", "developer")
+            found.add("system-trained" if system else "prompt-trained")
+    return found
+
+
+def _sample(rows: int) -> list[int]:
+    """Some of so many rows: one of each of equal stretches, at another place in each, since rows
+    may alternate."""
+    wanted = min(rows, SERVED_OF_A_CHUNK)
+    bounds = [rows * n // wanted for n in range(wanted + 1)] if wanted else []
+    return [a + 5 * n % (b - a) for n, (a, b) in enumerate(pairwise(bounds))]
+
+
+def _trained(rendered: Rendered, at: int) -> bool:
+    return any(span.start <= at < span.stop for span in rendered.spans)
+
+
+def serving_difference(renderer: Renderer, record: Record) -> str | None:
+    """What differs before the first turn where something does; None if nothing does.
+
+    Looked at are the assistant's turns that are trained.
+
+    Raises:
+        RenderError: the record cannot be rendered.
+    """
+    if record.messages is None or renderer.template is None or record.kind == "preference":
+        return None
+    text = renderer.render(record).text
+    found = [
+        difference
+        for turn, message in enumerate(record.messages)
+        if message.role == "assistant" and weight_of(message)
+        if (difference := _difference(renderer.turns(record).prompt(turn), text, turn))
+    ]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return found[0] + more if found else None
+
+
+def _difference(prompt: str | None, text: str, turn: int) -> str | None:
+    if turn == 0:
+        return None  # nobody asked
+    if prompt is None:
+        return f"a server could not ask for messages[{turn}]: the template refuses those before it"
+    if text.startswith(prompt):
+        return None
+    at = _WORD.search(text[: common(prompt, text)]).start()  # type: ignore[union-attr]
+    sent, trained = (repr(one[at : at + _SHOWN]) for one in (prompt, text))
+    return f"before messages[{turn}] a server sends {sent} where the model is trained on {trained}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vox_core.data.faults import RowError, RowFault
 from vox_core.data.formats import place_of
-from vox_core.data.jsonl import file_faults, raw_lines
+from vox_core.data.json_rows import file_faults, raw_lines
 from vox_core.data.rows import Record, read_row
 from vox_core.errors import DataError, StorageError
 

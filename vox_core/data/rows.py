@@ -46,9 +46,8 @@ from vox_core.data.fields import (
     refuse_unknown,
 )
 from vox_core.data.formats import place_of
-from vox_core.data.jsonl import parse_object
-from vox_core.data.messages import Message, Turn, conversation, turns_of
-from vox_core.data.tools import tool_schemas
+from vox_core.data.json_rows import parse_object
+from vox_core.data.messages import Message, Turn, conversation, tool_schemas, turns_of
 
 Kind: TypeAlias = Literal["chat", "completion", "text", "preference"]
 Tools: TypeAlias = tuple[Mapping[str, Any], ...]

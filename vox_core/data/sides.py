@@ -15,7 +15,7 @@ from typing import TypeAlias
 from vox_core.contract import SFT, Objective, ObjectiveSpec, Reward
 from vox_core.data.faults import RowError
 from vox_core.data.formats import place_of
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.rows import Record, parse_row, read_row
 from vox_core.errors import BackendError, ConfigError
 from vox_core.host.load import call_hook, format_error

@@ -33,19 +33,19 @@ from vox_core.contract import RowStream
 from vox_core.data.faults import FileError, RowError, RowFault, changed
 from vox_core.data.fields import NO_FIELDS, FieldMap, mapped
 from vox_core.data.formats import POINT, Format, format_of, is_plain, is_remote
-from vox_core.data.json_rows import json_rows
-from vox_core.data.jsonl import (
+from vox_core.data.json_rows import (
     BOM,
     MAX_LINE_BYTES,
     bounded_lines,
+    json_rows,
     no_text,
     parse_object,
     too_long,
     unread,
 )
 from vox_core.data.tables import table_rows, text_rows, with_values
+from vox_core.digests import file_sha256
 from vox_core.errors import BackendError, DataError, StorageError
-from vox_core.hashes import file_sha256
 from vox_core.host.load import call_hook, foreign_errors
 from vox_core.host.provide import provider
 

@@ -24,7 +24,7 @@ from typing import IO
 
 from vox_core.data.faults import Code, FileError, RowError, RowFault, faulty
 from vox_core.data.fields import FieldMap, mapped
-from vox_core.data.jsonl import BOM, MAX_LINE_BYTES, bounded_lines, parse_value, too_long
+from vox_core.data.json_rows import BOM, MAX_LINE_BYTES, bounded_lines, parse_value, too_long
 from vox_core.data.rows import refuse_columns
 
 PIECE = 4_000_000

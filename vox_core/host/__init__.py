@@ -5,11 +5,10 @@
     result = backend.train(job, context)
 
 manifest.py parses `vox_plugin.toml`; discover.py finds installed plugins without importing them;
-machine.py checks a manifest's requirements; blocked.py reads the ids that the user disabled;
-probe.py finds hardware; judge.py and select.py choose, as pure functions; seen.py goes through all
-of the above; load.py imports and checks one plugin; provide.py finds the plugin of a name;
-observers.py runs the plugins that watch a run. inventory.py and doctor.py report on plugins of any
-kind.
+blocked.py reads the ids that the user disabled; probe.py finds hardware and checks a manifest's
+requirements; judge.py and select.py choose; load.py imports and checks one plugin; provide.py finds
+the plugin of a name; observers.py runs the plugins that watch a run. doctor.py reports on plugins
+of any kind.
 """
 
 from vox_core.host.judge import (
@@ -20,7 +19,7 @@ from vox_core.host.judge import (
     Request as Request,
     Verdict as Verdict,
 )
-from vox_core.host.seen import (
+from vox_core.host.select import (
     Explanation as Explanation,
     Seen as Seen,
     choose as choose,

@@ -28,7 +28,7 @@ from platformdirs import user_config_path
 from vox_core import files
 from vox_core.config import PluginSettings, load_settings, settings_file
 from vox_core.errors import ConfigError, OutputError, StorageError
-from vox_core.known import known_plugins
+from vox_core.host.discover import known_plugins
 from vox_core.text import did_you_mean
 
 VARIABLE = "VOX_DISABLE_PLUGINS"

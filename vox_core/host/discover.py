@@ -1,8 +1,12 @@
-"""Find the installed plugins from metadata alone, without importing any of them.
+"""Find the plugins: those of the catalog, and the installed ones from metadata alone.
 
-A plugin is an entry point in group `vox_core.plugins`. Its manifest is found beside the top-level
-package that the entry point names (`find_spec` does not import a top-level package, and asks the
-finders of editable installs too), or else among the distribution's files.
+`known` is the catalog with the user's additional files (`VOX_CATALOG`, `vox.toml`, or the file of
+`--config`); every command looks up plugins, models and bundles there.
+
+An installed plugin is an entry point in group `vox_core.plugins`. Its manifest is found beside the
+top-level package that the entry point names (`find_spec` does not import a top-level package, and
+asks the finders of editable installs too), or else among the distribution's files. No plugin is
+imported.
 
 A faulty plugin gets a `fault` and does not affect the others. This module does not look at the
 machine, and chooses no plugin. Nothing is cached: see docs/adr/0004-no-discovery-cache.md.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -22,6 +26,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from vox_core.catalog import Catalog, PluginEntry, load_catalog
+from vox_core.config import PluginSettings, load_settings
 from vox_core.errors import BackendError, command
 from vox_core.hookspecs import ENTRY_POINTS
 from vox_core.host.manifest import FILE_NAME, ID, Manifest, parse_manifest
@@ -216,3 +222,17 @@ def _without_namesakes(found: Sequence[Found]) -> tuple[Found, ...]:
             plugin = replace(plugin, manifest=None, folder=None, fault=fault)  # noqa: PLW2901
         alone.append(plugin)
     return tuple(alone)
+
+
+def known() -> Catalog:
+    """Return the catalog with the user's additional files.
+
+    Raises:
+        ConfigError: a catalog, `vox.toml` or a variable about plugins is wrong.
+    """
+    return load_catalog(load_settings(PluginSettings, {}).catalogs)
+
+
+def known_plugins() -> Mapping[str, PluginEntry]:
+    """Return id -> plugin of the catalog; errors as for `known`."""
+    return known().plugins

@@ -17,14 +17,16 @@ from vox_core.contract import DType, Method, Optimizer, Quant
 from vox_core.errors import VoxError
 from vox_core.host.blocked import blocking, unblock
 from vox_core.host.discover import Found
-from vox_core.host.machine import Machine, requirement_remedy, unmet
 from vox_core.host.manifest import Capabilities
 from vox_core.host.probe import (
     Accelerator,
     Hardware,
+    Machine,
     ProbeFault,
     hardware_remedy,
     probe_remedy,
+    requirement_remedy,
+    unmet,
 )
 
 Operation: TypeAlias = Literal["train", "merge", "load"]

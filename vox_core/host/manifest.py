@@ -41,7 +41,7 @@ plugin without running its code.
     [tuning]                                # optional: knobs that change speed, not results,
     threads = ["default", "half"]           # with their values, the default first
 
-All faults of a manifest are reported together. discover.py finds the files; machine.py compares
+All faults of a manifest are reported together. discover.py finds the files; probe.py compares
 them with the machine.
 """
 

@@ -23,9 +23,9 @@ from dataclasses import asdict
 
 from vox_core.contract import Event, RunEnd
 from vox_core.host.discover import Found
-from vox_core.host.machine import Machine, unmet
+from vox_core.host.probe import Machine, unmet
 from vox_core.host.process import child_command, signal_name
-from vox_core.host.seen import Seen
+from vox_core.host.select import Seen
 
 LOAD_S = 60.0
 """Time limit of a plugin's import; a tensor library from a cold disk may take half of it."""

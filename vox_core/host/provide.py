@@ -15,10 +15,9 @@ from vox_core.config import PluginSettings, load_settings
 from vox_core.contract import SFT, WriteModelJob
 from vox_core.errors import BackendError
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
-from vox_core.host.discover import Found, discover
+from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.load import broken, call_hook
-from vox_core.host.machine import this_machine, unmet
-from vox_core.known import known_plugins
+from vox_core.host.probe import this_machine, unmet
 from vox_core.text import did_you_mean
 
 POINTS = (

@@ -6,6 +6,5 @@
 
 environment.py finds where to install and what is there, targets.py turns ids and paths into
 requirements, uv.py runs uv with the indexes of the user's pip configuration,
-undo.py keeps what a change replaces and puts it back, lock.py writes pylock.toml. No plugin is
-imported.
+undo.py keeps what a change replaces and puts it back. No plugin is imported.
 """

@@ -32,7 +32,7 @@ from vox_core.errors import InputError, WorkError
 from vox_core.files import storage_errors
 from vox_core.host.discover import discover
 from vox_core.host.judge import on_one_line
-from vox_core.host.machine import requirements, this_machine, unmet
+from vox_core.host.probe import requirements, this_machine, unmet
 from vox_core.host.process import Failed, output_of
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path

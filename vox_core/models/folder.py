@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vox_core import bounded_json, files, links
+from vox_core import bounded_json, files
 from vox_core.errors import ModelError, command
 from vox_core.weights import WeightFolder
 
@@ -51,7 +51,7 @@ def check_folder(folder: Path) -> tuple[str, str | None]:
             its weights.
     """
     with files.storage_errors(folder):
-        strays = links.strays(folder)
+        strays = files.strays(folder)
     if strays:
         raise _leads_out(folder, strays)
     parsed, faults = _parse(folder)

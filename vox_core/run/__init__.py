@@ -2,15 +2,13 @@
 
 train.py         the pipeline
 resume.py        settings -> the previous run, its settings and what may differ from it
-inputs.py        -> rows, model, weights, backend (sources.py, backend.py)
-dataset.py       -> tokens, masks, order, audits
+inputs.py        -> rows, model, weights, backend; tokens, masks, order, audits (sources.py)
 plan.py          -> contract and execution plan; run_plan.py: all of these as one `RunPlan`
-advice.py        -> what plugins advise; pinned_plan.py: a plan to be run exactly so
 session.py       -> run folder (folder.py), state to start from, subscribers of events
-loop.py          -> the backend's training, with checkpoint_writer.py and context.py
+loop.py          -> the backend's training (learner.py, weighing.py, rollouts.py, context.py)
 artifacts.py     -> adapter, manifest, model card, report
 
-subscribers      telemetry.py, progress.py, controller.py (sanity.py)
-checkpoint.py    the format; history.py: summaries of run folders
-load.py, merge.py (proof.py, hf_checkpoint.py), reference.py, dequantised_base.py
+subscribers      telemetry.py, progress.py, controller.py
+checkpoint.py    the format, and the thread that writes it
+load.py, merge.py (proof.py, hf_checkpoint.py), reference.py
 """

@@ -26,7 +26,7 @@ from vox_core import bounded_json, files
 from vox_core.config import SamplingSettings
 from vox_core.contract import Notice
 from vox_core.data.faults import RowError, faulty, text_of
-from vox_core.data.jsonl import file_faults, parse_object, raw_lines
+from vox_core.data.json_rows import file_faults, parse_object, raw_lines
 from vox_core.data.messages import conversation, turns_of
 from vox_core.data.records import Placed, listed
 from vox_core.errors import DataError, OutputError

@@ -1,6 +1,11 @@
 """Plain Hugging Face checkpoints: shards, index, configuration and companions, written here.
 
 What is written comes tensor by tensor from `Weights`, changed by the caller on the way or not.
+
+`as_trained` shows the base as training saw it: each weight as its quantisation left it. A backend
+quantises when it loads a model, from the weights as the files have them. Here the same is computed
+by the references in `vox_formats.quant.CODECS`, so that any backend can merge onto those weights,
+or be held against them, without knowing of the format.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_core import bounded_json, files
-from vox_core.contract import DType
+from vox_core.adapter.initial import initial_adapter
+from vox_core.adapter.targets import format_of, quantised_modules
+from vox_core.contract import AdapterState, DType, ExecutionPlan, Quant
 from vox_core.data.tokenizer import GENERATION_CONFIG
 from vox_core.digests import TOKENIZER_FILES
 from vox_core.weights import (
@@ -26,12 +33,16 @@ from vox_core.weights import (
     WeightFolder,
     Weights,
     numpy_dtype,
+    plain_config,
     write_safetensors,
 )
-from vox_core.weights.quantised import plain_config
+from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from vox_core.run.reference import ModelReference
+
 
 Tensors: TypeAlias = "Iterator[tuple[str, NDArray[Any]]]"
 
@@ -117,3 +128,57 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def trained_weights(source: ModelReference, *, exact: bool = True) -> Weights:
+    """What the adapter of `source` was trained on; see `as_trained`."""
+    model_type = source.base.model_type
+    return as_trained(source.weights, source.quant, model_type, source.trained_in, exact=exact)
+
+
+def as_trained(
+    weights: Weights, quant: Quant, model_type: str, dtype: DType | None, *, exact: bool = True
+) -> Weights:
+    """`weights` as a run sees them.
+
+    Args:
+        dtype: what the run computes in; None if that is not known.
+        exact: show a quantised weight in a dtype that holds it; else in that of its file.
+    """
+    import numpy as np
+
+    if weights.quant != "none" or quant == "none":
+        return weights
+    computed_in = numpy_dtype(STORED_AS[dtype]) if dtype else None
+    modules = quantised_modules(weights.tensors, model_type, quant)
+    packed = {m.tensor: (m, CODECS[format_of(path, quant)]) for path, m in modules.items()}
+
+    def shown(name: str, info: TensorInfo) -> TensorInfo:
+        own = numpy_dtype(info.dtype)
+        holds = computed_in is None or np.promote_types(own, computed_in) == own
+        return TensorInfo("F32", info.shape) if exact and name in packed and not holds else info
+
+    tensors = {name: shown(name, info) for name, info in weights.tensors.items()}
+
+    def read(name: str) -> NDArray[Any]:
+        W = weights.read(name)
+        if name not in packed:
+            return W
+        module, codec = packed[name]
+        left = codec.round_trip(W.T if module.transposed else W, computed_in)
+        stored = left.T if module.transposed else left
+        return stored.astype(numpy_dtype(tensors[name].dtype), copy=False)
+
+    return Weights(weights.folder, tensors, weights.where, read)
+
+
+def seeded(plan: ExecutionPlan, weights: Weights) -> AdapterState:
+    """The adapter that a run begins with.
+
+    Args:
+        weights: the base's, as its files have them. DoRA's magnitudes are the norms of what the
+            backend makes of them.
+    """
+    contract = plan.contract
+    seen = as_trained(weights, contract.quant, contract.model.model_type, plan.dtype)
+    return initial_adapter(plan.modules, contract.adapter, contract.seed, seen.read, plan.saved)

@@ -1,38 +1,50 @@
-"""Read the inputs of a run: rows, model, and the backend that will train.
+"""Read the inputs of a run: rows, model, the backend that will train, and the data sets.
 
 Cheap things first, so that a typing error in a data file is found before a model is downloaded.
-Nothing is written, except what the cache of models keeps.
+Nothing is written but the caches of models and of tokens. `vox data preview` and `vox data stats`
+open data sets in the same way, without a backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.data.audit import vocabulary_of
+from vox_core.contract import SFT, ObjectiveSpec
+from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
 from vox_core.data.chosen import Chosen, Tell, choose_rows
+from vox_core.data.dataset import Dataset, assumed_dataset
+from vox_core.data.dataset_cache import open_dataset
+from vox_core.data.formats import find_split
+from vox_core.data.sampler import Ordering, filled
 from vox_core.data.sides import learns_from_answers, load_reward, objective_of
-from vox_core.data.split import find_split
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
-from vox_core.host import Request, explain
+from vox_core.host import Request, Selection, choose, explain
 from vox_core.host.judge import lacking
-from vox_core.host.seen import Seen
-from vox_core.run.backend import choose_for
-from vox_core.run.plan import sequence_length, settled_quant
+from vox_core.host.load import Backend
+from vox_core.host.select import Seen
+from vox_core.run import plan
+from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
 from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.run.sources import Fetching, resolve_model
-from vox_core.weights import open_weights
+from vox_core.weights import FULL_PRECISION, Weights, open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from transformers import PreTrainedTokenizerBase
+
     from vox_core import models
-    from vox_core.config import TrainSettings
+    from vox_core.config import DataSource, TrainSettings
     from vox_core.contract import Objective, Quant, Reward
+    from vox_core.data.checked import CheckedFile
     from vox_core.host import Origin, Selection
     from vox_core.host.load import Backend
     from vox_core.run.start import Start
@@ -304,3 +316,182 @@ def _request(
         allow_cpu=settings.allow_cpu,
         several_targets=objective is not None and objective.top_k > 0,
     )
+
+
+def choose_for(
+    request: Request, weights: Weights, seen: Seen | None = None
+) -> tuple[Backend, Selection]:
+    """`choose`, with another remedy where only the folder's own quantisation is in the way.
+
+    Args:
+        seen: plugins and hardware, as found for another request of the same command.
+
+    Raises:
+        PlanError: P001, the model is a mixture of experts, and would be quantised in part.
+        BackendError: no installed backend can do it.
+    """
+    config = bounded_json.read(weights.folder / "config.json")
+    require_no_experts(request.quant or "none", config, weights.tensors)
+    seen = seen or Seen()
+    try:
+        return choose(request, seen=seen)
+    except BackendError as error:
+        unquantised = replace(request, quant=None)
+        if weights.quant == "none" or not explain(unquantised, seen=seen).selection:
+            raise
+        remedy = FULL_PRECISION.partition(",")[0]
+        if request.method != "full":
+            remedy = f"install a backend that has {weights.quant}, or {remedy}"
+        where = f"{weights.folder}, whose weights are quantised ({weights.quant})"
+        raise error.but(where=where, remedy=remedy) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Datasets:
+    """What a run trains on, and what it is validated on.
+
+    Args:
+        audits: what was found of the masks; by training and validation.
+    """
+
+    train: Dataset
+    valid: Dataset | None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+
+
+def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
+    """Both data sets, from the cache or made now.
+
+    Without data files, as only a plan can be, one step of documents of `seq_len` tokens is assumed.
+
+    Raises:
+        DataError: nothing can be trained, or the order cannot be had.
+    """
+    if not settings.data:
+        assumed = assumed_dataset(settings.batch_size, inputs.seq_len)
+        return Datasets(in_order(assumed, settings), None)
+    opener = Opener(inputs.model, inputs.config, inputs.seq_len, settings.objective_spec)
+    held_out = inputs.rows.valid
+    train = in_order(opener.open(inputs.rows.train), settings)
+    valid = opener.open(held_out) if held_out else None
+    audits = opener.audits(train, valid)
+    require_sound(audits)
+    return Datasets(train, valid, audits)
+
+
+@dataclass(frozen=True)
+class Opener:
+    """What files are opened with.
+
+    Args:
+        config: the model's config.json.
+        objective: decides which documents a row makes.
+    """
+
+    model: models.LocalModel
+    config: Mapping[str, Any]
+    seq_len: int
+    objective: ObjectiveSpec = SFT
+
+    @classmethod
+    def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
+        """With the model of the settings.
+
+        Raises:
+            InputError: it cannot be had, or not be read.
+        """
+        model = resolve_model(
+            settings.model,
+            revision=settings.revision,
+            template=settings.template,
+            progress=progress,
+        )
+        config = bounded_json.read(model.path / "config.json")
+        length = plan.sequence_length(settings, config)
+        return cls(model, config, length, settings.objective_spec)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.model.tokenizer)
+
+    def open(
+        self, files: Sequence[CheckedFile], progress: Callable[[int, int], None] | None = None
+    ) -> Dataset:
+        """The data set, from the cache or made now; see `open_dataset`."""
+        return open_dataset(
+            files,
+            self.model.tokenizer,
+            lambda: self.tokenizer,
+            self.seq_len,
+            self.objective,
+            progress=progress,
+        )
+
+    def audits(self, train: Dataset, valid: Dataset | None = None) -> dict[str, Audit]:
+        """Audits of the masks, by `training` and `validation` as far as there are rows."""
+        vocabulary = vocabulary_of(self.config)
+        both = {"training": train, "validation": valid}
+        return {what: audit(dataset, vocabulary) for what, dataset in both.items() if dataset}
+
+
+def in_order(dataset: Dataset, settings: TrainSettings) -> Dataset:
+    """The data set in the order of `--source` and `--curriculum`.
+
+    Raises:
+        DataError: D031, no row says how difficult it is; D032, a source would never be trained.
+    """
+    if not settings.source and settings.curriculum == "none":
+        return dataset
+    first_G = dataset.starts_G1[:-1]
+    sources_G, levels_G, notes = None, None, tuple[str, ...]()
+    if settings.source:
+        found = [find_split([source.path])[0] for source in settings.source]
+        # By place: two sources may bring the same file, which is read for each.
+        numbers = [number for number, paths in enumerate(found) for _ in paths]
+        sources_G = np.array(numbers, np.int32)[dataset.files_D[first_G]]
+    if settings.curriculum == "difficulty":
+        difficulty_G = dataset.difficulty_D[first_G]
+        unknown = int(np.isnan(difficulty_G).sum())
+        _require_some_difficulty(dataset.groups - unknown)
+        levels_G = filled(difficulty_G)
+        if unknown:
+            said = f"{unknown} of {dataset.groups} documents do not say how difficult they are, and"
+            notes = (f"{said} are trained among those of the middle",)
+    weights = tuple(source.weight for source in settings.source)
+    ordering = Ordering(dataset.groups, weights, sources_G, levels_G)
+    if settings.source:
+        _require_all_trained(ordering, settings.source)
+    return dataset.ordered(ordering, notes)
+
+
+def _require_some_difficulty(known: int) -> None:
+    if not known:
+        raise DataError(
+            "D031",
+            "no row says how difficult it is",
+            where="--curriculum difficulty",
+            found="no field `difficulty` that is a number or a word such as easy, medium, hard",
+            expected="at least some rows with one",
+            remedy="leave out --curriculum, or write `difficulty` into the rows",
+        )
+
+
+def _require_all_trained(ordering: Ordering, sources: tuple[DataSource, ...]) -> None:
+    assert ordering.sources_D is not None
+    there = np.bincount(ordering.sources_D, minlength=len(sources)).tolist()
+    columns = zip(sources, there, ordering.counts(), strict=True)
+    faults = [
+        f"{source.path}: " + ("no document" if not rows else f"weight {source.weight:g} is too low")
+        for source, rows, count in columns
+        if not rows or not count
+    ]
+    if faults:
+        raise DataError(
+            "D032",
+            "a source has a weight and would never be trained",
+            where="--source",
+            found=f"an epoch of {ordering.documents} documents",
+            expected="at least one document of every source in each epoch",
+            faults=faults,
+            remedy="leave out this source, or give it a larger weight",
+        )

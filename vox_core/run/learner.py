@@ -27,7 +27,7 @@ from vox_core.contract import (
     TrainState,
     Update,
 )
-from vox_core.run.objective import (
+from vox_core.run.weighing import (
     StepWeights,
     by_batch,
     mean_metrics,

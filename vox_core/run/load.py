@@ -22,7 +22,6 @@ from vox_core.errors import DataError
 from vox_core.host import Origin, Request, Seen, explain
 from vox_core.host.probe import Hardware
 from vox_core.run.artifacts import versions
-from vox_core.run.backend import choose_for
 from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.generate import (
     CACHE_SHARE,
@@ -33,6 +32,7 @@ from vox_core.run.generate import (
     cache_bytes,
     most_rows,
 )
+from vox_core.run.inputs import choose_for
 from vox_core.run.plan import positions, resolve_dtype, settled_quant
 from vox_core.run.reference import ModelReference, adapter_digest, resolve_reference
 from vox_core.run.sampling import Sampling

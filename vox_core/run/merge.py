@@ -34,15 +34,15 @@ from vox_core.errors import AdapterError, BackendError, ModelError, PluginError,
 from vox_core.host import Origin, Request, choose
 from vox_core.host.load import Backend
 from vox_core.host.provide import write_model
-from vox_core.host.seen import Seen
+from vox_core.host.select import Seen
 from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.dequantised_base import trained_weights
 from vox_core.run.folder import CARD, RunFolder
 from vox_core.run.hf_checkpoint import (
     as_stored,
     copy_tokenizer,
     declare_dtype,
     plain_copy,
+    trained_weights,
     write_checkpoint,
 )
 from vox_core.run.proof import (

@@ -3,10 +3,9 @@
 `forward_backward` adds gradients, `optim_step` applies them; scores and samples are those of the
 adapter as it is now.
 
-    own_documents.py    rows, documents and samples, and what an objective is given as
-    own_gradients.py    the gradients of a step
+own_documents.py has the rows, documents and samples, and what an objective is given as.
 
-Shape legend: K trained positions of a document.
+Shape legend: T tokens of a batch, K trained positions of a document.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from vox_core.contract import (
     DataIdentity,
     ExecutionPlan,
     Notice,
+    Objective,
+    Place,
     Trainer,
     TrainJob,
     TrainState,
@@ -40,14 +41,14 @@ from vox_core.models import identity
 from vox_core.run import checkpoint
 from vox_core.run.artifacts import versions, write_adapter_folder
 from vox_core.run.context import Context, Observe, ignore
-from vox_core.run.dataset import build_datasets
-from vox_core.run.dequantised_base import seeded
 from vox_core.run.generate import Generator
-from vox_core.run.inputs import RunInputs, read_inputs
+from vox_core.run.hf_checkpoint import seeded
+from vox_core.run.inputs import RunInputs, build_datasets, read_inputs
 from vox_core.run.learner import NAME, micro_batch_seed
 from vox_core.run.load import OpenModel, batch_generator
 from vox_core.run.own_documents import (
     Documents,
+    Given,
     OwnObjective,
     Sample,
     documents_of,
@@ -56,15 +57,16 @@ from vox_core.run.own_documents import (
     require_readable,
     with_samples,
 )
-from vox_core.run.own_gradients import Gradients, Groups, Pending, by_document
 from vox_core.run.plan import make_plan, positions, vocabulary_size
 from vox_core.run.start import REFERENCE, read_adapter_of, require_same_adapter, starting_adapter
+from vox_core.run.weighing import totals_of, weigh, weighted
 
 if TYPE_CHECKING:
     from vox_core import models
     from vox_core.contract import Floats
     from vox_core.data import encode
     from vox_core.host import Origin
+
 
 SETTINGS = (
     "model", "revision", "template", "backend", "dtype", "quant", "adapter", "method", "rank",
@@ -387,3 +389,145 @@ def open_trainer(
             trainer.add_adapter(REFERENCE, start.adapter)
         made.close = stack.pop_all().close
     return made
+
+
+Groups: TypeAlias = Sequence[Sequence[Place]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """The result of `forward_backward`.
+
+    Args:
+        loss: of these documents: the weighted mean of the negative log-likelihood, or what the
+            objective computes.
+        log_probs: of each document, float32 (K,), before the update.
+        metrics: of the objective.
+    """
+
+    loss: float
+    log_probs: list[Floats]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Pending:
+    """The gradients of one learner since its last step.
+
+    Args:
+        seed: of the dropout.
+        reference: adapter that an objective compares with; None: the base.
+
+    Attributes:
+        finite: whether every loss was.
+    """
+
+    def __init__(self, trainer: Trainer, name: str, seed: int, reference: str | None) -> None:
+        self._trainer, self._name, self._seed, self._reference = trainer, name, seed, reference
+        self._clear()
+
+    def _clear(self) -> None:
+        self.finite: bool = True
+        self._micro_batches: int = 0
+        self._supervised: float = 0.0
+        self._kinds: set[bool] = set()
+
+    def add(
+        self, batches: Sequence[Batch], groups: Groups, objective: Objective | None, step: int
+    ) -> Gradients:
+        """Accumulate the gradients of some documents; an error discards those of the whole step."""
+        first = self._micro_batches
+        self._micro_batches += len(batches)
+        seeds = [micro_batch_seed(self._seed, step, n) for n in range(first, self._micro_batches)]
+        self._kinds.add(objective is None)
+        try:
+            if objective is None or isinstance(objective, Given):
+                made = self._in_one_pass(batches, groups, objective, seeds)
+            else:
+                made = self._in_two_passes(batches, groups, objective, seeds)
+        except BaseException:
+            self._trainer.discard(self._name)
+            self._clear()
+            raise
+        self.finite = self.finite and math.isfinite(made.loss)
+        return made
+
+    def total_weight(self, given: float | None) -> float:
+        """Return what divides the gradients.
+
+        Raises:
+            ConfigError: C004, there are none, or of two kinds without a divisor given.
+        """
+        if not self._kinds:
+            raise ConfigError(
+                "C004",
+                "there are no gradients to apply",
+                where="optim_step",
+                remedy="call forward_backward before each optim_step",
+            )
+        if given is None and len(self._kinds) > 1:
+            raise ConfigError(
+                "C004",
+                "supervised gradients are divided by their weights, others are not",
+                where="optim_step",
+                found="both since the last step",
+                remedy="give total_weight, or call optim_step between them",
+            )
+        return given or (self._supervised if True in self._kinds else 1.0)
+
+    def _in_one_pass(
+        self,
+        batches: Sequence[Batch],
+        groups: Groups,
+        objective: Given | None,
+        seeds: Sequence[int],
+    ) -> Gradients:
+        """With weights that do not depend on the log-probabilities."""
+        weights = [batch.weights_T for batch in batches]
+        if objective is not None:
+            nothing = [0 * weights_T for weights_T in weights]
+            totals = totals_of(batches, groups)
+            weights = list(weigh(objective, batches, groups, nothing, totals).weights)
+        scores, loss = [], 0.0
+        for batch, weights_T, seed in zip(batches, weights, seeds, strict=True):
+            changed = replace(batch, weights_T=weights_T)
+            scores.append(
+                self._trainer.accumulate(changed, seed, self._name)
+                if weights_T.any()
+                else self._trainer.log_probs(changed, self._name, seed)
+            )
+            loss -= float((weights_T.astype(float) * scores[-1]).sum())
+        if objective is None:
+            total = sum(float(weights_T.astype(float).sum()) for weights_T in weights)
+            self._supervised += total
+            loss /= total
+        return Gradients(loss, by_document(batches, groups, scores))
+
+    def _in_two_passes(
+        self, batches: Sequence[Batch], groups: Groups, objective: Objective, seeds: Sequence[int]
+    ) -> Gradients:
+        scores = [
+            self._trainer.log_probs(batch, self._name, seed)
+            for batch, seed in zip(batches, seeds, strict=True)
+        ]
+        if "reference" in objective.needs:
+            groups = self._with_reference(batches, groups)
+        outcome = weigh(objective, batches, groups, scores, totals_of(batches, groups))
+        for batch, weights_T, seed in zip(batches, outcome.weights, seeds, strict=True):
+            if weights_T.any():
+                self._trainer.accumulate(weighted(batch, weights_T), seed, self._name)
+        return Gradients(outcome.loss, by_document(batches, groups, scores), outcome.metrics)
+
+    def _with_reference(self, batches: Sequence[Batch], groups: Groups) -> Groups:
+        """Add the log-probabilities of the base, or of the adapter that training started from."""
+        scores = [self._trainer.log_probs(batch, self._reference) for batch in batches]
+        found = iter(by_document(batches, groups, scores))
+        return [[replace(place, reference_K=next(found)) for place in group] for group in groups]
+
+
+def by_document(batches: Sequence[Batch], groups: Groups, scores: Sequence[Floats]) -> list[Floats]:
+    """Return the log-probabilities at each document's trained positions, in order."""
+    return [
+        scores[place.batch][place.extent][batches[place.batch].weights_T[place.extent] != 0]
+        for group in groups
+        for place in group
+    ]

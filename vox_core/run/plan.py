@@ -32,15 +32,14 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import steps_for
 from vox_core.data.sides import learns_from_answers
+from vox_core.digests import file_sha256
 from vox_core.errors import PlanError
-from vox_core.hashes import file_sha256
 from vox_formats.quant import CODECS
 
 if TYPE_CHECKING:
     from vox_core.config import TrainSettings
     from vox_core.host.probe import Hardware
-    from vox_core.run.dataset import Datasets
-    from vox_core.run.inputs import RunInputs
+    from vox_core.run.inputs import Datasets, RunInputs
 
 _TIED = ("lm_head", "embed_tokens", "wte")
 _IS_TIED = "its weights are the embedding's (tied)"

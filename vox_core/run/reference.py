@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vox_core import bounded_json, links, models
+from vox_core import bounded_json, files, models
 from vox_core.adapter.mlx import is_mlx_folder, read_mlx_adapter
 from vox_core.adapter.peft import CONFIG, read_adapter
 from vox_core.adapter.targets import linear_modules, parameter_names, require_fit
 from vox_core.contract import AdapterState, DType, ModuleShape, Quant
-from vox_core.data.templated import TEMPLATE
+from vox_core.data.tokenizer import TEMPLATE
 from vox_core.digests import folder_digest
 from vox_core.errors import AdapterError, ModelError, command
 from vox_core.run.folder import CHECKPOINTS, MANIFEST, PLAN, RunFolder
@@ -231,7 +231,7 @@ def _template(folder: Path | None) -> Path | None:
     """The chat template in an adapter's folder, which it was trained with."""
     if folder is None or not (folder / TEMPLATE).is_file():
         return None
-    return None if links.strays(folder) else folder / TEMPLATE  # refused when read
+    return None if files.strays(folder) else folder / TEMPLATE  # refused when read
 
 
 def _base_model(

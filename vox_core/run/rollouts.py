@@ -27,18 +27,18 @@ import numpy as np
 from vox_core import files
 from vox_core.contract import Batch, DType, Place, Step, Trainer, Validation
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
-from vox_core.data.blocks import cut
+from vox_core.data.checked import cut
 from vox_core.data.formats import place_of
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
 from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import Generator, Prompt, most_rows
 from vox_core.run.learner import NAME, Learner
-from vox_core.run.objective import total_weight
 from vox_core.run.plan import positions
 from vox_core.run.sampling import Sampling
+from vox_core.run.weighing import total_weight
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,13 +30,13 @@ from vox_core.contract import (
     StepSkipped,
     TrainState,
 )
-from vox_core.data.templated import TEMPLATE
+from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import InputError, StorageError
 from vox_core.host.observers import Observers
 from vox_core.run import artifacts, checkpoint, folder, resume
 from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
-from vox_core.run.dequantised_base import seeded
+from vox_core.run.hf_checkpoint import seeded
 from vox_core.run.progress import Progress, StepMetrics
 from vox_core.run.telemetry import Telemetry
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vox_core import models
 from vox_core.data.checked import CheckedFile
-from vox_core.data.templated import templated
+from vox_core.data.tokenizer import templated
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES, file_sha256
 from vox_core.run.folder import RunFolder
 

@@ -17,7 +17,7 @@ from vox_core import files
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import ALL_LINEAR, leaf_names, select_targets
 from vox_core.contract import AdapterState, ExecutionPlan, ModuleShape
-from vox_core.data.templated import TEMPLATE
+from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError
 from vox_core.run.folder import MANIFEST, START
 from vox_core.run.reference import resolve_reference

@@ -11,18 +11,17 @@ import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
-from vox_core.run.advice import with_advice
 from vox_core.run.artifacts import TrainReport, report_of_ended, write_artifacts
 from vox_core.run.context import Observe, ignore
 from vox_core.run.loop import run_training
-from vox_core.run.run_plan import plan_run
+from vox_core.run.run_plan import plan_run, with_advice
 from vox_core.run.session import Session
 
 if TYPE_CHECKING:
     from vox_core import models
     from vox_core.config import TrainSettings
     from vox_core.host import Origin
-    from vox_core.run.pinned_plan import PinnedPlan
+    from vox_core.run.resume import PinnedPlan
 
 
 def train(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vox_core.config.values import kebab
+from vox_core.config.sections import kebab
 from vox_core.errors import ConfigError, DataError, OutputError
 from vox_core.files import write_json
 from vox_data import mix as service

@@ -20,8 +20,8 @@ from tests.core.data_samples import load_records
 from vox_core.data import source
 from vox_core.data.checked import check_files
 from vox_core.data.faults import RowError
+from vox_core.data.formats import find_split
 from vox_core.data.source import open_source
-from vox_core.data.split import find_split
 from vox_core.errors import DataError
 from vox_data.row_sources import open_rows
 

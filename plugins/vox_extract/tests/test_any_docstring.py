@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.rows import parse_row
 from vox_extract.definitions import Definition
 from vox_extract.locate import Library, SourceFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.rows import parse_row
 from vox_core.errors import DataError
 from vox_extract.locate import Reader

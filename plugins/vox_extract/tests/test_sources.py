@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from plugins.vox_extract.tests.samples import made, read, rows_in
 
-from vox_core.data.jsonl import parse_object
+from vox_core.data.json_rows import parse_object
 from vox_core.data.rows import parse_row
 from vox_extract.docstring import split_signature
 

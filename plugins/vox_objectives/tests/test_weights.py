@@ -14,7 +14,7 @@ from plugins.vox_objectives.tests.samples import CASES, groups_of, totals_of, ty
 import vox_objectives.preference as preference
 import vox_objectives.rollouts as rollouts
 from vox_core.contract import Group, ObjectiveSpec, Side, Weighed
-from vox_core.run.objective import StepWeights, mean_metrics
+from vox_core.run.weighing import StepWeights, mean_metrics
 from vox_objectives import vox_objective
 
 H = 1e-5

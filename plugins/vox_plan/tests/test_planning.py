@@ -16,10 +16,10 @@ from vox_core.host.probe import Device
 from vox_core.run import merge as merging
 from vox_core.run import plan as core_plan
 from vox_core.run.controller import RunController
-from vox_core.run.history import read_run
 from vox_core.run.merge import merge
-from vox_core.run.pinned_plan import read_plan
+from vox_core.run.resume import read_plan
 from vox_core.run.run_plan import plan_run
+from vox_core.run.telemetry import read_run
 from vox_core.run.train import train
 from vox_core.weights import SafetensorsFile
 from vox_plan import memory_forecast, stopwatch, tuning_cache

@@ -252,7 +252,7 @@ def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
 def _writes(run: RunPlan) -> tuple[str, ...]:
     source = run.inputs.model.tokenizer
     tokenizer = [name for name in plans.TOKENIZER_FILES if (source / name).is_file()]
-    result = ["adapter_model.safetensors", "adapter_config.json", *tokenizer]
+    result = ["adapter_model.safetensors", "adapter_config.json", folder.PROBE, *tokenizer]
     if run.contract.adapter.method == "full":
         result = [f"{folder.MODEL}/ (a plain checkpoint)"]
     rows = run.inputs.rows.report

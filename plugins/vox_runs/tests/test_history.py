@@ -13,7 +13,7 @@ from tests.run.history_samples import make_run, start, step, text_of, whole, wor
 from vox_core.contract import Notice, Resumed, RunEnd, Validation
 from vox_core.errors import AdapterError, ConfigError
 from vox_core.run.folder import is_worked_in
-from vox_core.run.history import Summary, read_run, runs_in
+from vox_core.run.telemetry import Summary, read_run, runs_in
 from vox_runs import plot as plotting
 from vox_runs.compare import compare, verdict
 from vox_runs.plot import plot
