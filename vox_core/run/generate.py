@@ -38,10 +38,6 @@ def _never(_token: int) -> bool:
     return False
 
 
-def _all(_size: int) -> Bools | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A row to generate.
@@ -60,7 +56,7 @@ class Prompt:
     ended: Callable[[int], bool] = _never
     adapter: str | None = None
     top: int | None = None
-    allowed: Callable[[int], Bools | None] = _all
+    allowed: Callable[[int], Bools | None] | None = None
 
     @property
     def longest(self) -> int:
@@ -219,7 +215,7 @@ class _Row:
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it."""
         generated = len(self.tokens) - len(self.prompt.tokens)
-        allowed_V = self.prompt.allowed(len(logits_V))
+        allowed_V = self.prompt.allowed(len(logits_V)) if self.prompt.allowed else None
         token = next_token(logits_V, self.prompt.sampling, self.tokens, generated, allowed_V)
         self.tokens.append(token)
         finish: Finish | None = None

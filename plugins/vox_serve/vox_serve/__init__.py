@@ -5,6 +5,8 @@
     served.py      references -> models by name on one base; verify each adapter at load
     engine.py      one thread that runs the model; requests join and leave the running batch
     requests.py    the bodies of requests, checked
+    grammar.py     what an answer must follow: schemas, regular expressions, tool calls
+    tools.py       the calls in an answer's text, in the formats of families
     responses.py   completions, chunks and errors as OpenAI writes them
     guard.py       what stands before every endpoint: key, host name, bodies, errors
     running.py     the answers to one request: collected, or streamed as they come

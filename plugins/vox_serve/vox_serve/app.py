@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from vox_core.api.rows import RenderError
 from vox_core.errors import DataError
 from vox_serve import page
 from vox_serve.engine import Engine
+from vox_serve.grammar import Constraint, GrammarFault
 from vox_serve.guard import Guard, error_response, fault, json_response, read_body, refusal
 from vox_serve.requests import (
     ApiError,
@@ -32,8 +34,10 @@ from vox_serve.requests import (
 from vox_serve.responses import Chat, Form, Text
 from vox_serve.running import Running
 from vox_serve.served import Served
+from vox_serve.tools import FORMATS, Calls, Format
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
     from starlette.requests import Request
 
 _SAMPLING = (
@@ -53,6 +57,27 @@ class Limits:
 
     max_tokens: int
     positions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the text of an answer follows, and how it is read.
+
+    Args:
+        matcher: its grammar.
+        stops: texts that end it.
+        format: of the calls of `functions`.
+    """
+
+    matcher: LLMatcher | None
+    stops: Sequence[str]
+    format: Format | None = None
+    functions: Collection[str] = ()
+
+    @property
+    def calls(self) -> Callable[[], Calls] | None:
+        """Make the reader of an answer's calls."""
+        return partial(Calls, self.format, self.functions) if self.format else None
 
 
 class Api:
@@ -170,10 +195,10 @@ class Api:
     async def _chat(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, ChatRequest, await read_body(request))
         model = self._model(asked.model)
-        prompt = await run_in_threadpool(_prompt, model, asked)
-        tokens = await run_in_threadpool(model.encode, prompt, special=False)
-        form = Chat(model, logprobs=asked.top is not None, usage=asked.stream_options.include_usage)
-        return await self._answer(request, asked, model, form, [tokens])
+        tokens, guide = await run_in_threadpool(_prepared, model, asked)
+        usage, logprobs = asked.stream_options.include_usage, asked.top is not None
+        form = Chat(model, logprobs=logprobs, usage=usage, calls=guide.calls)
+        return await self._answer(request, asked, model, form, [tokens], guide)
 
     async def _complete(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, CompletionRequest, await read_body(request))
@@ -185,7 +210,8 @@ class Api:
             else:
                 prompts.append(prompt)
         form = Text(model, logprobs=asked.top is not None, usage=asked.stream_options.include_usage)
-        return await self._answer(request, asked, model, form, prompts)
+        guide = Guide(await run_in_threadpool(_matcher, model, asked.constraint), asked.stop)
+        return await self._answer(request, asked, model, form, prompts, guide)
 
     async def _answer(
         self,
@@ -194,13 +220,16 @@ class Api:
         model: Served,
         form: Form,
         prompts: Sequence[Sequence[int]],
+        guide: Guide,
     ) -> Response:
         self._require_room(len(prompts) * asked.n)
         samplings = [self._sampling(asked, model, tokens) for tokens in prompts]
         running = Running(self._engine, form, sum(map(len, prompts)), self._counts)
         for tokens, sampling in zip(prompts, samplings, strict=True):
             for _ in range(asked.n):
-                text = model.text(asked.stop, tokens if isinstance(form, Text) else ())
+                after = tokens if isinstance(form, Text) else ()
+                calls = guide.format is not None
+                text = model.text(guide.stops, after, guide.matcher, calls=calls)
                 running.add(tokens, sampling, model.adapter, text, asked.top)
         running.submit()
         return running.streamed() if asked.stream else await running.whole(request)
@@ -272,14 +301,74 @@ def _prompt(model: Served, asked: ChatRequest | TokenizeRequest) -> str:
         found = f"the model {model.name} has no chat template; use /v1/completions"
         raise ApiError(400, found, param="model")
     messages = [message.rendered for message in asked.messages or ()]
-    tools = asked.tools if isinstance(asked, TokenizeRequest) else ()
+    tools = [] if isinstance(asked, ChatRequest) and asked.tool_choice == "none" else asked.tools
     generation = not isinstance(asked, TokenizeRequest) or asked.add_generation_prompt
     try:
-        return model.prompt(messages, tools, generation=generation)
+        return model.prompt(messages, [*map(_shown, tools)], generation=generation)
     except (DataError, RenderError) as error:
         cause = error.found if isinstance(error, DataError) else error.__cause__ or error
         found = f"the chat template cannot render the conversation: {cause}"
         raise ApiError(400, found, param="messages") from error
+
+
+def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the template sees of a tool: `strict` is about the grammar."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
+
+
+def _prepared(model: Served, asked: ChatRequest) -> tuple[list[int], Guide]:
+    """Render a conversation, and compile what its answer must follow.
+
+    Raises:
+        ApiError: 400.
+    """
+    tokens = model.encode(_prompt(model, asked), special=False)
+    if not asked.functions:
+        return tokens, Guide(_matcher(model, asked.constraint), asked.stop)
+    form, stops = _call_format(model), list(asked.stop)
+    functions = list(asked.functions.values())
+    words = asked.tool_choice == "auto"
+    many = asked.parallel_tool_calls and asked.forced is None
+    grammar = None
+    if not words or any(function.get("strict") for function in functions):
+        wanted = [asked.functions[asked.forced]] if asked.forced else functions
+        lark = model.calls_grammar(form, wanted, many=many, words=words)
+        grammar = _matcher(model, Constraint("tools", "lark", lark))
+    elif not many and form.end:
+        stops.append(form.end)  # the answer ends with its first call
+    elif not many and form.joint:
+        found = f"parallel_tool_calls = false needs tool_choice = required with {form.name}'s calls"
+        raise ApiError(400, found, param="parallel_tool_calls")
+    return tokens, Guide(grammar, stops, form, asked.functions)
+
+
+def _call_format(model: Served) -> Format:
+    try:
+        form = model.call_format
+    except RenderError as error:
+        found = f"the chat template of {model.name} has no tool calls: {error.__cause__ or error}"
+        raise ApiError(400, found, param="tools", code="unsupported_parameter") from error
+    if form is None:
+        known = ", ".join(form.name for form in FORMATS)
+        found = f"the chat template of {model.name} writes tool calls in none of the formats that "
+        raise ApiError(
+            400, f"{found}vox reads: {known}", param="tools", code="unsupported_parameter"
+        )
+    return form
+
+
+def _matcher(model: Served, constraint: Constraint | None) -> LLMatcher | None:
+    """Compile what an answer must follow.
+
+    Raises:
+        ApiError: 400, it cannot be followed.
+    """
+    try:
+        return None if constraint is None else model.matcher(constraint)
+    except GrammarFault as fault:
+        found = f"{constraint.param if constraint else ''} cannot be followed: {fault}"
+        raise ApiError(400, found, param=constraint.param if constraint else None) from fault
 
 
 async def _refusal_of_http(request: Request, error: Exception) -> Response:

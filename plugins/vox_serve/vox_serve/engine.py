@@ -22,6 +22,7 @@ from vox_core.api.generating import AnswerText, Generator, Prompt, Sampling, Tok
 
 if TYPE_CHECKING:
     from vox_core.api.generating import Finish
+    from vox_core.contract import Bools
 
 log = logging.getLogger("vox_serve")
 
@@ -54,6 +55,7 @@ class Answer:
 
     Args:
         emit: called with each piece, or with the error that ends the answer.
+        allowed: see `Prompt`.
     """
 
     tokens: Sequence[int]
@@ -62,6 +64,7 @@ class Answer:
     text: AnswerText
     emit: Callable[[Piece | EngineFailed], None]
     top: int | None = None
+    allowed: Callable[[int], Bools | None] | None = None
     cancelled: bool = False
     broken: bool = False
     _held: list[Token] = field(default_factory=list)
@@ -70,7 +73,7 @@ class Answer:
     @property
     def prompt(self) -> Prompt:
         """The row of the running batch."""
-        return Prompt(self.tokens, self.sampling, self._ended, self.adapter, self.top)
+        return Prompt(self.tokens, self.sampling, self._ended, self.adapter, self.top, self.allowed)
 
     def _ended(self, token: int) -> bool:
         try:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from vox_core.api.commands import ServeSettings
     from vox_core.api.models import Observe
     from vox_core.contract import Batch, Floats, Model
+    from vox_serve.app import Guide
     from vox_serve.engine import Engine
     from vox_serve.requests import CompletionRequest
     from vox_serve.responses import Form
@@ -249,6 +250,7 @@ class Proxy(Api):
         model: Served,
         form: Form,
         prompts: Sequence[Sequence[int]],
+        guide: Guide,
     ) -> Response:
         body = self._body(asked, model, prompts)
         answers = len(prompts) * asked.n

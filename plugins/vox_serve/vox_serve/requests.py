@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -18,7 +20,8 @@ from pydantic_core import PydanticCustomError
 
 from vox_core.api.files import JsonFault, is_deep, parse_json
 from vox_core.api.generating import tool_calls, tool_schemas
-from vox_core.api.rows import RowError
+from vox_core.api.rows import RowError, faulty
+from vox_serve.grammar import Constraint, choice_grammar
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body."""
@@ -39,11 +42,7 @@ _NEUTRAL: dict[str, Sequence[object]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 """Fields that are not supported, with the values that change nothing."""
 
@@ -123,8 +122,23 @@ def _checked(read: Callable[[object], Any]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
+def _functions(value: object) -> list[dict[str, Any]]:
+    for tool in value if isinstance(value, list) else ():
+        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+        if kind != "function":
+            raise faulty("unsupported", ("tools",), f"the type {_short(kind)}", "function")
+    tools = [dict(tool) for tool in tool_schemas(value)]
+    for name, count in Counter(tool["function"]["name"] for tool in tools).items():
+        if count > 1 or not re.fullmatch(_NAME, name):
+            raise faulty("wrong value", ("tools",), f"the name {_short(name)}", _NAMES)
+    return tools
+
+
+_NAME = r"[A-Za-z0-9_.:/-]{1,128}"
+_NAMES = "a name once, of up to 128 letters, digits and _ . : / -"
+_FunctionName: TypeAlias = Annotated[str, Field(pattern=f"^{_NAME}$")]
 Tools: TypeAlias = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
-ToolSchemas: TypeAlias = Annotated[Tools, _checked(tool_schemas)]
+ToolSchemas: TypeAlias = Annotated[Tools, _checked(_functions)]
 _Calls: TypeAlias = Annotated[Tools, _checked(partial(tool_calls, place=()))]
 
 
@@ -170,6 +184,83 @@ class Message(BaseModel):
         return {"role": role, "content": self.content, **beside}
 
 
+class _Named(BaseModel):
+    model_config = _STRICT
+
+    name: _FunctionName
+
+
+class NamedChoice(BaseModel):
+    """A function that the answer must call."""
+
+    model_config = _STRICT
+
+    type: Literal["function"]
+    function: _Named
+
+
+class JsonSchema(BaseModel):
+    """OpenAI's wrapper of a schema; answers always follow it, `strict` or not."""
+
+    model_config = _STRICT
+
+    name: str = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """`text`, `json_object` or `json_schema`."""
+
+    model_config = _STRICT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("one_of", "json_schema belongs to the type json_schema")
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What answers must follow."""
+        if self.json_schema:
+            return Constraint("response_format", "json", self.json_schema.schema_)
+        json = Constraint("response_format", "json", {"type": "object"})
+        return json if self.type == "json_object" else None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's field: one of these constraints."""
+
+    model_config = _STRICT
+
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StructuredOutputs:
+        given = self.model_dump(exclude_none=True)
+        if len(given) != 1:
+            raise PydanticCustomError("one_of", "send one of json, regex, choice and json_object")
+        return self
+
+    @property
+    def constraint(self) -> Constraint:
+        """What answers must follow."""
+        if self.regex is not None:
+            return Constraint("structured_outputs", "regex", self.regex)
+        if self.choice is not None:
+            return Constraint("structured_outputs", "lark", choice_grammar(self.choice))
+        schema = {"type": "object"} if self.json_ is None else self.json_
+        return Constraint("structured_outputs", "json", schema)
+
+
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
@@ -205,11 +296,17 @@ class _Request(BaseModel):
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
         return _supported(data, cls, _NEUTRAL, _UNUSED)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What answers must follow; None: nothing."""
+        return self.structured_outputs.constraint if self.structured_outputs else None
 
     @property
     def most(self) -> int | None:
@@ -225,9 +322,23 @@ class ChatRequest(_Request):
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: ToolSchemas = []
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat = ResponseFormat(type="text")
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
+        if self.tool_choice not in ("none", "auto") and self.forced not in (None, *self.functions):
+            raise PydanticCustomError("tool_choice", "tool_choice names none of the tools")
+        if self.tool_choice == "required" and not self.tools:
+            raise PydanticCustomError("tool_choice", 'tool_choice "required" needs tools')
+        if self.constraint and self.response_format.constraint and self.structured_outputs:
+            raise PydanticCustomError("one_of", "send response_format or structured_outputs")
+        if self.constraint and self.functions:
+            raise PydanticCustomError(
+                "one_of", 'a format of the answer beside tools is supported with tool_choice "none"'
+            )
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs = true")
         if None not in (self.max_tokens, self.max_completion_tokens):
@@ -240,6 +351,22 @@ class ChatRequest(_Request):
     def most(self) -> int | None:
         """See `_Request`."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """See `_Request`."""
+        return self.response_format.constraint or super().constraint
+
+    @property
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """The functions that may be called, by name."""
+        tools = [] if self.tool_choice == "none" else self.tools
+        return {tool["function"]["name"]: tool["function"] for tool in tools}
+
+    @property
+    def forced(self) -> str | None:
+        """The name of the function that must be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
 
     @property
     def top(self) -> int | None:
@@ -380,7 +507,15 @@ def _as_api_error(error: ValidationError) -> ApiError:
 
 
 _PROMPT = ": should be a text, token ids, or a list of texts or of token ids"
-_SAID = {"missing", "unsupported_content", "top_logprobs", "max_tokens", "one_of", "tools"}
+_SAID = {
+    "missing",
+    "unsupported_content",
+    "top_logprobs",
+    "max_tokens",
+    "one_of",
+    "tool_choice",
+    "tools",
+}
 """Faults whose message says what was found."""
 
 

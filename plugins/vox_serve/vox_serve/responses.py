@@ -10,11 +10,13 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vox_serve.engine import Piece
 from vox_serve.served import Served
+from vox_serve.tools import Call, Calls, new_id
 
 if TYPE_CHECKING:
     from vox_core.api.generating import Token
@@ -112,19 +114,58 @@ class Chat(Form):
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(
+        self,
+        model: Served,
+        *,
+        logprobs: bool,
+        usage: bool,
+        calls: Callable[[], Calls] | None = None,
+    ) -> None:
+        super().__init__(model, logprobs=logprobs, usage=usage)
+        self._readers = None if calls is None else defaultdict[int, Calls](calls)
+
     def opening(self, index: int) -> Iterable[bytes]:
         """Return the chunk with the role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         rest = {"logprobs": None, "finish_reason": None}
         yield self._chunk({"index": index, "delta": delta, **rest})
 
+    def piece(self, index: int, piece: Piece) -> Iterable[bytes]:
+        """See `Form`; text that may become a call is held back."""
+        choice = self._delta(index, piece)
+        if choice["delta"] or choice["finish_reason"] or choice["logprobs"]:
+            yield self._chunk(choice)
+
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        piece, calls, _ = self._said(index, piece)
+        content = None if calls and not piece.text else piece.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = [_called(call) for call in calls]
         return {"index": index, "message": message, **self._rest(piece)}
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
+        piece, calls, before = self._said(index, piece)
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if calls:
+            found = enumerate(calls, start=before)
+            delta["tool_calls"] = [{"index": number, **_called(call)} for number, call in found]
         return {"index": index, "delta": delta, **self._rest(piece)}
+
+    def _said(self, index: int, piece: Piece) -> tuple[Piece, list[Call], int]:
+        """Return the words of a piece, its calls, and how many calls were before it."""
+        if self._readers is None:
+            return piece, [], 0
+        reader = self._readers[index]
+        before = reader.count
+        parts = list(reader.feed(piece.text, last=piece.finish is not None))
+        finish: Any = piece.finish
+        if finish == "stop" and reader.count:
+            finish = "tool_calls"
+        words = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, Call)]
+        return Piece(words, piece.tokens, finish), calls, before
 
     def _rest(self, piece: Piece) -> dict[str, Any]:
         found = [self._token(token) for token in piece.tokens]
@@ -139,6 +180,11 @@ class Chat(Form):
         text = self._model.decode(token)
         data = None if _PART in text else list(text.encode())
         return {"token": text, "logprob": log_prob, "bytes": data}
+
+
+def _called(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": new_id(), "type": "function", "function": function}
 
 
 class Text(Form):

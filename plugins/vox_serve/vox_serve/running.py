@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from vox_core.api.generating import AnswerText, Sampling
 from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
+from vox_serve.grammar import GuidedText
 from vox_serve.guard import CLIENT_GONE, client_gone, json_response
 from vox_serve.requests import ApiError
 from vox_serve.responses import Form, event, joined
@@ -56,7 +57,8 @@ class Running:
         """Append an answer; each has random numbers of its own."""
         index = len(self._answers)
         own, emit = replace(sampling, row=index), self._emitter(index)
-        self._answers.append(Answer(tokens, own, adapter, text, emit, top))
+        allowed = text.allowed if isinstance(text, GuidedText) else None
+        self._answers.append(Answer(tokens, own, adapter, text, emit, top, allowed))
 
     def submit(self) -> None:
         """Queue the answers.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,11 +29,21 @@ from vox_core.api.models import (
     resolve_reference,
     token_log_probs,
 )
-from vox_core.api.rows import Record, Renderer
+from vox_core.api.rows import Record, Renderer, special_ids
 from vox_core.contract import DType, Model
 from vox_core.errors import AdapterError, ConfigError, ProofError
+from vox_serve.grammar import (
+    Constraint,
+    GuidedText,
+    calls_grammar,
+    matcher,
+    require_llguidance,
+    token_trie,
+)
+from vox_serve.tools import FORMATS, Format, format_of
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
 PROBE = (
@@ -148,13 +159,63 @@ class Served:
         """Return the text of one token; bytes that are no whole character become U+FFFD."""
         return str(self._tokenizer.decode([token]))
 
-    def text(self, stops: Sequence[str], after: Sequence[int] = ()) -> AnswerText:
+    def text(
+        self,
+        stops: Sequence[str],
+        after: Sequence[int] = (),
+        matcher: LLMatcher | None = None,
+        *,
+        calls: bool = False,
+    ) -> AnswerText:
         """Return the empty text of an answer, which ends with its turn or before one of `stops`.
 
         Args:
             after: the tokens of a plain text that it continues.
+            matcher: the grammar that it follows.
+            calls: it may call tools, whose markers are part of the text.
         """
-        return AnswerText(self._tokenizer, self.stop_tokens, stops, after=after[-CONTINUED:])
+        given: Any = (self._tokenizer, self.stop_tokens, stops)
+        shown: Any = {"after": after[-CONTINUED:], "shown": self._markers.values() if calls else ()}
+        if matcher is not None:
+            return GuidedText(matcher.deep_copy(), *given, **shown)
+        return AnswerText(*given, **shown)
+
+    def matcher(self, constraint: Constraint) -> LLMatcher:
+        """Compile what an answer must follow.
+
+        Raises:
+            GrammarFault: it cannot be followed, or llguidance is not installed.
+        """
+        require_llguidance()
+        with self._lock:
+            trie = self._trie
+        return matcher(trie, constraint)
+
+    @cached_property
+    def call_format(self) -> Format | None:
+        """The format of its tool calls; None: one that is not known.
+
+        Raises:
+            RenderError: its chat template writes no tools or no calls.
+        """
+        return format_of(self.prompt, self._renderer.end_of_turn_names())
+
+    def calls_grammar(
+        self, form: Format, functions: Sequence[Mapping[str, Any]], *, many: bool, words: bool
+    ) -> str:
+        """Return the grammar of an answer that calls `functions`; see `calls_grammar`."""
+        return calls_grammar(form, functions, many=many, words=words, special=self._markers)
+
+    @cached_property
+    def _markers(self) -> dict[str, int]:
+        """The markers of calls that are special tokens."""
+        special, find = special_ids(self._tokenizer), self._tokenizer.convert_tokens_to_ids
+        ids = {text: find(text) for form in FORMATS for text in (form.marker, form.end) if text}
+        return {text: id for text, id in ids.items() if isinstance(id, int) and id in special}
+
+    @cached_property
+    def _trie(self) -> LLTokenizer:
+        return token_trie(self._tokenizer, self.stop_tokens)
 
 
 def _message(role: Any, content: str, **extra: Any) -> Message:
