@@ -269,9 +269,7 @@ class ModelEntry(CatalogEntry):
     licence: Text = Field(description="an SPDX identifier")
     parameters: Count = Field(description="a number")
     hub: str | None = Field(
-        None,
-        pattern=r"^\w[\w.-]*/\w[\w.-]*$",
-        description='"OWNER/NAME" on the Hugging Face hub',
+        None, pattern=r"^\w[\w.-]*/\w[\w.-]*$", description='"OWNER/NAME" on the Hugging Face hub'
     )
     gated: StrictBool = Field(False, description="true or false: the hub wants a login")
     parts: tuple[ModelPart, ...] = Field(

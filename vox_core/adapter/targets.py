@@ -71,7 +71,7 @@ FAMILIES: dict[str, Family] = {
             (r"^language_model\.lm_head\.", "lm_head."),
             (r"^vision_tower\.(vision_model\.)?", "model.vision_tower."),
             (r"^multi_modal_projector\.", "model.multi_modal_projector."),
-        ),
+        )
     ),
 }
 

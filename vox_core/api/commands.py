@@ -1,11 +1,7 @@
 """Command-line building blocks, so that a plugin's commands look and behave like vox's own."""
 
 from vox_core.cli.failures import STOPPED as STOPPED, describe as describe, end_with as end_with
-from vox_core.cli.lazy import (
-    Command as Command,
-    Group as Group,
-    json_option as json_option,
-)
+from vox_core.cli.lazy import Command as Command, Group as Group, json_option as json_option
 from vox_core.cli.options import (
     DATA_SECTIONS as DATA_SECTIONS,
     data_options as data_options,

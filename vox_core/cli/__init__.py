@@ -19,8 +19,7 @@ from vox_core.cli.lazy import Lazy, LazyGroup
 
 COMMANDS = {
     "quickstart": Lazy(
-        "vox_core.cli.quickstart:quickstart",
-        "Train, merge and chat with a small model in minutes.",
+        "vox_core.cli.quickstart:quickstart", "Train, merge and chat with a small model in minutes."
     ),
     "train": Lazy("vox_core.cli.train:train", "Fine-tune a model on your data; writes an adapter."),
     "data": Lazy("vox_core.cli:data", "Check and inspect training data."),

@@ -101,10 +101,7 @@ def doctor(id: str | None, timeout: float | None, as_json: bool) -> int:
     from vox_core.cli import root
 
     examined = examine(
-        id,
-        timeout or LIMIT_S,
-        objection=lambda path: objection(root, path),
-        further=cut_off(),
+        id, timeout or LIMIT_S, objection=lambda path: objection(root, path), further=cut_off()
     )
     warn_of_unknown()
     failed = [each.id for each in examined if not each.ok]

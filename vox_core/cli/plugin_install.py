@@ -99,12 +99,7 @@ def install(
 @click.command(
     "upgrade",
     cls=Command,
-    params=[
-        _ids(required=False),
-        _allow_source(),
-        config_option(exposed=False),
-        *plan_options(),
-    ],
+    params=[_ids(required=False), _allow_source(), config_option(exposed=False), *plan_options()],
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""

@@ -75,10 +75,7 @@ def train(
 
     try:
         report = library.train(
-            config=config_file,
-            plan=plan_file,
-            progress=True,
-            **with_files(files, flags),
+            config=config_file, plan=plan_file, progress=True, **with_files(files, flags)
         ).report
     except StoppedAtOnce as stop:
         kept = "nothing was saved" if stop.step is None else f"saved up to step {stop.step}"

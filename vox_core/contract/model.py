@@ -55,14 +55,7 @@ class Update:
     def of(cls, spec: OptimizerSpec, number: int, lr: float, total_weight: float) -> Update:
         """Return update `number` of an optimizer."""
         return cls(
-            number,
-            lr,
-            total_weight,
-            spec.clip,
-            spec.beta1,
-            spec.beta2,
-            spec.eps,
-            spec.weight_decay,
+            number, lr, total_weight, spec.clip, spec.beta1, spec.beta2, spec.eps, spec.weight_decay
         )
 
 

@@ -471,11 +471,7 @@ def _some(rows: Sequence[NamedRow], count: int, one: str, several: str) -> Itera
 
 
 def report_of(
-    train: CheckedRows,
-    valid: CheckedRows,
-    code_N: Codes,
-    pairs_P2: Pairs,
-    near: Mapping[int, int],
+    train: CheckedRows, valid: CheckedRows, code_N: Codes, pairs_P2: Pairs, near: Mapping[int, int]
 ) -> Report:
     """What became of every row.
 

@@ -42,13 +42,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vox_core.data.messages import Message
 from vox_core.data.rows import Record
-from vox_core.data.template import (
-    ChatTemplate,
-    Takes,
-    TemplateFault,
-    takes_too_much,
-    what_it_takes,
-)
+from vox_core.data.template import ChatTemplate, Takes, TemplateFault, takes_too_much, what_it_takes
 from vox_core.data.tokenizer import end_of_turn_ids, template_source
 
 if TYPE_CHECKING:

@@ -132,10 +132,7 @@ def _after_assistant(
     parts = text.split(_ASSISTANT)
     if len(parts) != 3:
         return [], []
-    return (
-        _specials(tokenizer, parts[1].partition(_USER)[0]),
-        _specials(tokenizer, parts[2]),
-    )
+    return (_specials(tokenizer, parts[1].partition(_USER)[0]), _specials(tokenizer, parts[2]))
 
 
 def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

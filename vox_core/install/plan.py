@@ -138,10 +138,7 @@ def plan_install(
 
 
 def plan_upgrade(
-    ids: Sequence[str] = (),
-    *,
-    allow_source: bool = False,
-    report: Report = lambda line: None,
+    ids: Sequence[str] = (), *, allow_source: bool = False, report: Report = lambda line: None
 ) -> InstallPlan:
     """Plan to bring installed plugins, or all of them, to what their sources now hold.
 

@@ -26,13 +26,7 @@ from packaging.requirements import Requirement
 from vox_core import files
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import linear_modules, tied_head
-from vox_core.contract import (
-    ExecutionPlan,
-    FineTuneContract,
-    Optimizer,
-    RunEnd,
-    TrainState,
-)
+from vox_core.contract import ExecutionPlan, FineTuneContract, Optimizer, RunEnd, TrainState
 from vox_core.digests import CONFIG_FILE, TOKENIZER_FILES
 from vox_core.errors import InputError, StorageError, command
 from vox_core.models import LocalModel
@@ -57,10 +51,7 @@ if TYPE_CHECKING:
     from vox_core.run.run_plan import RunPlan
     from vox_core.run.session import Session
 
-_OPTIMIZERS: dict[Optimizer, str] = {
-    "adamw": "AdamW",
-    "adamw-8bit": "AdamW with moments in 8 bits",
-}
+_OPTIMIZERS: dict[Optimizer, str] = {"adamw": "AdamW", "adamw-8bit": "AdamW with moments in 8 bits"}
 PROBED = "result"
 """Name of the written adapter in a model that has not trained it."""
 _OF_THE_CORE = ("vox-ml", "numpy", "transformers", "tokenizers")

@@ -27,14 +27,7 @@ from vox_core.contract import (
     TrainState,
     Update,
 )
-from vox_core.run.weighing import (
-    StepWeights,
-    by_batch,
-    mean_metrics,
-    totals_of,
-    weigh,
-    weighted,
-)
+from vox_core.run.weighing import StepWeights, by_batch, mean_metrics, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats

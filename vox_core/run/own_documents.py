@@ -137,9 +137,7 @@ def _wrong_weights(found: str) -> ConfigError:
 
 
 def objective_named(
-    objective: OwnObjective,
-    weights: Sequence[float | Floats] | None,
-    options: Mapping[str, object],
+    objective: OwnObjective, weights: Sequence[float | Floats] | None, options: Mapping[str, object]
 ) -> Objective | None:
     """Return what the arguments of `forward_backward` name; None for supervised training.
 
