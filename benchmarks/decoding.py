@@ -20,7 +20,7 @@ from typing import Any
 
 from vox_core import models
 from vox_core.contract import LoadJob, Model
-from vox_core.run.context import Context
+from vox_core.host.load import Context
 from vox_core.run.generate import Generator, Prompt, Token
 from vox_core.run.sampling import Sampling
 from vox_testing import jobs

@@ -58,7 +58,7 @@ def counts() -> None:
 def times(data: Data, model: str, steps: int, dtype: str, per_step: int, budget: int) -> None:
     """Steps of both ways in turn."""
     from vox_core.config import TrainSettings, validate
-    from vox_core.run.context import Context
+    from vox_core.host.load import Context
     from vox_core.run.hf_checkpoint import seeded
     from vox_core.run.learner import Learner
     from vox_core.run.run_plan import plan_run

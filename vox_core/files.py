@@ -16,6 +16,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -260,6 +261,26 @@ def make_folder(path: Path) -> None:
         except OSError as error:
             if not (isinstance(error, FileExistsError) and folder.is_dir()):  # made meanwhile
                 raise unwritable(path, error) from error
+
+
+def free_space(path: Path) -> tuple[Path, int]:
+    """Return the nearest folder above `path` that exists, and the bytes free on its disk."""
+    parent = next(each for each in path.absolute().parents if each.exists())
+    return parent, shutil.disk_usage(parent).free
+
+
+def require_space(path: Path, needed: int, what: str) -> None:
+    """Refuse to begin what would not fit on the disk of `path` (S001); `needed` is in bytes."""
+    parent, free = free_space(path)
+    if free < needed:
+        raise StorageError(
+            "S001",
+            f"there is not enough room for {what}",
+            where=parent,
+            found=f"{free / 1e6:,.0f} MB free",
+            expected=f"{needed / 1e6:,.0f} MB",
+            remedy="free space on that disk, or choose another one with --out",
+        )
 
 
 def unwritable(path: Path, error: OSError) -> OutputError | StorageError:

@@ -13,11 +13,11 @@ from typing import Any
 
 from vox_core.contract import Event, Notice, RunEnd, RunStart, StepDone, Validation
 from vox_core.run.artifacts import TrainReport
-from vox_core.run.context import StoppedAtOnce
 from vox_core.run.load import Answer, Question, Reply
 from vox_core.run.merge import MergeReport
 from vox_core.run.proof import Proof
 from vox_core.run.sampling import Sampling
+from vox_core.run.session import StoppedAtOnce
 
 STEP = StepDone(1, loss=2.5, lr=1e-4, grad_norm=1, tokens=100, trained_tokens=40, seconds=0.5)
 WHY = "cpu 0.1.0: the only usable backend"

@@ -21,9 +21,9 @@ from vox_core.config import MergeSettings
 from vox_core.errors import AdapterError
 from vox_core.host import Verdict
 from vox_core.models import LocalModel
-from vox_core.run.context import StoppedAtOnce
 from vox_core.run.merge import MergeReport, Requantised
 from vox_core.run.reference import resolve_reference
+from vox_core.run.session import StoppedAtOnce
 
 
 @pytest.fixture

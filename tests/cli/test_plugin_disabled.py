@@ -114,8 +114,8 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> InstallPlan:
     """To remove `mine`; nothing is really removed."""
     environment = Environment.here()
     made = InstallPlan("remove", environment, (Change("vox-x-mine", "0.1.0", None),))
-    monkeypatch.setattr("vox_core.install.plan.plan_remove", lambda ids: made)
-    monkeypatch.setattr("vox_core.install.apply.apply", lambda plan, report: None)
+    monkeypatch.setattr("vox_core.cli.plugin_install.plan_remove", lambda ids: made)
+    monkeypatch.setattr("vox_core.cli.plugin_install.apply", lambda plan, report: None)
     return made
 
 
@@ -160,7 +160,7 @@ def test_installing_one_that_is_disabled_says_so(
     target = Target("mine", "vox-x-mine", "vox-x-mine==0.1.0")
     new = Change("vox-x-mine", None, "0.1.0")
     made = InstallPlan("install", plan.environment, (new,), (target,))
-    monkeypatch.setattr("vox_core.install.plan.plan_install", lambda ids, **sources: made)
+    monkeypatch.setattr("vox_core.cli.plugin_install.plan_install", lambda ids, **sources: made)
     vox("plugin", "disable", "mine")
     assert f"note: mine is {DISABLED}" in vox("plugin", "install", "mine", "--yes").err
     vox("plugin", "enable", "mine")
@@ -172,7 +172,7 @@ def test_it_says_so_without_an_id_as_well(
 ) -> None:
     """By the package, though nothing is to be installed."""
     made = InstallPlan("install", plan.environment, (), (Target(None, "vox-x-mine", "x==1"),))
-    monkeypatch.setattr("vox_core.install.plan.plan_install", lambda ids, **sources: made)
+    monkeypatch.setattr("vox_core.cli.plugin_install.plan_install", lambda ids, **sources: made)
     vox("plugin", "disable", "mine")
     done = vox("plugin", "install", "--from-pypi", "vox-x-mine==0.1.0")
     assert "nothing to install" in done.out

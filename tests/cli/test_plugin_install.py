@@ -39,8 +39,8 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
         plans.append(plan)
 
     for name in ("plan_install", "plan_upgrade", "plan_remove"):
-        monkeypatch.setattr(f"vox_core.install.plan.{name}", planned)
-    monkeypatch.setattr("vox_core.install.apply.apply", apply)
+        monkeypatch.setattr(f"vox_core.cli.plugin_install.{name}", planned)
+    monkeypatch.setattr("vox_core.cli.plugin_install.apply", apply)
     return plans
 
 
@@ -107,7 +107,7 @@ def test_sources_are_allowed_by_a_flag(vox, monkeypatch) -> None:
         return InstallPlan("install", HERE, ())
 
     for name in ("plan_install", "plan_upgrade"):
-        monkeypatch.setattr(f"vox_core.install.plan.{name}", planned)
+        monkeypatch.setattr(f"vox_core.cli.plugin_install.{name}", planned)
     for command in ("install", "upgrade"):
         vox("plugin", command, "cpu", "--allow-source")
         vox("plugin", command, "cpu")

@@ -21,12 +21,18 @@ from vox_core.contract import (
     OptimizerSpec,
     OrderSpec,
 )
-from vox_core.data.batching import documents_in_step, documents_of_step, epoch_order
+from vox_core.data.batching import (
+    Ordering,
+    apportion,
+    documents_in_step,
+    documents_of_step,
+    epoch_order,
+    filled,
+)
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import Document, Encoder
-from vox_core.data.fields import Attributes
+from vox_core.data.fields import Attributes, level
 from vox_core.data.rows import Record
-from vox_core.data.sampler import Ordering, apportion, filled, level
 from vox_core.errors import DataError
 from vox_core.run.inputs import in_order
 

@@ -145,7 +145,7 @@ def test_a_folder_in_the_place_of_a_file(name, parent):
     ],
 )
 def test_json_that_is_something_else_is_an_error_of_voxs_own(name, content, parent):
-    kind = checkpoint.Manifest if name == checkpoint.MANIFEST else checkpoint.Record
+    kind = checkpoint.CheckpointManifest if name == checkpoint.MANIFEST else checkpoint.StateRecord
     (parent / "step-2" / name).write_bytes(content + b"\n")
     with pytest.raises(PlanError) as caught:
         checkpoint.read_json(parent / "step-2", name, kind)
@@ -169,7 +169,7 @@ def renewed(folder: Path) -> None:
         )
         for name in checkpoint.FILES
     }
-    text = checkpoint.Manifest(files=files).model_dump_json()
+    text = checkpoint.CheckpointManifest(files=files).model_dump_json()
     (folder / checkpoint.MANIFEST).write_text(text)
 
 

@@ -15,7 +15,7 @@ from vox_core.config import GenerateSettings, MergeSettings
 from vox_core.contract import LoadJob
 from vox_core.errors import AdapterError
 from vox_core.host import Request, choose
-from vox_core.run.context import Context
+from vox_core.host.load import Context
 from vox_core.run.load import open_model
 from vox_core.run.merge import merge
 from vox_core.run.proof import probe_logits

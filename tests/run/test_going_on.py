@@ -32,9 +32,9 @@ from vox_core.contract import CheckpointWritten, Notice, RunEnd, StepDone, Valid
 from vox_core.data.batching import make_step_batches
 from vox_core.errors import InputError
 from vox_core.run import checkpoint
-from vox_core.run.context import StoppedAtOnce
 from vox_core.run.learner import Learner
 from vox_core.run.run_plan import plan_run
+from vox_core.run.session import StoppedAtOnce
 from vox_core.run.telemetry import Telemetry
 from vox_core.run.train import train
 from vox_torch.train import TorchTrainer

@@ -10,7 +10,7 @@ from vox_core.config import GenerateSettings
 from vox_core.errors import BackendError
 from vox_core.host import Request, choose, discover, load, probe
 from vox_core.host.select import Seen
-from vox_core.run import sources
+from vox_core.run import reference
 from vox_core.run.load import open_model
 from vox_core.run.run_plan import plan_run, with_advice
 from vox_core.run.train import train
@@ -60,13 +60,13 @@ def test_so_does_a_plan_but_for_what_may_have_changed_while_a_model_was_fetched(
     plan(asked)
     assert {"packages", "cpu"} <= {*looks}
     assert set(looks.values()) == {1}
-    resolve = sources.models.resolve
+    resolve = reference.models.resolve
 
     def fetch(reference, *, progress, **options):
         progress("model", 1, 2)
         return resolve(reference, progress=progress, **options)
 
-    monkeypatch.setattr(sources.models, "resolve", fetch)
+    monkeypatch.setattr(reference.models, "resolve", fetch)
     looks.clear()
     plan(asked)
     assert set(looks.values()) == {2}

@@ -6,6 +6,7 @@ from vox_core.files import (
     atomic_file as atomic_file,
     append as append,
     atomic_folder as atomic_folder,
+    free_space as free_space,
     make_folder as make_folder,
     require_absent as require_absent,
     require_apart as require_apart,

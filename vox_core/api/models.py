@@ -22,7 +22,7 @@ from vox_core.host.provide import write_model as write_model
 from vox_core.host.select import Seen as Seen
 from vox_core.models import LocalModel as LocalModel, Progress as Progress
 from vox_core.run.artifacts import base_name as base_name
-from vox_core.run.context import Context as Context, Observe as Observe, ignore as ignore
+from vox_core.host.load import Context as Context, Observe as Observe, ignore as ignore
 from vox_core.run.folder import MANIFEST as MANIFEST
 from vox_core.run.hf_checkpoint import (
     plain_copy as plain_copy,

@@ -31,7 +31,7 @@ from vox_core.run.run_plan import (
     with_advice as with_advice,
 )
 from vox_core.run.artifacts import versions as versions
-from vox_core.run.context import Context as Context
+from vox_core.host.load import Context as Context
 from vox_core.run.hf_checkpoint import as_trained as as_trained, seeded as seeded
 from vox_core.run.loop import is_validated as is_validated
 from vox_core.run.resume import digest_of as digest_of
@@ -49,10 +49,9 @@ from vox_core.run.run_plan import (
     RunPlan as RunPlan,
     account as account,
     plan_run as plan_run,
-    space_free as space_free,
     space_needed as space_needed,
 )
-from vox_core.run.sources import Fetching as Fetching
+from vox_core.run.reference import Fetching as Fetching
 from vox_core.run import merge
 from vox_core.run import resume
 

@@ -46,9 +46,9 @@ from vox_core.data.row_facts import (
 )
 from vox_core.data.rows import Record as Record, read_row as read_row
 from vox_core.data.sides import Examples as Examples, examples_of as examples_of, row_of as row_of
-from vox_core.data.sampler import apportion as apportion
+from vox_core.data.batching import apportion as apportion
 from vox_core.data.source import (
-    Source as Source,
+    RowSource as RowSource,
     most_bytes as most_bytes,
     open_source as open_source,
     too_much as too_much,

@@ -10,17 +10,28 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from packaging.utils import canonicalize_name
 
 from vox_core.cli.lazy import Command, json_option
 from vox_core.cli.options import config_option
 from vox_core.cli.output import megabytes, print_json, printable
 from vox_core.errors import ConfigError, InputError
-
-if TYPE_CHECKING:
-    from vox_core.install.plan import Change, InstallPlan
+from vox_core.host.blocked import COMMAND, blocking, disabled, set_disabled
+from vox_core.host.discover import discover
+from vox_core.host.doctor import leaving
+from vox_core.install.apply import apply
+from vox_core.install.environment import Environment
+from vox_core.install.plan import (
+    Change,
+    InstallPlan,
+    plan_install,
+    plan_remove,
+    plan_upgrade,
+    write_lock,
+)
 
 
 def plan_options() -> list[click.Parameter]:
@@ -79,8 +90,6 @@ def install(
     ID is an id of `vox plugin list`; the catalog maps it to a package. ID is optional with a --from
     option.
     """
-    from vox_core.install.plan import plan_install
-
     sources = [source for source in (from_path, from_wheel, from_pypi) if source]
     if len(sources) > 1 or (sources and len(ids) > 1) or not (sources or ids):
         raise ConfigError(
@@ -103,8 +112,6 @@ def install(
 )
 def upgrade(ids: tuple[str, ...], allow_source: bool, **how: bool) -> None:
     """Upgrade the given plugins, or all installed ones, from their sources."""
-    from vox_core.install.plan import plan_upgrade
-
     carry_out(plan_upgrade(ids, allow_source=allow_source, report=_tell), **how)
 
 
@@ -115,10 +122,6 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
     ID is a plugin's id, or the name of its package if two plugins have the same id. Removing a
     disabled plugin also clears that mark: it is enabled when installed again.
     """
-    from vox_core.host.blocked import disabled, set_disabled
-    from vox_core.host.doctor import leaving
-    from vox_core.install.plan import plan_remove
-
     plan = plan_remove(ids)
     forgotten = {*disabled()} & leaving([change.name for change in plan.changes])
     if carry_out(plan, **how) and forgotten:
@@ -144,9 +147,6 @@ def remove(ids: tuple[str, ...], **how: bool) -> None:
 )
 def lock(out: Path, as_json: bool) -> None:
     """Write pylock.toml (PEP 751) with the installed plugins and all their dependencies."""
-    from vox_core.install.environment import Environment
-    from vox_core.install.plan import write_lock
-
     unhashed = write_lock(out, Environment.here())
     if as_json:
         print_json({"lock": out, "without_hash": unhashed})
@@ -165,8 +165,6 @@ def _tell(line: str) -> None:
 
 def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_json: bool) -> bool:
     """Show the plan, ask for confirmation and apply it; return whether anything changed."""
-    from vox_core.install.apply import apply
-
     for line in _plan_lines(plan, verbose):
         click.echo(printable(line), err=as_json)
     done = bool(plan.changes) and not dry_run
@@ -182,10 +180,6 @@ def carry_out(plan: InstallPlan, yes: bool, dry_run: bool, verbose: bool, as_jso
 
 def _next(plan: InstallPlan) -> str:
     """Return a command to run after the change."""
-    from packaging.utils import canonicalize_name
-
-    from vox_core.host.discover import discover
-
     importlib.invalidate_caches()
     names = {canonicalize_name(change.name) for change in plan.changes}
     found = [each for each in discover() if canonicalize_name(each.distribution) in names]
@@ -200,11 +194,6 @@ def _next(plan: InstallPlan) -> str:
 
 def _say_what_is_disabled(plan: InstallPlan) -> None:
     """Note the installed plugins that are still disabled, as they would be silently left out."""
-    from packaging.utils import canonicalize_name
-
-    from vox_core.host.blocked import COMMAND, blocking, disabled
-    from vox_core.host.discover import discover
-
     names = {target.distribution for target in plan.targets}
     ids = {each.id for each in discover() if canonicalize_name(each.distribution) in names}
     for id in sorted({*disabled()} & {*ids, *(target.id for target in plan.targets)}):

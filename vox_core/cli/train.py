@@ -71,7 +71,7 @@ def train(
     FILES are data files, as for --data. vox chooses an installed backend and prints why. Ctrl-C
     finishes the current step and saves everything; --resume continues the run.
     """
-    from vox_core.run.context import StoppedAtOnce
+    from vox_core.run.session import StoppedAtOnce
 
     try:
         report = library.train(

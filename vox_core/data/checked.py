@@ -28,7 +28,7 @@ from vox_core.data.json_rows import raw_lines
 from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
 from vox_core.data.sides import WHOLE, Examples, Row, row_of
-from vox_core.data.source import Source, open_source
+from vox_core.data.source import RowSource, open_source
 from vox_core.digests import file_sha256
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class CheckedFile:
     state: tuple[int, int, int]
     rows: int
     unused: Mapping[str, int]
-    source: Source
+    source: RowSource
     chosen: RowMask | None = None
     facts: RowFacts | None = field(default=None, compare=False, repr=False)
 

@@ -365,7 +365,7 @@ class FileRows:
         return f"{told}; left out: {out}" if out else told
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """A line of a file."""
 
     path: Path
@@ -388,10 +388,10 @@ class NamedRow:
         of: the row that says the same.
     """
 
-    place: Place
+    place: RowPlace
     reason: str
     detail: str | None = None
-    of: Place | None = None
+    of: RowPlace | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -490,14 +490,16 @@ def report_of(
         files=[*_file_rows("train", train, code_N), *_file_rows("valid", valid, code_V)],
         malformed=[*_malformed(train), *_malformed(valid)],
         duplicates=[
-            NamedRow(Place(*train.place(row)), NAMES[code_N[row]], of=Place(*train.place(stays)))
+            NamedRow(
+                RowPlace(*train.place(row)), NAMES[code_N[row]], of=RowPlace(*train.place(stays))
+            )
             for row, stays in pairs
         ],
         leaks=[
             NamedRow(
-                Place(*valid.place(row)),
+                RowPlace(*valid.place(row)),
                 "duplicate" if row in exact else _NEAR,
-                of=Place(*train.place(other)),
+                of=RowPlace(*train.place(other)),
             )
             for row, other in leaks[:LISTED]
         ],
@@ -536,4 +538,4 @@ def _malformed(rows: CheckedRows) -> Iterator[NamedRow]:
     for file, facts in zip(rows.files, rows.facts, strict=True):
         for line, faults in groupby(facts.faults, key=itemgetter(0)):
             detail = "; ".join(str(fault) for _, fault in faults)
-            yield NamedRow(Place(file.path, line), MALFORMED, detail)
+            yield NamedRow(RowPlace(file.path, line), MALFORMED, detail)

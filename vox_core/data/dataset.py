@@ -27,13 +27,14 @@ import numpy as np
 from vox_core.data.encode import Document, Encoded, Encoder, EncodeStats, stats_of
 from vox_core.data.records import listed
 from vox_core.data.rows import Record
-from vox_core.data.sampler import Ordering
 from vox_core.data.sides import WHOLE, Row
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
+
+    from vox_core.data.batching import Ordering
 
 ROWS_AT_A_TIME = 512
 _DIGEST_FORMAT = b"vox-documents-1"
@@ -52,7 +53,7 @@ class Dataset(Sequence[Document]):
         files_D: int32, the number of the file it comes from, among `files`.
         lines_D: int64, the line of that file.
         ends_D: int32, end-of-turn tokens that are trained.
-        difficulty_D: float32, NaN where the row does not say (`sampler.py`).
+        difficulty_D: float32, NaN where the row does not say (`fields.level`).
         sides_D: int32, the document's place among those of its group, from 0. A group is one
             document in supervised training; an objective may compare several.
         labels_D: bytes, what the document is in its group, such as chosen; empty without one.

@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from vox_core.data.fields import UNKNOWN, level
 from vox_core.data.render import Rendered, Renderer, RenderError, Span, common, weight_of
 from vox_core.data.rows import Record
-from vox_core.data.sampler import UNKNOWN, level
 from vox_core.data.template import GENERATION
 from vox_core.data.tokenizer import Tokens, tokenise
 
@@ -67,7 +67,7 @@ class Document:
             0, which nothing precedes.
         source, line: the row it comes from.
         ends: end-of-turn (or end-of-sequence) tokens that are trained.
-        difficulty: what its row says (`sampler.py`); NaN for nothing.
+        difficulty: what its row says (`fields.level`); NaN for nothing.
         side, label: its place among the documents of its group, from 0, and what it is there.
     """
 

@@ -32,6 +32,8 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import Any, NoReturn, TypeAlias
 
+import numpy as np
+
 from vox_core.data.faults import all_of, faulty, json_type, typed
 
 WORDS = ("category", "lane", "response_mode", "task_family")
@@ -84,6 +86,32 @@ def _attribute(name: str, value: object) -> Any:
     if not math.isfinite(number):
         raise faulty("wrong value", at, "a number too large", "a finite one")
     return number
+
+
+LEVELS = {
+    "beginner": 1.0,
+    "easy": 1.0,
+    "intermediate": 2.0,
+    "medium": 2.0,
+    "advanced": 3.0,
+    "hard": 3.0,
+    "expert": 4.0,
+}
+UNKNOWN = math.nan
+
+
+def level(said: float | str | None) -> float:
+    """The number; `UNKNOWN` for what says nothing."""
+    if said is None:
+        return UNKNOWN
+    if isinstance(said, str):
+        if (named := LEVELS.get(said.strip().lower())) is not None:
+            return named
+        try:
+            said = float(said)
+        except ValueError:
+            return UNKNOWN
+    return float(np.float32(said)) if math.isfinite(said) and abs(said) < 1e30 else UNKNOWN
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def readable(path: Path) -> Iterator[None]:
             where=path,
             found=cause.strerror,
             expected="a file that you may read",
-            remedy="check its permissions, or name another file with --data",
+            remedy="check its permissions, or name another file",
         ) from error
 
 

@@ -63,7 +63,7 @@ Row: TypeAlias = "bytes | dict[str, object] | RowError"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """A data file, and its rows as lines.
 
     Args:
@@ -79,7 +79,7 @@ class Source:
     owner: object = None
 
 
-def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
+def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> RowSource:
     """A data file as JSONL.
 
     Raises:
@@ -87,7 +87,7 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
         StorageError: the file cannot be read, or not even a temporary folder written.
     """
     if is_plain(path) and not fields:
-        return Source(path, path, file_sha256(path))
+        return RowSource(path, path, file_sha256(path))
     format_ = format_of(path)
     stream = _opened_by_plugin(str(path), path, format_) if is_remote(path) else None
     content = stream.fingerprint if stream else file_sha256(path)
@@ -102,13 +102,13 @@ def open_source(path: Path, fields: FieldMap = NO_FIELDS) -> Source:
         if not stream and file_sha256(path) != content:
             raise changed(path)  # else these would be kept as the rows of other bytes
 
-    def read(folder: Path, owner: object) -> Source | None:
+    def read(folder: Path, owner: object) -> RowSource | None:
         lines = folder / _ROWS
         try:
             same = file_sha256(lines) == (folder / _SHA256).read_text()
         except (OSError, StorageError):
             return None
-        return Source(path, lines, key, owner) if same else None
+        return RowSource(path, lines, key, owner) if same else None
 
     return cached(KIND, key, make, read).value
 

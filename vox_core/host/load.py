@@ -13,14 +13,16 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
 
 from vox_core.contract import (
+    Event,
     LazyMapping,
     LoadJob,
     MergeJob,
@@ -30,6 +32,7 @@ from vox_core.contract import (
     Trainer,
     TrainJob,
     TrainState,
+    World,
 )
 from vox_core.errors import BackendError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
@@ -91,6 +94,22 @@ def call_hook(found: Found, hook: str, **arguments: object) -> Any:
 def _require_hook(manager: pluggy.PluginManager, found: Found, hook: str) -> None:
     if not getattr(manager.hook, hook).get_hookimpls():
         raise broken(found, f"no {hook}", f"{hook}, marked with @hookimpl")
+
+
+Observe: TypeAlias = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """Observe nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`vox_core.contract.RunContext` of a single process."""
+
+    scratch: Path
+    emit: Observe = ignore
+    world: World = field(default_factory=World)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,7 +50,7 @@ from vox_core.install.environment import (
     origin,
 )
 from vox_core.install.targets import Target, needs_build, project_table
-from vox_core.install.uv import ONLY_WHEELS, Report, Row, Uv
+from vox_core.install.uv import ONLY_WHEELS, Report, Resolved, Uv
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
 _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
@@ -258,7 +258,7 @@ def _plan(
     )
 
 
-def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Row]:
+def _rows(uv: Uv, arguments: Sequence[str], held: Mapping[str, str]) -> list[Resolved]:
     """uv's plan, or why there is none with what has to stay as it is."""
     try:
         return uv.plan(arguments, [f"{name}=={version}" for name, version in held.items()])
@@ -293,7 +293,9 @@ def _build_only(names: Iterable[str]) -> tuple[str, ...]:
     return (*ONLY_WHEELS, *(f"--no-binary={name}" for name in names))
 
 
-def _changes(rows: Iterable[Row], lock: str, installed: Mapping[str, str]) -> tuple[Change, ...]:
+def _changes(
+    rows: Iterable[Resolved], lock: str, installed: Mapping[str, str]
+) -> tuple[Change, ...]:
     """The rows of uv's plan with the facts of its lock, sorted by name."""
     from packaging.pylock import PackageArchive, PackageSdist, PackageWheel, Pylock
 

@@ -35,7 +35,7 @@ _JOURNAL, _KEPT, _WORKING = "journal.json", "kept", "uv.lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OpenChange:
     """A change that has begun.
 
     Args:
@@ -91,7 +91,7 @@ def folder(site: Path) -> Path:
     return site / FOLDER
 
 
-def begin(site: Path, what: str, added: Iterable[Path], replaced: Iterable[Path]) -> Change:
+def begin(site: Path, what: str, added: Iterable[Path], replaced: Iterable[Path]) -> OpenChange:
     """Keep the files that a change will replace or overwrite, and write the journal.
 
     Args:
@@ -100,7 +100,7 @@ def begin(site: Path, what: str, added: Iterable[Path], replaced: Iterable[Path]
     """
     coming = sorted({*map(str, added)})
     going = sorted({path for path in (*coming, *map(str, replaced)) if os.path.lexists(path)})
-    change = Change(site, what, tuple(coming), {path: str(n) for n, path in enumerate(going)})
+    change = OpenChange(site, what, tuple(coming), {path: str(n) for n, path in enumerate(going)})
     (folder(site) / _KEPT).mkdir(parents=True)
     for path in going:
         _link(Path(path), change.copy_of(path))
@@ -125,11 +125,11 @@ def working(site: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def unfinished(site: Path) -> Change | None:
+def unfinished(site: Path) -> OpenChange | None:
     """The change that has begun in this folder and not ended."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         found = json.loads((folder(site) / _JOURNAL).read_text(encoding="utf-8"))
-        return Change(site, found["what"], tuple(found["added"]), dict(found["kept"]))
+        return OpenChange(site, found["what"], tuple(found["added"]), dict(found["kept"]))
     return None
 
 

@@ -71,7 +71,7 @@ _OF_NO_MATTER = {
 }
 
 
-class Row(NamedTuple):
+class Resolved(NamedTuple):
     """A distribution that uv would install: from an index by version, or from a URL."""
 
     name: str
@@ -124,7 +124,7 @@ class Uv:
         python = ["--python", str(self.environment.python), "--color", "never", "--no-progress"]
         return [self.program, "pip", verb, *self.config, *python, *options, *arguments]
 
-    def plan(self, wanted: Sequence[str], constraints: Sequence[str]) -> list[Row]:
+    def plan(self, wanted: Sequence[str], constraints: Sequence[str]) -> list[Resolved]:
         """What an installation would bring that is not there.
 
         Args:
@@ -142,7 +142,7 @@ class Uv:
             said = self._ask("install", ["--dry-run", *held, *wanted])
         matches = filter(None, map(_ROW.match, said.splitlines()))
         return [
-            Row(canonicalize_name(match["name"]), match["version"], match["url"])
+            Resolved(canonicalize_name(match["name"]), match["version"], match["url"])
             for match in matches
         ]
 

@@ -28,9 +28,9 @@ from vox_core.contract import Notice
 from vox_core.data.faults import RowError, faulty, text_of
 from vox_core.data.json_rows import file_faults, parse_object, raw_lines
 from vox_core.data.messages import conversation, turns_of
-from vox_core.data.records import Placed, listed
+from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.errors import DataError, OutputError
-from vox_core.run.context import Observe, ignore
+from vox_core.host.load import Observe, ignore
 from vox_core.run.generate import Finish
 from vox_core.run.load import Message, OpenModel, Question, Reply
 
@@ -74,39 +74,19 @@ def read_prompts(path: Path) -> list[Conversation]:
     """
     prompts: list[Conversation] = []
     faults: list[Placed] = []
-    try:
+    with readable(path):
         faults += [Placed(path, 0, fault) for fault in file_faults(path)]
         for number, _, line in raw_lines(path) if not faults else ():
             try:
                 prompts.append(conversation_of(parse_object(line)))
             except RowError as error:
                 faults += [Placed(path, number, fault) for fault in error.faults]
-    except OSError as error:
-        raise DataError(
-            "D001",
-            "the file of prompts cannot be read",
-            where=path,
-            found=error.strerror,
-            remedy="name a file of JSON lines that you may read",
-        ) from error
+    expected = f"a line each of {_FORMS}"
     if faults:
-        raise DataError(
-            "D003",
-            "lines of the file of prompts are malformed",
-            where=path,
-            found=f"{len(faults)} fault{'s' if len(faults) > 1 else ''}",
-            expected=f"a line each of {_FORMS}",
-            faults=listed(faults),
-            remedy="correct these lines; nothing was generated",
-        )
+        remedy = "correct these lines; nothing was generated"
+        raise malformed([path], faults).but(expected=expected, remedy=remedy)
     if not prompts:
-        raise DataError(
-            "D002",
-            "the file of prompts is empty",
-            where=path,
-            expected=f"a line each of {_FORMS}",
-            remedy="write prompts to it",
-        )
+        raise empty([path]).but(expected=expected, remedy="write prompts to it")
     return prompts
 
 

@@ -111,7 +111,7 @@ class Origin(_Json):
     skipped_in_a_row: Count = 0
 
 
-class Record(Origin):
+class StateRecord(Origin):
     """`state.json`: the state without its tensors.
 
     `step` is the data cursor as well, and the random generators are functions of `seed`, step and
@@ -138,7 +138,7 @@ class Entry(_Json):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Manifest(_Json):
+class CheckpointManifest(_Json):
     """`MANIFEST.json`."""
 
     format: _Format = "vox-checkpoint/3"
@@ -252,9 +252,9 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> StateRecord:
     """Read `state.json` alone (P003)."""
-    record = read_json(folder, STATE, Record)
+    record = read_json(folder, STATE, StateRecord)
     if record.step != step_of(folder):
         raise damaged(folder, f"{STATE} is of step {record.step}")
     return record
@@ -266,8 +266,8 @@ def origin(parent: Path, step: int) -> Origin:
     return read_record(folder) if folder.exists() else Origin()
 
 
-def _verified(folder: Path) -> Record:
-    manifest = read_json(folder, MANIFEST, Manifest)
+def _verified(folder: Path) -> StateRecord:
+    manifest = read_json(folder, MANIFEST, CheckpointManifest)
     wrong = [f"{name} is not in {MANIFEST}" for name in FILES if name not in manifest.files]
     for name, entry in manifest.files.items():
         try:
@@ -285,7 +285,7 @@ def _verified(folder: Path) -> Record:
     return read_record(folder)
 
 
-def _adapter(folder: Path, record: Record, named: Mapping[str, Floats]) -> AdapterState:
+def _adapter(folder: Path, record: StateRecord, named: Mapping[str, Floats]) -> AdapterState:
     matrices = {f"{path}.lora_{half}.weight" for path in record.alpha for half in "AB"}
     magnitudes = {f"{path}.lora_magnitude_vector" for path in record.alpha}
     for name in sorted((matrices | {*record.saved}) - named.keys()):
@@ -391,13 +391,13 @@ def _fill(folder: Path, state: TrainState, origin: Origin) -> None:
         "alpha": {path: float(module.alpha) for path, module in adapter.modules.items()},
         "saved": sorted(adapter.saved),
     }
-    record = Record.model_validate({**dict(origin), **more})
+    record = StateRecord.model_validate({**dict(origin), **more})
     entries = {
         ADAPTER: _write(folder / ADAPTER, _stored(shapes, values.items())),
         MOMENTS: _write(folder / MOMENTS, _stored(of_moments, moments)),
         STATE: _write(folder / STATE, [record.model_dump_json(indent=2).encode()]),
     }
-    manifest = Manifest.model_validate({"files": entries})
+    manifest = CheckpointManifest.model_validate({"files": entries})
     _write(folder / MANIFEST, [manifest.model_dump_json(indent=2).encode()])
 
 

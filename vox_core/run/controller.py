@@ -48,11 +48,12 @@ from vox_core.contract import (
 )
 from vox_core.data.batching import documents_in_step
 from vox_core.errors import StorageError, TrainingError, command
-from vox_core.run import checkpoint, sources
+from vox_core.run import checkpoint
 from vox_core.run.checkpoint import LOWER_RATE
 from vox_core.run.folder import BAD_BATCHES, numbered
 from vox_core.run.plan import vocabulary_size
 from vox_core.run.progress import Progress
+from vox_core.run.reference import changed_files
 
 if TYPE_CHECKING:
     from vox_core.run.run_plan import RunPlan
@@ -226,7 +227,7 @@ class RunController:
         return f"{self._progress.best_loss:.4f} after step {self._progress.best_step}"
 
     def _changed_files(self) -> Iterator[Notice]:
-        for path in sources.changed(self._plan.sources):
+        for path in changed_files(self._plan.sources):
             if path not in self._reported:
                 self._reported.add(path)
                 yield Notice(

@@ -18,11 +18,11 @@ from vox_core import bounded_json
 from vox_core.adapter.targets import linear_modules, select_targets
 from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.audit import Audit, audit, require_sound, vocabulary_of
+from vox_core.data.batching import Ordering, filled
 from vox_core.data.chosen import Chosen, Tell, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
-from vox_core.data.sampler import Ordering, filled
 from vox_core.data.sides import learns_from_answers, load_reward, objective_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
@@ -32,8 +32,7 @@ from vox_core.host.load import Backend
 from vox_core.host.select import Seen
 from vox_core.run import plan
 from vox_core.run.plan import require_no_experts, sequence_length, settled_quant
-from vox_core.run.reference import ModelReference, resolve_reference
-from vox_core.run.sources import Fetching, resolve_model
+from vox_core.run.reference import Fetching, ModelReference, resolve_model, resolve_reference
 from vox_core.weights import FULL_PRECISION, Weights, open_weights
 
 if TYPE_CHECKING:

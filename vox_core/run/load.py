@@ -20,9 +20,9 @@ from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer, template_so
 from vox_core.digests import CONFIG_FILE, config_digest, folder_digest, tokenizer_digest
 from vox_core.errors import DataError
 from vox_core.host import Origin, Request, Seen, explain
+from vox_core.host.load import Context, Observe, ignore
 from vox_core.host.probe import Hardware
 from vox_core.run.artifacts import versions
-from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.generate import (
     CACHE_SHARE,
     Finish,

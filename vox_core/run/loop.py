@@ -37,9 +37,9 @@ from vox_core.data.batching import (
 )
 from vox_core.data.sides import learns_from_answers
 from vox_core.errors import StorageError, TrainingError, command
+from vox_core.host.load import Context
 from vox_core.run.artifacts import emergency_save, versions
 from vox_core.run.checkpoint import BackendUse, CheckpointWriter, Due, Origin, Retention
-from vox_core.run.context import Context
 from vox_core.run.learner import NAME, Learner, Untouched, before_update
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE

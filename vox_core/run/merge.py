@@ -8,7 +8,6 @@ writes the merged model in it. The output folder appears when the proof has pass
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +29,11 @@ from vox_core.contract import (
     WriteModelJob,
 )
 from vox_core.data.tokenizer import load_tokenizer
-from vox_core.errors import AdapterError, BackendError, ModelError, PluginError, StorageError
+from vox_core.errors import AdapterError, BackendError, ModelError, PluginError
 from vox_core.host import Origin, Request, choose
-from vox_core.host.load import Backend
+from vox_core.host.load import Backend, Context, Observe, ignore
 from vox_core.host.provide import write_model
 from vox_core.host.select import Seen
-from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.folder import CARD, RunFolder
 from vox_core.run.hf_checkpoint import (
     as_stored,
@@ -118,7 +116,8 @@ def merge(
         write_model(WriteModelJob(source.base.path, settings.quant))  # checks, and writes nothing
     trained, dtype = trained_weights(source), _DTYPES.get(settings.dtype)
     onto = _onto(source, trained, settings)
-    _require_space(space_needed(onto, trained, dtype, settings.quant), out)
+    needed = space_needed(onto, trained, dtype, settings.quant)
+    files.require_space(out, needed, "the merged model")
     request = Request(
         operation="merge",
         method=source.adapter.method,
@@ -310,20 +309,6 @@ def space_needed(
     merged = as_stored(weights, dtype).nbytes
     copies = [each.nbytes for each in (weights, trained) if not isinstance(each, WeightFolder)]
     return merged + max([0, *copies, merged if quant != "none" else 0])
-
-
-def _require_space(needed: int, out: Path) -> None:
-    parent = next(p for p in out.absolute().parents if p.exists())
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise StorageError(
-            "S001",
-            "there is not enough room for the merged model",
-            where=parent,
-            found=f"{free / 1e6:,.0f} MB free",
-            expected=f"{needed / 1e6:,.0f} MB",
-            remedy="free space on that disk, or choose another one with --out",
-        )
 
 
 def _nothing_to_merge(reference: str, found: str) -> AdapterError:

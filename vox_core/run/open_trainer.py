@@ -37,10 +37,10 @@ from vox_core.data.batching import cut_groups
 from vox_core.data.encode import Encoder
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, PlanError
+from vox_core.host.load import Context, Observe, ignore
 from vox_core.models import identity
 from vox_core.run import checkpoint
 from vox_core.run.artifacts import versions, write_adapter_folder
-from vox_core.run.context import Context, Observe, ignore
 from vox_core.run.generate import Generator
 from vox_core.run.hf_checkpoint import seeded
 from vox_core.run.inputs import RunInputs, build_datasets, read_inputs

@@ -38,7 +38,7 @@ from vox_core.data.formats import is_remote
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import AdapterError, ConfigError, PlanError, command
 from vox_core.files import TEMPORARY_PREFIX
-from vox_core.run import checkpoint, sources
+from vox_core.run import checkpoint
 from vox_core.run.folder import (
     CHECKPOINTS,
     LOCK,
@@ -54,10 +54,11 @@ from vox_core.run.folder import (
     step_of,
 )
 from vox_core.run.progress import Progress
+from vox_core.run.reference import other_files, sources_to_json
 
 if TYPE_CHECKING:
+    from vox_core.run.reference import Sources
     from vox_core.run.run_plan import RunPlan
-    from vox_core.run.sources import Sources
 
 
 # What changed, in the words in which it can be changed back.
@@ -116,7 +117,7 @@ class PreviousRun:
     plan: Mapping[str, Any]
 
     @cached_property
-    def newest(self) -> checkpoint.Record | None:
+    def newest(self) -> checkpoint.StateRecord | None:
         """What the newest readable checkpoint says; None before the first."""
         for folder in numbered(self.run.checkpoints):
             try:
@@ -264,7 +265,7 @@ def metadata(plan: RunPlan, *, whole: bool = False) -> dict[str, Any]:
     return {
         **plan.execution.to_json(),
         "settings": recorded(plan.settings, whole=whole),
-        "sources": sources.to_json(plan.sources),
+        "sources": sources_to_json(plan.sources),
     }
 
 
@@ -386,7 +387,7 @@ def describe_changes(
         if field not in _FILES_OF or None in (was, now) or "sources" not in recorded:
             continue
         what = _FILES_OF[field]
-        found += sources.other_files(recorded["sources"], files, what, since) or [
+        found += other_files(recorded["sources"], files, what, since) or [
             f"no file of the {what} has changed: the tokenizer, or another version of vox or "
             "of a library, makes other tokens of them"
         ]

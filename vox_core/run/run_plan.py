@@ -13,7 +13,6 @@ one warning. A `VoxError` is an error for the user and ends the command.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from vox_core.contract import Advice, ExecutionPlan, Notice
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
 from vox_core.data.sides import learns_from_answers
-from vox_core.errors import BackendError, ConfigError, OutputError, StorageError, VoxError, command
+from vox_core.errors import BackendError, ConfigError, OutputError, VoxError, command
 from vox_core.host.discover import Found
 from vox_core.host.load import broken, format_error, load_plugin
 from vox_core.host.probe import unmet
@@ -35,8 +34,8 @@ from vox_core.run import folder, plan, resume
 from vox_core.run.controller import rate_warning
 from vox_core.run.folder import RunFolder
 from vox_core.run.inputs import Datasets, RunInputs, build_datasets, read_inputs
+from vox_core.run.reference import Sources, data_files, model_files
 from vox_core.run.resume import PreviousRun
-from vox_core.run.sources import Sources, data_files, model_files
 from vox_core.run.start import starting_adapter
 from vox_core.weights import STORED_AS, numpy_dtype
 
@@ -215,7 +214,7 @@ def plan_run(
     _require_validated(settings, data)
     if previous:
         made = _going_on(made, previous, auto=auto)
-    require_space(made, run.path)
+    files.require_space(run.path, space_needed(made), "the run, its result and checkpoints")
     return made
 
 
@@ -255,20 +254,6 @@ def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def require_space(made: RunPlan, folder: Path) -> None:
-    """Refuse a run whose results would not fit on the disk (S001)."""
-    needed, (parent, free) = space_needed(made), space_free(folder)
-    if free < needed:
-        raise StorageError(
-            "S001",
-            "there is not enough room for the run",
-            where=parent,
-            found=f"{free / 1e6:,.0f} MB free",
-            expected=f"{needed / 1e6:,.0f} MB for the result and the checkpoints",
-            remedy="free space on that disk, or choose another one with --out",
-        )
-
-
 def space_needed(run: RunPlan) -> int:
     """Bytes: values and two moments in each checkpoint, one more while the newest is written, and
     the result; with the method `full` that is a whole model, and the one before it while it is
@@ -283,12 +268,6 @@ def space_needed(run: RunPlan) -> int:
         return checkpoints + 4 * run.trained_elements
     every = sum(math.prod(info.shape) for info in run.inputs.weights.tensors.values())
     return checkpoints + 2 * every * numpy_dtype(STORED_AS[made.dtype]).itemsize
-
-
-def space_free(folder: Path) -> tuple[Path, int]:
-    """The nearest folder above that is there, and the bytes that are free on its disk."""
-    parent = next(p for p in folder.absolute().parents if p.exists())
-    return parent, shutil.disk_usage(parent).free
 
 
 def _count(number: int, noun: str) -> str:

@@ -6,6 +6,9 @@ keeps the plan that it had, with what has changed since.
 Events go to one list of subscribers, in this order: what the run has come to, `telemetry.jsonl`,
 the caller, the observing plugins, the controller. A subscriber may answer with notices, which go
 the same way.
+
+A run stops after the step in which a signal came or its time was over; a second signal does not
+wait for the end of the step.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from vox_core import files
@@ -32,9 +39,9 @@ from vox_core.contract import (
 )
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import InputError, StorageError
+from vox_core.host.load import Observe
 from vox_core.host.observers import Observers
 from vox_core.run import artifacts, checkpoint, folder, resume
-from vox_core.run.context import Observe, StoppedAtOnce, StopSignal
 from vox_core.run.controller import RunController
 from vox_core.run.hf_checkpoint import seeded
 from vox_core.run.progress import Progress, StepMetrics
@@ -42,6 +49,55 @@ from vox_core.run.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from vox_core.run.run_plan import RunPlan
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """A second signal ended the run in the middle of a step.
+
+    Args:
+        run: its folder.
+        step: the last step whose state was kept; None if there is none.
+    """
+
+    def __init__(self, run: Path, step: int | None) -> None:
+        super().__init__()
+        self.run, self.step = run, step
+
+
+class StopSignal:
+    """Set by the first SIGINT or SIGTERM; the second one interrupts at once.
+
+    Args:
+        acknowledge: called at the first one.
+    """
+
+    def __init__(self, acknowledge: Callable[[], None] = lambda: None) -> None:
+        self._event, self._acknowledge = threading.Event(), acknowledge
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Catch the signals meanwhile. Only a main thread can; elsewhere nothing is caught."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        caught = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in caught}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+        with suppress(Exception):  # it may come in the middle of other output; words are not vital
+            self._acknowledge()
+
 
 Subscriber: TypeAlias = Callable[[Event], Iterable[Event] | None]
 STOPPING = "stopping after this step; a second signal stops at once"

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
+from vox_core.host.load import Observe, ignore
 from vox_core.run.artifacts import TrainReport, report_of_ended, write_artifacts
-from vox_core.run.context import Observe, ignore
 from vox_core.run.loop import run_training
 from vox_core.run.run_plan import plan_run, with_advice
 from vox_core.run.session import Session

@@ -48,9 +48,8 @@ from vox_core.data.batching import to_batch
 from vox_core.data.dataset import Dataset
 from vox_core.digests import config_digest
 from vox_core.errors import TrainingError
-from vox_core.host.load import foreign_errors
+from vox_core.host.load import Observe, foreign_errors
 from vox_core.run.artifacts import versions
-from vox_core.run.context import Observe
 from vox_core.run.start import REFERENCE
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from vox_core.contract import (
 from vox_core.data.batching import micro_batches, to_batch
 from vox_core.data.encode import Document
 from vox_core.host import Request, Selection, choose
-from vox_core.run.context import Context
+from vox_core.host.load import Context
 from vox_core.run.learner import Learner
 from vox_core.weights import WeightFolder
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from vox_core.data.batching import apportion
 from vox_core.data.checked import check_files
-from vox_core.data.sampler import apportion
 from vox_core.errors import ConfigError
 from vox_data import mix_sources
 from vox_data.mix_draw import drawn, largest_rows, mixed, most_rows, permutation

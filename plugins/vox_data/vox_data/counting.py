@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vox_core.api.rows import Record, RowError, Source, digests, duplicates, read_lines
+from vox_core.api.rows import Record, RowError, RowSource, digests, duplicates, read_lines
 
 SAMPLE = 2000
 SAMPLE_CHARACTERS = 600
@@ -95,7 +95,7 @@ class Counts:
             self.sample = self.sample[::2]
             self._stride *= 2
 
-    def duplicates(self, sources: Sequence[Source]) -> Duplicates:
+    def duplicates(self, sources: Sequence[RowSource]) -> Duplicates:
         """Rows that repeat an earlier row of `sources`, the files that were counted."""
         pairs_P2 = duplicates(np.frombuffer(self.digests, np.uint64).reshape(-1, 2))
         return Duplicates(
@@ -107,12 +107,12 @@ class Counts:
             ),
         )
 
-    def _place(self, sources: Sequence[Source], row: int) -> str:
+    def _place(self, sources: Sequence[RowSource], row: int) -> str:
         file = int(np.searchsorted(self.first, row, side="right")) - 1
         return f"{sources[file].path}:{self.lines[row]}"
 
 
-def count(sources: Sequence[Source], progress: Progress | None = None) -> Counts:
+def count(sources: Sequence[RowSource], progress: Progress | None = None) -> Counts:
     """Count the rows of opened data files.
 
     Raises:

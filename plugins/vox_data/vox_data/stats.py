@@ -21,7 +21,7 @@ from vox_core.api.rows import (
     FieldMap,
     Opener,
     Progress,
-    Source,
+    RowSource,
     chosen_rows,
     find_split,
     is_remote,
@@ -187,7 +187,7 @@ def _stats(
     )
 
 
-def _opened(path: Path, fields: FieldMap) -> Source:
+def _opened(path: Path, fields: FieldMap) -> RowSource:
     if not is_remote(path):
         with readable(path):  # as an error of the data
             path.open("rb").close()

@@ -27,9 +27,9 @@ from vox_core.contract import (
 )
 from vox_core.errors import BackendError, ConfigError, TrainingError
 from vox_core.host.manifest import parse_manifest
-from vox_core.run.context import StoppedAtOnce, StopSignal
 from vox_core.run.learner import Learner
 from vox_core.run.run_plan import RunPlan, plan_run, with_advice
+from vox_core.run.session import StoppedAtOnce, StopSignal
 from vox_core.run.train import train
 from vox_plan import stopwatch, tuning, tuning_cache
 from vox_plan.advise import cached

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vox_core.api import plans
+from vox_core.api.files import free_space
 from vox_core.api.plans import Origin, Progress, RunPlan, Tell, TrainSettings, folder
 from vox_core.contract import SFT
 from vox_core.errors import ConfigError, VoxError
@@ -97,7 +98,7 @@ def _report(
     steps = _steps(run, seen.batch, there)
     kept = plans.metadata(run, whole=True) if there and to_be_run else None
     train, adapter = run.data.train, run.contract.adapter
-    where, free = plans.space_free(run.run.path)
+    where, free = free_space(run.run.path)
     return PlanReport(
         backend=BackendPlan(
             made.backend, made.backend_version, made.device, run.inputs.selection.why
@@ -231,7 +232,7 @@ def _merge(run: RunPlan) -> MergePlan:
     fits = None if limit is None else peak <= limit
     quant, model_type = plan.contract.quant, plan.contract.model.model_type
     trained = plans.as_trained(run.inputs.weights, quant, model_type, plan.dtype)
-    where, room = plans.space_free(run.run.path)
+    where, room = free_space(run.run.path)
     return MergePlan(
         MemoryPlan(peak, parts, total, free, fits),
         DiskPlan(plans.merge_space_needed(run.inputs.weights, trained), room, where),
