@@ -358,11 +358,7 @@ class Catalog:
     bundles: Mapping[str, BundleEntry] = field(default_factory=dict)
 
     def bundle(self, id: str) -> BundleEntry:
-        """Return the bundle of an id.
-
-        Raises:
-            ConfigError: C007, there is none.
-        """
+        """Return the bundle of an id (C007 if there is none)."""
         if id in self.bundles:
             return self.bundles[id]
         raise ConfigError(
@@ -373,21 +369,13 @@ class Catalog:
         )
 
     def lineage(self, bundle_id: str) -> tuple[BundleEntry, ...]:
-        """Return a bundle after all bundles that it extends, each once.
-
-        Raises:
-            ConfigError: C007, there is no such bundle.
-        """
+        """Return a bundle after all bundles that it extends, each once; errors as for `bundle`."""
         bundle = self.bundle(bundle_id)
         bases = (each for id in bundle.extends for each in self.lineage(id))
         return tuple({each.id: each for each in (*bases, bundle)}.values())
 
     def resolve(self, bundle_id: str) -> tuple[PluginEntry, ...]:
-        """Return the plugins of a bundle, after those of the bundles it extends, each once.
-
-        Raises:
-            ConfigError: C007, there is no such bundle.
-        """
+        """Return the plugins of a bundle, after those of the bundles it extends, each once."""
         ids = dict.fromkeys(id for bundle in self.lineage(bundle_id) for id in bundle.plugins)
         return tuple(self.plugins[id] for id in ids)
 
@@ -406,11 +394,7 @@ def load_catalog(
 
 
 def read_catalogs(paths: Sequence[Path]) -> Catalog:
-    """Load a catalog from exactly these files.
-
-    Raises:
-        ConfigError: C005, a file cannot be read, or has faults; all of them are listed.
-    """
+    """Load a catalog from exactly these files; errors as for `load_catalog`."""
     faults: list[tuple[Path, str]] = []
     made: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     ids: list[tuple[str, str]] = []  # those of malformed entries, too

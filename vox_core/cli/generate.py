@@ -157,11 +157,7 @@ def _require_variety(settings: GenerateSettings) -> None:
 
 
 def _read(prompt: str) -> str:
-    """Return the prompt, or stdin without its final line end.
-
-    Raises:
-        ConfigError: C002, the prompt is empty.
-    """
+    """Return the prompt, or stdin without its final line end; C002 if it is empty."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError(

@@ -163,11 +163,7 @@ def _shown(entries: Sequence[Lazy]) -> Lazy:
 
 
 def _decided(entries: Sequence[Lazy], path: Sequence[str]) -> Lazy:
-    """The entry of the plugin that the user's `vox.toml` names.
-
-    Raises:
-        BackendError: B014, it names none.
-    """
+    """Return the entry of the plugin that the user's `vox.toml` names (B014 if none)."""
     from vox_core.host.provide import provider
 
     chosen = provider("commands", " ".join(path)).id
@@ -181,11 +177,7 @@ def _imported(entry: Lazy) -> click.Command:
 
 
 def _of_plugin(entry: Lazy) -> click.Command:
-    """Import a plugin's command.
-
-    Raises:
-        BackendError: the plugin is disabled, does not fit this machine or vox, or fails to import.
-    """
+    """Import a plugin's command; a `BackendError` if it is disabled, unfit or broken."""
     from vox_core.host.load import broken, format_error
     from vox_core.host.provide import usable_plugin
 

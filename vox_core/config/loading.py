@@ -129,11 +129,7 @@ def unknown_settings(kind: type[Section], names: Collection[str]) -> list[str]:
 
 
 def read_toml(file: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the tables of `vox.toml` with section names and keys checked.
-
-    Raises:
-        ConfigError: C001, C003.
-    """
+    """Return the tables of `vox.toml`, with section names and keys checked (C001, C003)."""
     path = file or settings_file()
     if file is None and _stand_in.get() is None and not path.exists():
         return {}

@@ -32,11 +32,7 @@ def _one_or_many(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    """Convert `90m`, `2h`, `45s` or `1h30m` to seconds; numbers pass unchanged.
-
-    Raises:
-        ValueError: another text.
-    """
+    """Convert `90m`, `2h`, `45s` or `1h30m` to seconds; numbers pass unchanged."""
     text = value.strip().lower() if isinstance(value, str) else ""
     if not text or text.replace(".", "", 1).isdigit():
         return value
@@ -117,11 +113,7 @@ class DataSource(BaseModel):
 
 
 def _path_and_weight(value: Any) -> Any:
-    """Convert `train.jsonl=0.7` to a table.
-
-    Raises:
-        ValueError: there is no weight.
-    """
+    """Convert `train.jsonl=0.7` to a table."""
     if not isinstance(value, str):
         return value
     path, equals, weight = value.rpartition("=")
@@ -160,11 +152,7 @@ _ALSO = {"question": "prompt", "answer": "completion"}
 
 
 def _pairs(value: Any) -> Any:
-    """Convert `("prompt=question", …)`, the form of repeated flags, to a table of texts.
-
-    Raises:
-        ValueError: one of them has no `=`.
-    """
+    """Convert `("prompt=question", …)`, the form of repeated flags, to a table of texts."""
     if isinstance(value, Mapping):
         return {key: str(each) for key, each in value.items()}
     if not isinstance(value, tuple):
@@ -175,11 +163,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _known(fields: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the mapped fields.
-
-    Raises:
-        ValueError: a name is no field of a row.
-    """
+    """Refuse a name that is no field of a row."""
     unknown = next((name for name in fields if name not in ROW_FIELDS), None)
     if unknown is not None:
         raise ValueError(f"{unknown} is no field of a row; {_meant(unknown, fields[unknown])}")

@@ -292,11 +292,7 @@ class CheckedRows:
         ]
 
     def texts(self, used_N: NDArray[np.bool_]) -> Iterator[str]:
-        """What some of the rows say, read from their files.
-
-        Raises:
-            DataError: D001, a file has changed.
-        """
+        """Yield what some of the rows say, read from their files; D001 if one has changed."""
         for file in self.masked(used_N):
             for block in cut([file.path], masks=[file.chosen], lines=[file.lines]):
                 yield from (text_of(row.sides[WHOLE]) for row in block.rows())

@@ -115,11 +115,7 @@ class Encoder:
         self.bos = cast("int | None", tokenizer.bos_token_id)
 
     def encode(self, record: Record) -> Encoded:
-        """Encode one record.
-
-        Raises:
-            RenderError: the chat template refuses it.
-        """
+        """Encode one record; a `RenderError` if the chat template refuses it."""
         (found,) = self.encode_many([record])
         if found.fault:
             raise RenderError(found.fault)

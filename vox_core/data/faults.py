@@ -108,11 +108,7 @@ def faulty(code: Code, location: Location, found: str, expected: str) -> RowErro
 
 
 def all_of(*reads: Callable[[], Any]) -> list[Any]:
-    """The results of all `reads`.
-
-    Raises:
-        RowError: with the faults of all that fail.
-    """
+    """Return the results of all `reads`, or raise the faults of all that fail."""
     results, faults = [], list[RowFault]()
     for read in reads:
         try:

@@ -57,11 +57,7 @@ NO_ATTRIBUTES = Attributes()
 
 
 def attributes_of(values: Mapping[str, object]) -> Attributes:
-    """Read them.
-
-    Raises:
-        RowError: with every one that has the wrong type.
-    """
+    """Return the attributes of a row; the error has every one of the wrong type."""
     names = [name for name in ATTRIBUTES if values.get(name) is not None]
     if not names:
         return NO_ATTRIBUTES
@@ -167,11 +163,7 @@ class Fields:
         return name
 
     def one(self, names: Sequence[str]) -> str:
-        """The same, where one has to be there.
-
-        Raises:
-            RowError: there is none.
-        """
+        """Return the same where one has to be there."""
         if name := self.first(names):
             return name
         near = "; ".join(_hint(name) for name in self.values if _meant(name) in names)
@@ -238,11 +230,7 @@ _MISSING = object()
 
 
 def mapped(values: dict[str, object], fields: FieldMap) -> dict[str, object]:
-    """A row with its fields where vox looks for them.
-
-    Raises:
-        RowError: it has none of the fields that are named.
-    """
+    """Return a row with its fields where vox looks for them; it must have a field that is named."""
     wanted = {name: path for name, path in fields.items() if path}
     found = {name: _find(values, path) for name, path in wanted.items()}
     there = {name: value for name, value in found.items() if value is not _MISSING}

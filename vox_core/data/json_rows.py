@@ -141,11 +141,7 @@ def _faults_of(line: bytes) -> list[RowFault]:
 
 
 def parse_value(text: str, unit: str = "line") -> object:
-    """The JSON value that `text` holds.
-
-    Raises:
-        RowError: it holds none, or one that other readers would see otherwise.
-    """
+    """Parse a JSON value, strictly: a `RowError` for what other readers would see otherwise."""
     try:
         value: object = _DECODER.decode(text)
     except json.JSONDecodeError as error:

@@ -103,11 +103,7 @@ class Turn(NamedTuple):
 
 
 def turns_of(value: object, name: str) -> list[Turn]:
-    """The turns in a field of a row.
-
-    Raises:
-        RowError: it is no list.
-    """
+    """Return the turns in a field of a row, which must be a list."""
     items = typed(value, list, (name,))
     sharegpt = any(isinstance(it, dict) and "from" in it and "role" not in it for it in items)
     return [Turn((name, index), item, sharegpt) for index, item in enumerate(items)]
@@ -252,11 +248,7 @@ def tool_schemas(value: object, name: str = "tools") -> tuple[Mapping[str, Any],
 
 
 def tool_calls(value: object, place: Location) -> list[Call]:
-    """The calls that an assistant makes in one message.
-
-    Raises:
-        RowError: with everything that is wrong with them.
-    """
+    """Return the calls that an assistant makes in one message, or all faults of them."""
     return _each(value, place, tool_call)
 
 
@@ -273,11 +265,7 @@ def _schema(item: object, place: Location) -> dict[str, Any]:
 
 
 def tool_call(item: object, place: Location) -> Call:
-    """One call; also a `function_call`, the form before `tool_calls`.
-
-    Raises:
-        RowError: it is none.
-    """
+    """Return one call; also a `function_call`, the form before `tool_calls`."""
     fields = typed(item, dict, place)
     if "function" not in fields:
         rest = {key: value for key, value in fields.items() if key not in _CALL_KEYS}

@@ -107,11 +107,7 @@ class Renderer:
         self._found = cache(what_it_takes)
 
     def render(self, record: Record) -> Rendered:
-        """The record's text and spans.
-
-        Raises:
-            RenderError: the template refuses the row, or leaves it unclear what is trained.
-        """
+        """Return a record's text and spans; a `RenderError` if it is unclear what is trained."""
         if record.text is not None:
             return Rendered(record.text, (Span(0, len(record.text), False),), templated=False)
         assert record.messages is not None

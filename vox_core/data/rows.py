@@ -98,11 +98,7 @@ def read_row(line: bytes | None, source: Path = NO_FILE, number: int = 0) -> Rec
 
 
 def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) -> Record:
-    """Read a row.
-
-    Raises:
-        RowError: with everything that is wrong with it.
-    """
+    """Read a row; the `RowError` has everything that is wrong with it."""
     fields = Fields(values)
     if values.keys() == {"messages"}:  # the usual case, which none of the rest can object to
         return replace(_chat(fields), source=source, line=line)
@@ -121,11 +117,7 @@ def parse_row(values: dict[str, object], source: Path = NO_FILE, line: int = 0) 
 
 
 def refuse_columns(names: Sequence[str]) -> None:
-    """Refuse the columns of a table from which no row can be read.
-
-    Raises:
-        RowError: with everything that is wrong with the names.
-    """
+    """Refuse the columns of a table from which no row can be read."""
     forms = [form for form in _READERS if not set(form).isdisjoint(names)]
     if len(forms) > 1 or not {*CHATS, *SHAREGPT, *PAIR}.isdisjoint(names):
         refuse_misspelt(names)
@@ -135,11 +127,7 @@ def refuse_columns(names: Sequence[str]) -> None:
 
 
 def _reader(fields: Fields) -> Callable[[Fields], Record]:
-    """What reads a row of this form.
-
-    Raises:
-        RowError: its fields are of no form, or of several.
-    """
+    """Return what reads a row of this form; refuse fields of no form, or of several."""
     if fields.has(("chosen",)):  # which may have the whole conversation beside it
         return _preference
     forms = [names for names in _READERS if fields.has(names)]

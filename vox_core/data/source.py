@@ -132,11 +132,7 @@ def _lines(
 def _rows(
     path: Path, format_: Format, stream: RowStream | None, fields: FieldMap, folder: Path
 ) -> Iterator[Row]:
-    """Each row of a file.
-
-    Raises:
-        RowError: nothing more can be read.
-    """
+    """Yield each row of a file; after a `RowError` nothing more can be read."""
     if stream:
         yield from map(dict, stream.rows)
         return

@@ -76,11 +76,7 @@ def _texts(file: IO[bytes]) -> Iterator[str]:
 
 
 def _names(reader: Iterator[list[str]], delimiter: str, fields: FieldMap) -> list[str]:
-    """The names of the columns.
-
-    Raises:
-        FileError: they are no such names, or no row can be made of them.
-    """
+    """Return the names of the columns; a `FileError` if no row can be made of them."""
 
     def wrong(code: Code, found: str, expected: str) -> FileError:
         return FileError(RowFault(code, (), found, expected))
@@ -134,11 +130,7 @@ def _require_readable(names: Sequence[str], cells: Sequence[str], line: int) -> 
 
 
 def with_values(values: dict[str, object]) -> dict[str, object]:
-    """The texts of a row as what they stand for.
-
-    Raises:
-        RowError: one that should be JSON is none.
-    """
+    """Return the texts of a row as what they stand for."""
     return {name: _value(name, value) for name, value in values.items()}
 
 

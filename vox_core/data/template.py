@@ -75,11 +75,7 @@ class ChatTemplate:
         return self._render(chat, tools, add_generation_prompt=generation_prompt)[0]
 
     def render_marked(self, chat: Chat, tools: Tools = None) -> _Text:
-        """The text, and the stretches of it that stood between generation markers.
-
-        Raises:
-            TemplateFault: as `render`.
-        """
+        """Return the text, and the stretches of it that stood between generation markers."""
         return self._render(chat, tools, return_assistant_tokens_mask=True)
 
     def _render(self, chat: Chat, tools: Tools, **how: bool) -> _Text:
@@ -217,11 +213,7 @@ class Takes:
 
 
 def what_it_takes(template: ChatTemplate) -> Takes:
-    """Look.
-
-    Raises:
-        TemplateFault: it took too much.
-    """
+    """Find out by rendering what a template takes."""
     reasoning = _write(template, Takes(), _REASONED, tools=False)
     takes = Takes(reasoning=reasoning is None or _REASONING in reasoning)
     for talk, tools in product((_TALK, _TALK[:2]), (True, False)):

@@ -133,11 +133,7 @@ _SETTINGS = {
 
 
 def limited(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a top-level function in this process's own child, or here if this is a child.
-
-    Raises:
-        WorkerDied: as `Worker`.
-    """
+    """Call a top-level function in this process's own child, or here if this is a child."""
     return function(*args, **kwargs) if _inside else _own()(function, *args, **kwargs)
 
 

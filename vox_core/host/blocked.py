@@ -62,11 +62,7 @@ def blocked_plugins(installed: Sequence[str]) -> dict[str, str]:
 
 
 def unknown_blocked(installed: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning for each id in `vox.toml` that is neither installed nor in the catalog.
-
-    Raises:
-        ConfigError: `vox.toml` is wrong.
-    """
+    """Return a warning for each id in `vox.toml` that is neither installed nor in the catalog."""
     unknown = {*load_settings(PluginSettings, {}).blocked} - {*installed}
     try:
         known = sorted({*installed, *known_plugins()}) if unknown else []
@@ -93,11 +89,7 @@ def unblock(plugin_id: str, who: str) -> str:
 
 
 def disabled(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the ids in the user's file, sorted.
-
-    Raises:
-        ConfigError: C008; the file cannot be read or has another schema.
-    """
+    """Return the ids in the user's file, sorted (C008 if it cannot be read)."""
     file = config_folder(environ) / STATE_FILE
     try:
         ids = json.loads(file.read_text(encoding="utf-8"))["disabled"]

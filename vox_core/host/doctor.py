@@ -67,11 +67,7 @@ class Listed:
 
 
 def inventory() -> tuple[Listed, ...]:
-    """Return every plugin, sorted by id; plugins that share an id are all listed.
-
-    Raises:
-        ConfigError: the catalog, `vox.toml` or a variable about plugins is wrong.
-    """
+    """Return every plugin, sorted by id; plugins that share an id are all listed."""
     plugins, known = discover(), known_plugins()
     machine = this_machine(plugins)
     blocked = blocked_plugins([plugin.id for plugin in plugins])

@@ -56,12 +56,7 @@ def load_backend(found: Found, operation: Operation) -> Backend:
 
 
 def load_plugin(found: Found) -> pluggy.PluginManager:
-    """Import a plugin of any kind, register it alone, and check its hooks.
-
-    Raises:
-        BackendError: B004; it cannot be imported, or has a hook that vox does not have or one with
-            other arguments.
-    """
+    """Import a plugin of any kind, register it alone, and check its hooks (B004)."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     try:
@@ -149,11 +144,7 @@ class Backend:
         return cast("Model", _Guarded(self.id, model))
 
     def require(self, operation: Operation) -> None:
-        """Check that the backend has the hook.
-
-        Raises:
-            BackendError: B004; the hook is missing.
-        """
+        """Check that the backend has the hook (B004)."""
         _require_hook(self.manager, self.found, f"vox_{operation}")
 
     def _call(self, operation: Operation, job: object, context: RunContext) -> object:

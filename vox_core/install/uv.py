@@ -227,11 +227,7 @@ class Uv:
 
 
 def find_uv() -> str:
-    """The program of the `uv` package, or the one on the PATH.
-
-    Raises:
-        InputError: I001, there is none.
-    """
+    """Return the program of the `uv` package, or the one on the PATH (I001 if there is none)."""
     try:
         from uv import find_uv_bin
 

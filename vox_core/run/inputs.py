@@ -234,11 +234,7 @@ def _require_rollouts(settings: TrainSettings, objective: Objective | None) -> N
 
 
 def _teacher(settings: TrainSettings, tokenizer: Path, fetching: Fetching) -> ModelReference | None:
-    """Find the teacher.
-
-    Raises:
-        InputError: it cannot be found or used; C004, it has another tokenizer.
-    """
+    """Find the teacher, which has to have the same tokenizer (C004)."""
     if settings.teacher is None:
         return None
     where = f"--teacher {settings.teacher}"
@@ -394,11 +390,7 @@ class Opener:
 
     @classmethod
     def of(cls, settings: TrainSettings, progress: models.Progress | None = None) -> Opener:
-        """With the model of the settings.
-
-        Raises:
-            InputError: it cannot be had, or not be read.
-        """
+        """Return the opener of the model of the settings."""
         model = resolve_model(
             settings.model,
             revision=settings.revision,

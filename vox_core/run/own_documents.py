@@ -180,11 +180,7 @@ def _exclude(what: str, why: str) -> ConfigError:
 def documents_of(
     items: Documents, objective: Objective | None, encoder: Encoder
 ) -> list[encode.Document]:
-    """Make documents of rows; the documents of a group are neighbours.
-
-    Raises:
-        DataError: there are none, or one of them cannot be trained on.
-    """
+    """Make documents of rows; the documents of a group are neighbours."""
     if not items:
         raise _unusable("D006", "there are no documents", "none")
     if all(isinstance(item, Document) for item in items):
@@ -257,11 +253,7 @@ def with_samples(
     objective: Objective | None,
     rewards: Sequence[float] | None,
 ) -> list[tuple[Place, ...]]:
-    """Add what an objective needs to know of rollouts.
-
-    Raises:
-        ConfigError: rewards without rollouts, or rollouts without a reward for each.
-    """
+    """Add what an objective needs to know of rollouts; each must have a reward (C004)."""
     if objective is None or "rollouts" not in objective.needs:
         if rewards is not None:
             raise _exclude("rewards", "it does not learn from rollouts")

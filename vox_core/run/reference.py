@@ -400,11 +400,7 @@ def _base_model(
 
 
 def _base_described(folder: Path) -> dict[str, Any]:
-    """The `base` of vox's manifest; empty for one that vox did not save.
-
-    Raises:
-        AdapterError: A001, it does not say what vox writes there.
-    """
+    """Return the `base` of vox's manifest (A001 if malformed); empty without a manifest."""
     base = _manifest(folder).get("base", {})
     if base and not (isinstance(base, dict) and isinstance(base.get("id"), str)):
         raise AdapterError(

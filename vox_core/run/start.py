@@ -141,11 +141,7 @@ def read_adapter_of(folder: Path, base: str) -> AdapterState:
 
 
 def require_same_adapter(adapter: AdapterState, plan: ExecutionPlan, where: object) -> None:
-    """Refuse an adapter that the plan's settings do not describe.
-
-    Raises:
-        ConfigError: C004, naming each setting with both values.
-    """
+    """Refuse an adapter that the plan's settings do not describe (C004, naming each setting)."""
     if faults := [*_conflicts(adapter, plan)]:
         raise ConfigError(
             "C004",
