@@ -160,8 +160,7 @@ def plan(
     """
     said = _keywords(TrainSettings, {"model": model, "data": data, **settings})
     chosen, origin = _settings(TrainSettings, config, said)
-    from vox_core.host.load import call_hook
-    from vox_core.host.provide import provider
+    from vox_core.host.load import call_hook, provider
 
     found = provider("hooks", "vox_plan_run")
     with _receivers(on_event, progress) as (observe, transfer):

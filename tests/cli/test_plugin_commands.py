@@ -11,7 +11,7 @@ import pytest
 from tests.core.plugin_site import Site
 from vox_core.cli.plugin_commands import installed_commands
 from vox_core.errors import BackendError
-from vox_core.host.provide import provider
+from vox_core.host.load import provider
 
 PLUGIN = """
 id = "{id}"

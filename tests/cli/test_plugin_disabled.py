@@ -13,7 +13,7 @@ import pytest
 from tests.core.plugin_site import MANIFEST, Site
 from vox_core.install.environment import Environment
 from vox_core.install.plan import Change, InstallPlan
-from vox_core.install.targets import Target
+from vox_core.install.requirements import Target
 
 before, _, after = MANIFEST.partition("[capabilities]")
 BARE = f"{before}[probe]{after.partition('[probe]')[2]}"

@@ -26,12 +26,12 @@ from tests.core.data_samples import load_records
 from tests.core.tiny_tokenizer import tiny_tokenizer
 from vox_core import files
 from vox_core.contract import ObjectiveSpec
-from vox_core.data import dataset_cache, row_facts, sides, worker
+from vox_core.data import dataset_cache, row_facts, rows, worker
 from vox_core.data.checked import Block, RowMask, check_files, cut, unused_fields
 from vox_core.data.dataset import Dataset, build_dataset
 from vox_core.data.dataset_cache import ENTRY
 from vox_core.data.records import readable
-from vox_core.data.sides import examples_of
+from vox_core.data.rows import examples_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import DataError
 
@@ -487,21 +487,21 @@ def test_options_that_change_no_token_make_no_other_entry(
 def test_options_of_an_objective_that_declares_nothing_make_another_entry(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objective = sides.load_objective("dpo")
+    objective = rows.load_objective("dpo")
     monkeypatch.setattr(type(objective), "options_of_examples", None)
     one, two = (ObjectiveSpec("dpo", {"beta": beta}) for beta in ("0.1", "0.2"))
-    assert sides.identity_of(one) != sides.identity_of(two)
+    assert rows.identity_of(one) != rows.identity_of(two)
 
 
 def test_another_version_of_the_objectives_plugin_makes_another_entry(
     model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin = sides.provider("objectives", "dpo")
+    plugin = rows.provider("objectives", "dpo")
 
     def key(version: str) -> str:
         manifest = replace(plugin.manifest, version=version)
         found = replace(plugin, manifest=manifest)
-        monkeypatch.setattr(sides, "provider", lambda point, name: found)
+        monkeypatch.setattr(rows, "provider", lambda point, name: found)
         return dataset_cache._key([], model, 64, ObjectiveSpec("dpo"))
 
     assert key("1.0") == key("1.0") != key("1.1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vox_core.host.provide import no_provider
+from vox_core.host.load import no_provider
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.core.plugin_site import Site
 from vox_core.contract import Event, Notice
 from vox_core.errors import BackendError, PlanError
-from vox_core.host.provide import no_provider
+from vox_core.host.load import no_provider
 from vox_core.run.train import train
 
 MANIFEST = """

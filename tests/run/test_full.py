@@ -438,7 +438,7 @@ def test_a_quantised_model_is_refused(tiny, full, tmp_path):
 
 def _quantised(base: Path, out: Path) -> Path:
     from vox_core.contract import WriteModelJob
-    from vox_core.host.provide import write_model
+    from vox_core.host.load import write_model
 
     out.mkdir()
     write_model(WriteModelJob(base, "mxfp4", out))

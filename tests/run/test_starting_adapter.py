@@ -157,7 +157,7 @@ class Above(Objective):
 def test_the_reference_is_the_starting_adapter(first, data, tmp_path, monkeypatch) -> None:
     objective = Above()
     monkeypatch.setattr(inputs, "objective_of", lambda spec: objective)
-    monkeypatch.setattr("vox_core.data.sides.objective_of", lambda spec: objective)
+    monkeypatch.setattr("vox_core.data.rows.objective_of", lambda spec: objective)
     monkeypatch.setattr("vox_core.data.dataset_cache.identity_of", lambda spec: spec.name)
     keys = []
     cached = weighing.cached

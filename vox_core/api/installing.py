@@ -24,6 +24,6 @@ from vox_core.install.plan import (
     file_name as file_name,
     plan_wheels as plan_wheels,
 )
-from vox_core.install.targets import Target as Target
+from vox_core.install.requirements import Target as Target
 from vox_core.install.uv import ONLY_WHEELS as ONLY_WHEELS, Uv as Uv, last_lines as last_lines
 from vox_core.host.discover import known as known

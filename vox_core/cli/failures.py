@@ -79,7 +79,7 @@ def _as_vox_error(error: Exception) -> VoxError:
 
 
 def _of_missing_plugin(error: UnknownCommand) -> VoxError | None:
-    from vox_core.host.provide import missing_command
+    from vox_core.host.load import missing_command
 
     parents = error.ctx.command_path.split()[1:] if error.ctx else []
     try:

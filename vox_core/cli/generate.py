@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,10 @@ from vox_core.cli.options import DataFile, options_of, settings_from
 from vox_core.cli.output import print_json
 from vox_core.config import GenerateSettings
 from vox_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vox_core.run.answers import Answered
+    from vox_core.run.load import Answer
 
 
 @click.command(
@@ -86,13 +90,7 @@ def _streamed(model: library.Model, text: str, *, as_json: bool) -> dict[str, ob
             click.echo(piece, nl=False)
     if not as_json:
         click.echo()
-    return {
-        "answer": said,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "finish_reason": answer.finish_reason,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    return _facts(said, answer, started)
 
 
 def _together(model: library.Model, text: str, *, as_json: bool) -> list[dict[str, object]]:
@@ -101,16 +99,18 @@ def _together(model: library.Model, text: str, *, as_json: bool) -> list[dict[st
     for each in model.answers([text]):
         if not as_json:
             click.echo(each.answer)
-        facts.append(
-            {
-                "answer": each.answer,
-                "prompt_tokens": each.prompt_tokens,
-                "completion_tokens": each.completion_tokens,
-                "finish_reason": each.finish_reason,
-                "seconds": round(time.perf_counter() - started, 3),
-            }
-        )
+        facts.append(_facts(each.answer, each, started))
     return facts
+
+
+def _facts(text: str, answer: Answer | Answered, started: float) -> dict[str, object]:
+    return {
+        "answer": text,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "finish_reason": answer.finish_reason,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
 
 
 def _answer_file(

@@ -164,7 +164,7 @@ def _shown(entries: Sequence[Lazy]) -> Lazy:
 
 def _decided(entries: Sequence[Lazy], path: Sequence[str]) -> Lazy:
     """Return the entry of the plugin that the user's `vox.toml` names (B014 if none)."""
-    from vox_core.host.provide import provider
+    from vox_core.host.load import provider
 
     chosen = provider("commands", " ".join(path)).id
     return next(each for each in entries if each.plugin == chosen)
@@ -178,8 +178,7 @@ def _imported(entry: Lazy) -> click.Command:
 
 def _of_plugin(entry: Lazy) -> click.Command:
     """Import a plugin's command; a `BackendError` if it is disabled, unfit or broken."""
-    from vox_core.host.load import broken, format_error
-    from vox_core.host.provide import usable_plugin
+    from vox_core.host.load import broken, format_error, usable_plugin
 
     found = usable_plugin(entry.plugin)
     try:

@@ -27,7 +27,7 @@ from vox_core.data.formats import is_remote, require_files
 from vox_core.data.json_rows import raw_lines
 from vox_core.data.records import Placed, empty, malformed, readable
 from vox_core.data.row_facts import RowFacts, facts_of, text_of
-from vox_core.data.sides import WHOLE, Examples, Row, row_of
+from vox_core.data.rows import WHOLE, Examples, Row, row_of
 from vox_core.data.source import RowSource, open_source
 from vox_core.digests import file_sha256
 

@@ -47,8 +47,7 @@ from vox_core.data.row_facts import (
     write_arrays,
 )
 from vox_core.errors import BackendError, ConfigError, DataError, PluginError
-from vox_core.host.load import call_hook
-from vox_core.host.provide import provider
+from vox_core.host.load import call_hook, provider
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

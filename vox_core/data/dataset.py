@@ -26,8 +26,7 @@ import numpy as np
 
 from vox_core.data.encode import Document, Encoded, Encoder, EncodeStats, stats_of
 from vox_core.data.records import listed
-from vox_core.data.rows import Record
-from vox_core.data.sides import WHOLE, Row
+from vox_core.data.rows import WHOLE, Record, Row
 from vox_core.errors import DataError
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from vox_core.contract import SFT, ObjectiveSpec
 from vox_core.data.checked import BLOCK_BYTES, Block, CheckedFile, cut
 from vox_core.data.dataset import LABEL, Dataset, encode_rows, require_trained
 from vox_core.data.encode import Encoder, EncodeStats
-from vox_core.data.sides import examples_of, identity_of
+from vox_core.data.rows import examples_of, identity_of
 from vox_core.data.tokenizer import files_of, load_tokenizer
 from vox_core.data.worker import Worker, WorkerDied
 from vox_core.digests import file_sha256

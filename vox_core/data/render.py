@@ -107,7 +107,7 @@ class Renderer:
         self._found = cache(what_it_takes)
 
     def render(self, record: Record) -> Rendered:
-        """Return a record's text and spans; a `RenderError` if it is unclear what is trained."""
+        """Return a record's text and spans, or raise `RenderError` where the spans are unclear."""
         if record.text is not None:
             return Rendered(record.text, (Span(0, len(record.text), False),), templated=False)
         assert record.messages is not None

@@ -76,7 +76,7 @@ def _texts(file: IO[bytes]) -> Iterator[str]:
 
 
 def _names(reader: Iterator[list[str]], delimiter: str, fields: FieldMap) -> list[str]:
-    """Return the names of the columns; a `FileError` if no row can be made of them."""
+    """Return the names of the columns; a `FileError` if they make no row."""
 
     def wrong(code: Code, found: str, expected: str) -> FileError:
         return FileError(RowFault(code, (), found, expected))

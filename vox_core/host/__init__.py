@@ -6,8 +6,8 @@
 
 manifest.py parses `vox_plugin.toml`; discover.py finds installed plugins without importing them;
 blocked.py reads the ids that the user disabled; probe.py finds hardware and checks a manifest's
-requirements; judge.py and select.py choose; load.py imports and checks one plugin; provide.py finds
-the plugin of a name; observers.py runs the plugins that watch a run. doctor.py reports on plugins
+requirements; judge.py and select.py choose; load.py finds the plugin of a name, and imports and
+checks it; observers.py runs the plugins that watch a run. doctor.py reports on plugins
 of any kind.
 """
 

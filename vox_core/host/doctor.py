@@ -33,6 +33,7 @@ from vox_core.errors import BackendError, ConfigError
 from vox_core.host.blocked import blocked_plugins, blocking
 from vox_core.host.discover import Found, discover, known_plugins
 from vox_core.host.judge import ABSENT, on_one_line
+from vox_core.host.load import POINTS
 from vox_core.host.probe import (
     Hardware,
     Machine,
@@ -49,7 +50,6 @@ from vox_core.host.probe import (
     unmet,
 )
 from vox_core.host.process import Failed, child_command, output_of
-from vox_core.host.provide import POINTS
 from vox_core.text import did_you_mean
 
 Status: TypeAlias = Literal["installed", "disabled", "available", "incompatible", "broken"]

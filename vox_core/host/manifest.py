@@ -16,7 +16,7 @@ plugin without running its code.
     help = "Rows, lengths, duplicates, languages."
     entry = "vox_data.cli:stats"            # a click command, imported when it runs
 
-    [provides]                              # extension point -> names (provide.py)
+    [provides]                              # extension point -> names (load.py)
     hooks = ["vox_event"]                   # hooks that vox calls in every installed plugin
     row-sources = { suffixes = [".parquet"], schemes = ["hf"] }
 

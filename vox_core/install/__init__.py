@@ -4,7 +4,7 @@
     plan.changes                            # names, versions, sizes
     apply(plan)                             # apply.py: fetch, check, install, check again
 
-environment.py finds where to install and what is there, targets.py turns ids and paths into
+environment.py finds where to install and what is there, requirements.py turns ids and paths into
 requirements, uv.py runs uv with the indexes of the user's pip configuration,
 undo.py keeps what a change replaces and puts it back. No plugin is imported.
 """

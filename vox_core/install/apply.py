@@ -37,7 +37,7 @@ from vox_core.host.process import Failed, output_of
 from vox_core.install import undo
 from vox_core.install.environment import CORE, Environment, Installed, local_path
 from vox_core.install.plan import InstallPlan, belongs_to_core, require_ended, require_kept
-from vox_core.install.targets import Target, misfit
+from vox_core.install.requirements import Target, misfit
 from vox_core.install.uv import Report, Uv
 
 LOCK = "pylock.toml"

@@ -37,7 +37,7 @@ from vox_core.catalog import PluginEntry
 from vox_core.contract import Check
 from vox_core.errors import InputError, command
 from vox_core.host.discover import UNKNOWN, Found, discover, known_plugins
-from vox_core.install import targets, undo
+from vox_core.install import undo
 from vox_core.install.environment import (
     CORE,
     KEPT,
@@ -49,7 +49,14 @@ from vox_core.install.environment import (
     local_path,
     origin,
 )
-from vox_core.install.targets import Target, needs_build, project_table
+from vox_core.install.requirements import (
+    Target,
+    from_catalog,
+    from_source,
+    misfit,
+    needs_build,
+    project_table,
+)
 from vox_core.install.uv import ONLY_WHEELS, Report, Resolved, Uv
 
 Action: TypeAlias = Literal["install", "upgrade", "remove"]
@@ -131,9 +138,9 @@ def plan_install(
     catalog = known_plugins()
     environment, there = _here()
     if source is None:
-        wanted = targets.from_catalog(ids, catalog, there)
+        wanted = from_catalog(ids, catalog, there)
     else:
-        wanted = [targets.from_source(source, ids[0] if ids else None, catalog, there)]
+        wanted = [from_source(source, ids[0] if ids else None, catalog, there)]
     return _plan("install", environment, there, wanted, (), allow_source, report)
 
 
@@ -449,7 +456,7 @@ def _require_as_named(
         if name and name not in after:
             faults += target.misnamed([each.id for each in discover() if _is_of(each, name)])
         if faults:
-            raise targets.misfit(faults, target.requirement)
+            raise misfit(faults, target.requirement)
 
 
 # --- upgrading and removing -----------------------------------------------------------------------
@@ -463,11 +470,11 @@ def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) 
         return f"{plugin.id}: installed from a checkout in place, which is as new as the checkout"
     entry = catalog.get(plugin.id)
     if entry and canonicalize_name(entry.distribution) == name:
-        return targets.from_catalog([plugin.id], catalog, there, upgrade=True)[0]
+        return from_catalog([plugin.id], catalog, there, upgrade=True)[0]
     source = origin(distribution)
     folder = local_path(source.get("url", "")) if "dir_info" in source else None
     if folder and folder.is_dir():
-        return targets.from_source(folder, plugin.id, catalog, there)
+        return from_source(folder, plugin.id, catalog, there)
     return f"{plugin.id}: in no catalog; a newer version is named whole: " + command(
         "vox", "plugin", "install", "--from-pypi", f"{plugin.distribution}==VERSION"
     )

@@ -23,7 +23,7 @@ from vox_core.data.chosen import Chosen, Tell, choose_rows
 from vox_core.data.dataset import Dataset, assumed_dataset
 from vox_core.data.dataset_cache import open_dataset
 from vox_core.data.formats import find_split
-from vox_core.data.sides import learns_from_answers, load_reward, objective_of
+from vox_core.data.rows import learns_from_answers, load_reward, objective_of
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import BackendError, ConfigError, DataError, InputError
 from vox_core.host import Request, Selection, choose, explain

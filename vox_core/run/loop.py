@@ -35,7 +35,7 @@ from vox_core.data.batching import (
     make_step_batches,
     validation_batches,
 )
-from vox_core.data.sides import learns_from_answers
+from vox_core.data.rows import learns_from_answers
 from vox_core.errors import StorageError, TrainingError, command
 from vox_core.host.load import Context
 from vox_core.run.artifacts import emergency_save, versions

@@ -31,8 +31,7 @@ from vox_core.contract import (
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.errors import AdapterError, BackendError, ModelError, PluginError
 from vox_core.host import Origin, Request, choose
-from vox_core.host.load import Backend, Context, Observe, ignore
-from vox_core.host.provide import write_model
+from vox_core.host.load import Backend, Context, Observe, ignore, write_model
 from vox_core.host.select import Seen
 from vox_core.run.folder import CARD, RunFolder
 from vox_core.run.hf_checkpoint import (

@@ -21,7 +21,7 @@ from vox_core.data.batching import to_batch
 from vox_core.data.dataset import encode_rows, require_trained
 from vox_core.data.encode import Encoder
 from vox_core.data.faults import RowError
-from vox_core.data.sides import examples_by, objective_of, row_of
+from vox_core.data.rows import examples_by, objective_of, row_of
 from vox_core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

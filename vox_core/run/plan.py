@@ -31,7 +31,7 @@ from vox_core.contract import (
     RolloutSpec,
 )
 from vox_core.data.batching import steps_for
-from vox_core.data.sides import learns_from_answers
+from vox_core.data.rows import learns_from_answers
 from vox_core.digests import file_sha256
 from vox_core.errors import PlanError
 from vox_formats.quant import CODECS

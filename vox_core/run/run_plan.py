@@ -23,12 +23,11 @@ from vox_core.config import TrainSettings
 from vox_core.contract import Advice, ExecutionPlan, Notice
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
-from vox_core.data.sides import learns_from_answers
+from vox_core.data.rows import learns_from_answers
 from vox_core.errors import BackendError, ConfigError, OutputError, VoxError, command
 from vox_core.host.discover import Found
-from vox_core.host.load import broken, format_error, load_plugin
+from vox_core.host.load import broken, format_error, load_plugin, no_provider, providers
 from vox_core.host.probe import unmet
-from vox_core.host.provide import no_provider, providers
 from vox_core.host.select import Seen
 from vox_core.run import folder, plan, resume
 from vox_core.run.controller import rate_warning

@@ -14,7 +14,7 @@ from vox_core.adapter.targets import quantised_modules
 from vox_core.config import MergeSettings
 from vox_core.contract import WriteModelJob
 from vox_core.errors import BackendError, ModelError, PlanError, ProofError
-from vox_core.host.provide import write_model
+from vox_core.host.load import write_model
 from vox_core.run import merge as merging
 from vox_core.run.merge import merge
 from vox_core.run.reference import resolve_reference
