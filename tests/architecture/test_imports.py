@@ -61,6 +61,7 @@ BROUGHT_BY = {
     "pydantic_core": "pydantic",
     "griffe": "griffelib",
     "markdown_it": "markdown-it-py",
+    "yaml": "pyyaml",
 }
 
 

@@ -16,6 +16,7 @@
     programs.py    --engine: llama.cpp's server and vLLM: finding them, options, requests
     keeper.py      --engine: start the program, wait until it is healthy, start it again
     minder.py      --engine: runs the program, and ends it when vox ends
+    deploy.py      --emit: files for Ray Serve and Kubernetes
     xllama.py      --engine: llama-server out of the package xllamacpp
 
 The event loop of uvicorn parses and writes; it never waits for the model.

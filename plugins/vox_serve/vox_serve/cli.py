@@ -41,6 +41,12 @@ if TYPE_CHECKING:
             "users can read command lines.",
         ),
         *options_of(ServeSettings),
+        click.Option(
+            ["--emit"],
+            type=click.Choice(["ray", "kubernetes"]),
+            help="Print a file that serves the models on Ray Serve or Kubernetes, and exit.",
+        ),
+        click.Option(["--image"], help="Container image that has vox, for --emit kubernetes."),
     ],
     epilog="Example: vox serve runs/support runs/sales --port 8000",
 )
@@ -49,6 +55,8 @@ def serve(
     names: tuple[str, ...],
     api_key: str | None,
     config_file: Path | None,
+    emit: str | None,
+    image: str | None,
     **flags: Any,
 ) -> None:
     """Serve runs and models with OpenAI's HTTP API.
@@ -57,8 +65,11 @@ def serve(
     of its folder, and the base is one by its id. Runs of different bases need a server each.
     """
     settings = settings_from(ServeSettings, config_file, flags)
-    from vox_serve import server
+    from vox_serve import deploy, server
 
+    if emit:
+        click.echo(deploy.emitted(emit, references, names, settings, api_key, image), nl=False)
+        return
     with display() as shown:
         server.serve(
             references,

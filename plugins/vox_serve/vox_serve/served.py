@@ -68,13 +68,19 @@ class Selection:
         source: the base, with the quantisation that it is loaded in.
         models: by name; the base is one.
         probes: of the adapters that have one, by name.
-        folders: of the adapters, by name.
+        references: those of the command line, by name.
     """
 
     source: ModelReference
     models: Mapping[str, ModelReference]
     probes: Mapping[str, AdapterProbe]
-    folders: Mapping[str, Path]
+    references: Mapping[str, str]
+
+    @property
+    def folders(self) -> Mapping[str, Path]:
+        """The folders of the adapters, by name."""
+        models = self.models.items()
+        return {name: each.folder for name, each in models if each.adapter and each.folder}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +250,17 @@ def select(
     """
     models: dict[str, ModelReference] = {}
     probes: dict[str, AdapterProbe] = {}
-    folders: dict[str, Path] = {}
+    named: dict[str, str] = {}
     for reference, given in _named(references, names).items():
         source = resolve_reference(reference, progress=progress)
         _add(models, name := given or _default_name(reference, source), source)
-        if source.adapter and source.folder:
-            folders[name] = source.folder
-            if probe := read_probe(source.folder, source.adapter):
-                probes[name] = probe
+        named[name] = reference
+        if (
+            source.adapter
+            and source.folder
+            and (probe := read_probe(source.folder, source.adapter))
+        ):
+            probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]
     _require_one_base(models)
@@ -260,7 +269,7 @@ def select(
     if len(adapted) == len(models):
         base = replace(source, base=replace(source.base, templated=None), adapter=None)
         _add(models, base.base.id, base)
-    return Selection(source, models, probes, folders)
+    return Selection(source, models, probes, named)
 
 
 def served_models(selection: Selection) -> dict[str, Served]:

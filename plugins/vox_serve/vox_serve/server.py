@@ -60,18 +60,35 @@ def serve(
         ProofError: V004, an adapter does not compute what was trained; V002, it changes nothing.
         BackendError: B004, the engine's program does not start.
     """
-    _require_key(settings.host, key)
-    with closing(listening(settings.host, settings.port)) as listener:
-        chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
-        models = served_models(chosen)
-        with ExitStack() as stack:
-            if settings.engine == "vox":
-                opening = _own(chosen, models, settings, key, observe, backend_origin)
-            else:
-                opening = proxy.opened(chosen, models, settings, key, observe)
-            api, proofs, answers = stack.enter_context(opening)
-            ready(_url(listener), proofs)
-            run(api.app, listener, settings.drain, CONNECTIONS * answers)
+    require_key(settings.host, key)
+    with (
+        closing(listening(settings.host, settings.port)) as listener,
+        opened(references, names, settings, key, observe, progress, backend_origin) as found,
+    ):
+        api, proofs, answers = found
+        ready(_url(listener), proofs)
+        run(api.app, listener, settings.drain, CONNECTIONS * answers)
+
+
+@contextmanager
+def opened(
+    references: Sequence[str],
+    names: Sequence[str],
+    settings: ServeSettings,
+    key: str | None,
+    observe: Observe = ignore,
+    progress: Progress | None = None,
+    backend_origin: Origin | None = None,
+) -> Iterator[_Opened]:
+    """Load models and verify the adapters, for as long as the block lasts; see `serve`."""
+    chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
+    models = served_models(chosen)
+    if settings.engine == "vox":
+        opening = _own(chosen, models, settings, key, observe, backend_origin)
+    else:
+        opening = proxy.opened(chosen, models, settings, key, observe)
+    with opening as found:
+        yield found
 
 
 @contextmanager
@@ -156,7 +173,12 @@ def listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _require_key(host: str, key: str | None) -> None:
+def require_key(host: str, key: str | None) -> None:
+    """Check the key.
+
+    Raises:
+        ConfigError: C002, it is too short; C004, the address needs one.
+    """
     if key is not None and len(key) < MIN_KEY:
         raise ConfigError(
             "C002",
