@@ -244,6 +244,11 @@ def test_errors_of_the_program_have_openais_body_and_no_path(serving, fake) -> N
         broken = chat(client, stop="break")
         assert (broken.status_code, str(fake.folder) in broken.text) == (503, False)
         assert chat(client, temperature="hot").status_code == 400
+        refused = chat(client, response_format={"type": "json_object"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_parameter", refused.text
+        assert "--engine vllm" in refused.text
+        assert chat(client, tools=[], response_format={"type": "text"}).status_code == 200
         assert chat(client, max_tokens=99999).status_code == 400
 
     assert serving(use).code == 0

@@ -63,9 +63,9 @@ _FORWARDED = (
 )  # fmt: skip
 _ELSEWHERE = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "seed", "stream_options",
-    "top_logprobs",
+    "top_logprobs", "parallel_tool_calls", "tool_choice",
 }  # fmt: skip
-"""Fields of a request that are sent in another form."""
+"""Fields of a request that are sent in another form, or mean nothing without tools."""
 
 
 @contextmanager
@@ -279,7 +279,8 @@ class Proxy(Api):
         """
         self._require_room(len(prompts) * asked.n)
         most = min(self._sampling(asked, model, tokens).max_tokens for tokens in prompts)
-        if strange := sorted(asked.model_fields_set - {*_FORWARDED} - _ELSEWHERE):
+        given = asked.model_dump(exclude_defaults=True).keys()
+        if strange := sorted(given - {*_FORWARDED} - _ELSEWHERE):
             what = f"{strange[0]} is not supported with --engine {self._program.name}"
             raise ApiError(400, what, param=strange[0], code="unsupported_parameter")
         names, body = self._program.renamed, dict[str, Any](max_tokens=most)
