@@ -5,7 +5,7 @@
 #   make test-long    longer forms of some tests
 #   make browser the pages of vox data preview and vox serve, in a Chromium that is on the path
 #   make crash   kill -9 over runs of a tiny model, N=50 times, and at every call to the disk
-#   make fuzz    what reads files, on CASES=20000 made-up ones each
+#   make fuzz    what reads files and bodies of requests, on CASES=20000 made-up ones each
 #   make bench   vox's training against its peers; QUICK=1 ends in a quarter of an hour
 #
 # PYTHON=python3.12 chooses the interpreter; PYTEST_ARGS="-k merge" goes to pytest.
@@ -39,7 +39,7 @@ help:
 	@echo "make test-long    longer forms of some tests"
 	@echo "make browser the pages of vox data preview and vox serve, in a Chromium that is on the path"
 	@echo "make crash   kill runs of a tiny model N=50 times, and at every call to the disk"
-	@echo "make fuzz    what reads files, on CASES=20000 made-up ones each"
+	@echo "make fuzz    what reads files and bodies of requests, on CASES=20000 made-up ones each"
 	@echo "make lint    lint and types only"
 	@echo "make bench   vox's training against its peers, for hours; QUICK=1 for a quarter of one"
 	@echo "make clean   remove .venv and what tools left behind"
@@ -68,7 +68,7 @@ crash: $(VENV)/.installed-dev
 # Others each time; `make test` looks at 200 each, the same ones every time.
 CASES ?= 20000
 fuzz: $(VENV)/.installed-dev
-	VOX_FUZZ=$(CASES) $(PYTEST) --dist load --timeout 3600 tests/fuzz
+	VOX_FUZZ=$(CASES) $(PYTEST) --dist load --timeout 3600 tests/fuzz plugins/vox_serve/tests/test_fuzz.py
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -61,10 +61,12 @@ class Speaker:
         family: of `tests.golden.families`.
     """
 
-    def __init__(self, family: str, engine: Engine, model: Scripted, served: Served) -> None:
+    def __init__(
+        self, family: str, engine: Engine, model: Scripted, served: Served, max_tokens: int
+    ) -> None:
         self.model, self.served = model, served
-        api = Api(engine, {family: served}, Limits(400, None))
-        self.client = TestClient(api.app, "http://127.0.0.1", raise_server_exceptions=False)
+        self.app = Api(engine, {family: served}, Limits(max_tokens, None)).app
+        self.client = TestClient(self.app, "http://127.0.0.1", raise_server_exceptions=False)
 
     def says(self, text: str) -> Speaker:
         """Let each answer be `text`."""
@@ -89,11 +91,11 @@ class Speaker:
 
 
 @contextmanager
-def speaker(family: str) -> Iterator[Speaker]:
+def speaker(family: str, max_tokens: int = 400) -> Iterator[Speaker]:
     """A speaker with the tokenizer and the chat template of a family."""
     served = Served(family, tokenizer(family))
     (end, *_) = sorted(served._renderer.end_of_turn)
     closing_ids = [served.encode(text, special=False)[0] for text in ("]", "}", '"')]
     model = Scripted(served.vocabulary, end, closing_ids)
     with closing(Engine(Generator(model, rows=4), queue=8)) as engine:
-        yield Speaker(family, engine, model, served)
+        yield Speaker(family, engine, model, served, max_tokens)

@@ -199,6 +199,7 @@ def test_a_template_without_a_known_format_is_refused(speakers, family, says) ->
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "letters"),
         ({"tools": [CLOCK, CLOCK]}, "tools", "a name once"),
+        ({"tools": [{"name": "f", "parameters": [1]}]}, "tools", "expected a JSON schema"),
         ({"tools": [CLOCK] * 129}, "tools", "128"),
         ({"tool_choice": "required"}, None, "needs tools"),
         (

@@ -9,6 +9,7 @@
     tools.py       the calls in an answer's text, in the formats of families
     responses.py   completions, chunks and errors as OpenAI writes them
     guard.py       what stands before every endpoint: key, host name, bodies, errors
+    stateless.py   /v1/responses: the request as a chat, the answer as OpenAI's `Response`
     running.py     the answers to one request: collected, or streamed as they come
     app.py         routes, metrics
     page.py        the page at `/`, which is page.html

@@ -34,6 +34,7 @@ from vox_serve.requests import (
 from vox_serve.responses import Chat, Form, Text
 from vox_serve.running import Running
 from vox_serve.served import Served
+from vox_serve.stateless import ResponsesRequest, Stateless, sent_as
 from vox_serve.tools import FORMATS, Calls, Format
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Api:
                 Route("/v1/models/{name:path}", self._show_model),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/responses", self._respond, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/apply-template", self._apply_template, methods=["POST"]),
             ],
@@ -199,6 +201,16 @@ class Api:
         usage, logprobs = asked.stream_options.include_usage, asked.top is not None
         form = Chat(model, logprobs=logprobs, usage=usage, calls=guide.calls)
         return await self._answer(request, asked, model, form, [tokens], guide)
+
+    async def _respond(self, request: Request) -> Response:
+        asked = await run_in_threadpool(parse, ResponsesRequest, await read_body(request))
+        model, chat = self._model(asked.model), asked.chat()
+        try:
+            tokens, guide = await run_in_threadpool(_prepared, model, chat)
+            form = Stateless(model, asked, guide.calls)
+            return await self._answer(request, chat, model, form, [tokens], guide)
+        except ApiError as error:
+            raise sent_as(error) from error
 
     async def _complete(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, CompletionRequest, await read_body(request))

@@ -37,6 +37,7 @@ from vox_serve.programs import Program, find
 from vox_serve.requests import ApiError, ChatRequest
 from vox_serve.responses import DONE, event
 from vox_serve.served import PROBE, Proof, prove
+from vox_serve.stateless import Stateless
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -252,6 +253,8 @@ class Proxy(Api):
         prompts: Sequence[Sequence[int]],
         guide: Guide,
     ) -> Response:
+        if isinstance(form, Stateless):
+            raise ApiError(400, f"/v1/responses is not there with --engine {self._program.name}")
         body = self._body(asked, model, prompts)
         answers = len(prompts) * asked.n
         self._gate.enter(answers)

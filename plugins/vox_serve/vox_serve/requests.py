@@ -30,7 +30,7 @@ MAX_PROMPTS = 128
 MAX_TOOLS = 128
 _SHOWN = 80
 
-_UNUSED = {
+UNUSED = {
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
     "store", "user",
 }  # fmt: skip
@@ -128,6 +128,10 @@ def _functions(value: object) -> list[dict[str, Any]]:
         if kind != "function":
             raise faulty("unsupported", ("tools",), f"the type {_short(kind)}", "function")
     tools = [dict(tool) for tool in tool_schemas(value)]
+    for index, tool in enumerate(tools):
+        if not isinstance(tool["function"].get("parameters") or {}, dict):
+            place = ("tools", index, "parameters")
+            raise faulty("wrong type", place, "another type", "a JSON schema")
     for name, count in Counter(tool["function"]["name"] for tool in tools).items():
         if count > 1 or not re.fullmatch(_NAME, name):
             raise faulty("wrong value", ("tools",), f"the name {_short(name)}", _NAMES)
@@ -146,13 +150,13 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class Message(BaseModel):
     """A message of a conversation; the role `developer` is `system`, as templates name it."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text_of)] = ""
@@ -163,7 +167,7 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return _supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
+        return supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _spoken_by_its_role(self) -> Message:
@@ -185,7 +189,7 @@ class Message(BaseModel):
 
 
 class _Named(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     name: _FunctionName
 
@@ -193,7 +197,7 @@ class _Named(BaseModel):
 class NamedChoice(BaseModel):
     """A function that the answer must call."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     type: Literal["function"]
     function: _Named
@@ -202,7 +206,7 @@ class NamedChoice(BaseModel):
 class JsonSchema(BaseModel):
     """OpenAI's wrapper of a schema; answers always follow it, `strict` or not."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     name: str = ""
     description: str | None = None
@@ -213,7 +217,7 @@ class JsonSchema(BaseModel):
 class ResponseFormat(BaseModel):
     """`text`, `json_object` or `json_schema`."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -236,7 +240,7 @@ class ResponseFormat(BaseModel):
 class StructuredOutputs(BaseModel):
     """vLLM's field: one of these constraints."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     regex: str | None = None
@@ -264,7 +268,7 @@ class StructuredOutputs(BaseModel):
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -273,7 +277,7 @@ class StreamOptions(BaseModel):
 class _Request(BaseModel):
     """Fields of both endpoints."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: str
     max_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -301,7 +305,7 @@ class _Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return _supported(data, cls, _NEUTRAL, _UNUSED)
+        return supported(data, cls, _NEUTRAL, UNUSED)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -411,7 +415,7 @@ class TokenizeRequest(BaseModel):
         add_special_tokens: of a prompt, those that the tokenizer sets around it.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: str | None = None
     prompt: str | None = None
@@ -424,7 +428,7 @@ class TokenizeRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return _supported(data, cls, {"continue_final_message": (False,)})
+        return supported(data, cls, {"continue_final_message": (False,)})
 
     @model_validator(mode="after")
     def _consistent(self) -> TokenizeRequest:
@@ -437,7 +441,7 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest, TokenizeRequest)
+R = TypeVar("R", bound=BaseModel)
 
 
 def parse(kind: type[R], body: bytes) -> R:
@@ -461,10 +465,10 @@ def parse(kind: type[R], body: bytes) -> R:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise _as_api_error(error) from None
+        raise as_api_error(error) from None
 
 
-def _supported(
+def supported(
     data: Mapping[str, Any],
     kind: type[BaseModel],
     neutral: Mapping[str, Sequence[object]],
@@ -490,7 +494,7 @@ def _supported(
     return kept
 
 
-def _as_api_error(error: ValidationError) -> ApiError:
+def as_api_error(error: ValidationError) -> ApiError:
     """Describe the first fault."""
     fault = error.errors(include_url=False)[0]
     place = [part for part in fault["loc"] if isinstance(part, int) or part.isidentifier()]
@@ -500,13 +504,17 @@ def _as_api_error(error: ValidationError) -> ApiError:
         what, code = f" {fault['msg']}", "unsupported_parameter"
     elif fault["type"] not in _SAID:
         what += f" (found {_short(fault['input'])})"
-    if place[:1] == ["prompt"]:  # a fault of each form that it may have
-        place, what = place[:1], f"{_PROMPT} (found {_short(fault['input'])})"
+    if what_forms := _FORMS.get(str(place[0]) if place else ""):  # each form has a fault of its own
+        place, what = place[:1], f": {what_forms} (found {_short(fault['input'])})"
     param = ".".join(map(_short, place)) or None
     return ApiError(400, f"{param or 'the request'}{what}", param=param, code=code)
 
 
-_PROMPT = ": should be a text, token ids, or a list of texts or of token ids"
+_FORMS = {
+    "input": "should be a text or a list of items",
+    "prompt": "should be a text, token ids, or a list of texts or of token ids",
+    "tool_choice": 'should be "none", "auto", "required" or a function by its name',
+}
 _SAID = {
     "missing",
     "unsupported_content",
