@@ -3,13 +3,14 @@
     pip install reasoning-gym==0.1.25
     python benchmarks/promote_cycle.py FOLDER
 
-The task is `chain_sum`: sums and differences of two numbers of up to three digits, answered by the
+The task is `chain_sum`: sums and differences of two numbers of up to two digits, answered by the
 number alone. Every step is a command of vox's; the folder keeps rows, runs, evaluations and the
 registry, so that a second call continues. Exits with 1 if an answer is not the expected one:
 
-    trained on 500 rows                     yes, over the base model
-    trained on the same with shuffled answers       no
+    trained on 500 rows, over the base model        yes
+    the same with shuffled answers                  no
     the same two models on 10 held-out rows         not enough evidence
+    merged, over the run                            yes, as not inferior
     served as `production`, and after a roll back   answers of the run that the name stands for
 """
 
@@ -29,82 +30,87 @@ from typing import Any
 import reasoning_gym
 
 BASE = "smollm2-135m"
-PROMPT = "What is {}? Answer with the number alone."
+SYSTEM = {"role": "system", "content": "Answer with the number."}
 SUITE = """name = "{name}"
 [[task]]
 id = "sums"
-rows = "{rows}.jsonl"
+rows = "{name}.jsonl"
 scorer = "numeric"
-sampling = {{ max-tokens = 8 }}
+sampling = {{ max-tokens = 5 }}
 """
-GATE = """suites = ["{suite}.toml"]
-{more}
+GATE = """name = "{name}"
+suites = ["{suite}.toml"]
 [[require]]
 task = "sums"
-superior = 0.05
+{require}
 """
-TRAIN = ("--lr", "1e-3", "--batch-size", "16", "--seed", "1")
+GATES = {
+    "gate": ("production", "held-out", "superior = 0.05"),
+    "merged": ("production", "held-out", "not-inferior = 0.05"),
+    "ten": ("ten", "held-out-10", "superior = 0.05"),
+}
+TRAIN = ("--lr", "1e-3", "--batch-size", "16", "--seed", "1", "--epochs", "1")
 
 
 def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     write_rows()
-    wrong = 0
-    for name, rows, epochs in (
-        ("first", "train-100", 1),
-        ("sums", "train", 3),
-        ("shuffled", "shuffled", 3),
-    ):
+    for name in ("sums", "shuffled"):
         if not Path("runs", name, "vox_adapter.json").exists():
-            vox(
-                "train",
-                "--model",
-                BASE,
-                "--data",
-                f"{rows}.jsonl",
-                "--out",
-                f"runs/{name}",
-                "--epochs",
-                epochs,
-                *TRAIN,
-            )
+            data = ("--data", f"{name}.jsonl", "--out", f"runs/{name}")
+            vox("train", "--model", BASE, *data, *TRAIN)
     vox("eval", "runs/sums", "--suite", "held-out.toml", "--against", BASE)
-    wrong += answer("first", "gate.toml", BASE) != "yes"
-    wrong += answer("sums", "gate.toml", BASE) != "yes"
-    wrong += answer("shuffled", "gate.toml", BASE) != "no"
-    wrong += answer("sums", "gate-10.toml", BASE) != "not enough evidence"
+    if not Path("runs/sums-merged").exists():
+        vox("merge", "runs/sums")
+    answers = {
+        "yes": answer("sums", "gate", "--over", BASE),
+        "no": answer("shuffled", "gate", "--over", BASE),
+        "not enough evidence": answer("sums", "ten", "--over", BASE),
+        "yes, merged": f"{answer('sums-merged', 'merged')}, merged",
+    }
+    wrong = [
+        f"{found} instead of {expected}" for expected, found in answers.items() if found != expected
+    ]
+    vox("promote", "production", "--verify")
+    vox("registry", "list")
+    vox("registry", "rollback", "production")
     vox("registry", "show", "production")
-    wrong += vox("promote", "production", "--verify").returncode
-    own, before = served("production"), vox("registry", "rollback", "production")
-    wrong += before.returncode + (own != served("runs/sums"))
-    wrong += served("production") != served("runs/first")
-    print("as expected" if not wrong else f"{wrong} answers are not as expected")
-    return int(wrong > 0)
+    if served("production") != served("runs/sums"):
+        wrong.append("production does not answer as the run")
+    print("as expected" if not wrong else f"not as expected: {'; '.join(wrong)}")
+    return int(bool(wrong))
 
 
 def write_rows() -> None:
-    """500 training rows, 100 of them, all with shuffled answers; 300 other rows, and 10 of them."""
-    options = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 3}
-    made = reasoning_gym.create_dataset("chain_sum", size=1000, seed=1, **options)
+    """500 training rows, and all with shuffled answers; 80 other rows, and 10 of them."""
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+    made = reasoning_gym.create_dataset("chain_sum", size=1500, seed=1, **options)
     pairs = {each["metadata"]["expression"]: str(each["answer"]) for each in made}
-    rows = [
-        {"prompt": PROMPT.format(question), "completion": each} for question, each in pairs.items()
-    ]
-    train, held_out = rows[:500], rows[500:800]
-    answers = [each["completion"] for each in train]
+    rows = [(f"{question} =", each) for question, each in pairs.items()]
+    train, held_out = rows[:500], rows[500:580]
+    answers = [each for _, each in train]
     random.Random(0).shuffle(answers)
-    shuffled = [{**each, "completion": other} for each, other in zip(train, answers, strict=True)]
-    files = {
-        "train": train, "train-100": train[:100], "shuffled": shuffled,
-        "held-out": held_out, "held-out-10": held_out[:10],
-    }  # fmt: skip
-    for name, some in files.items():
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in some))
-    for name in ("held-out", "held-out-10"):
-        Path(f"{name}.toml").write_text(SUITE.format(name=name, rows=name))
-    Path("gate.toml").write_text(GATE.format(suite="held-out", more=""))
-    Path("gate-10.toml").write_text(GATE.format(suite="held-out-10", more='name = "ten"'))
+    write("sums", [trained(*row) for row in train])
+    write("shuffled", [trained(row[0], each) for row, each in zip(train, answers, strict=True)])
+    for name, some in (("held-out", held_out), ("held-out-10", held_out[:10])):
+        write(name, [{"messages": [SYSTEM, user(each)], "ideal": right} for each, right in some])
+        Path(f"{name}.toml").write_text(SUITE.format(name=name))
+    for name, (moved, suite, require) in GATES.items():
+        text = GATE.format(name=moved, suite=suite, require=require)
+        Path(f"{name}.toml").write_text(text)
+
+
+def trained(question: str, right: str) -> dict[str, Any]:
+    return {"messages": [SYSTEM, user(question), {"role": "assistant", "content": right}]}
+
+
+def user(question: str) -> dict[str, str]:
+    return {"role": "user", "content": question}
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def vox(*words: object) -> subprocess.CompletedProcess[str]:
@@ -117,8 +123,8 @@ def vox(*words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def answer(run: str, gate: str, over: str) -> str:
-    done = vox("promote", f"runs/{run}", "--gate", gate, "--over", over)
+def answer(run: str, gate: str, *over: str) -> str:
+    done = vox("promote", f"runs/{run}", "--gate", f"{gate}.toml", *over)
     found = re.search(r"^answer: (.*)$", done.stdout, re.M)
     return found[1] if found else "an error"
 
@@ -136,21 +142,21 @@ def served(reference: str) -> list[str]:
             filter(None, (re.search(r"http://[\d.]+:\d+", line) for line in server.stdout))
         )
         try:
-            answers = [ask(found[0], row["prompt"]) for row in rows]
+            answers = [ask(found[0], row["messages"]) for row in rows]
         finally:
             server.terminate()
     print(
-        f"vox serve {reference}: {answers}; right: {[row['completion'] for row in rows]}\n",
+        f"vox serve {reference}: {answers}; right: {[row['ideal'] for row in rows]}\n",
         flush=True,
     )
     return answers
 
 
-def ask(address: str, prompt: str) -> str:
+def ask(address: str, messages: list[dict[str, str]]) -> str:
     with urllib.request.urlopen(f"{address}/v1/models") as reply:
         name = json.load(reply)["data"][0]["id"]
-    body: dict[str, Any] = {"model": name, "temperature": 0, "max_tokens": 8}
-    body["messages"] = [{"role": "user", "content": prompt}]
+    body: dict[str, Any] = {"model": name, "temperature": 0, "max_tokens": 5}
+    body["messages"] = messages
     request = urllib.request.Request(
         f"{address}/v1/chat/completions",
         json.dumps(body).encode(),

@@ -316,6 +316,30 @@ def test_a_model_is_better_where_enough_rows_say_so(run, write, llama, other_lla
     assert reverse and reverse["text"].verdict == "worse"
 
 
+def test_the_page_has_the_samples_of_both_models(run, other_llama) -> None:
+    run(out=Path("one"))
+    alone = Path("one/scorecard.html").read_text()
+    assert alone.count("user: Say 3.") == 2 and "tiny: base" in alone
+    run(against=str(other_llama), out=Path("one"))
+    both = Path("one/scorecard.html").read_text()
+    assert both.count("tiny: base against other") == 2  # title and heading
+    assert both.count("user: Say 3.") == 2
+
+
+def test_rows_of_one_source_count_as_one(run, write) -> None:
+    rows = [{"text": f"A text, {n} words.", "source": f"book {n % 4}"} for n in range(8)]
+    write("text.jsonl", *rows)
+    report = run(out=Path("out"))
+    line = next(each for each in lines_of(report) if each["task"] == "text")
+    assert line["source"] == "book 0"
+    values, task = report.own.card.values["text"], report.own.card.tasks["text"]
+    assert (len(values), task.examples) == (4, 8)
+    both = [each for each in lines_of(report) if each.get("source") == "book 1"]
+    weights = [each["weight"] for each in both]
+    expected = sum(w * each["score"] for w, each in zip(weights, both, strict=True)) / sum(weights)
+    assert values[1] == pytest.approx(expected, rel=1e-12)
+
+
 def test_an_earlier_evaluation_is_compared_without_its_model(run, other_llama) -> None:
     compared = run(against=str(other_llama), out=Path("both"))
     earlier = run(other_llama, out=Path("earlier"))

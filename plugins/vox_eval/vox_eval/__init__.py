@@ -1,4 +1,5 @@
-"""Evaluate a model on suites of tasks, and compare two models: `vox eval`.
+"""Evaluate a model on suites of tasks, compare two, and promote one by a gate: `vox eval`,
+`vox promote`, `vox registry`.
 
     suites.py       suite.toml and its rows -> tasks with examples, every fault at once
     scorer.py       what a scorer is: the extension point `vox_eval.plugins`
@@ -6,7 +7,12 @@
     evaluation.py   examples -> answers and log-probabilities -> eval.jsonl, continued after a kill
     statistics.py   intervals, tests and power, in numpy
     scorecard.py    scores -> scorecard, and two scorecards -> a comparison
-    cli.py          the command
+    page.py         samples of one evaluation or two -> scorecard.html
+    gate.py         gate.toml, and its decision on scorecards
+    leakage.py      rows of a suite that a run was trained on
+    promotion.py    evaluations, decision, records; the same decision from records alone
+    registry.py     names of promoted models
+    cli.py          the commands
 
 A scorer of your own is a package with an entry point in the group `vox_eval.plugins`; its name is
 that of the scorer:

@@ -3,6 +3,7 @@
     evaluation.json   everything that decides the scores, and its digest; written first
     eval.jsonl        a line for each example, in the order of the suite
     scorecard.json    written at the end (scorecard.py)
+    scorecard.html    the samples for a reader (page.py)
 
 Examples are computed in blocks of `BLOCK`, and a block's lines are appended together. A continued
 evaluation computes whole blocks again, so the rows that share a batch, and with them the roundoff
@@ -37,6 +38,7 @@ from vox_core.api.plans import Origin
 from vox_core.api.runs import RunFolder, differences, locked
 from vox_core.contract import Batch, Notice, padded_groups
 from vox_core.errors import DataError, OutputError, PluginError, TrainingError
+from vox_eval.page import write_page
 from vox_eval.scorecard import (
     EVALUATION,
     SAMPLES,
@@ -140,6 +142,7 @@ def evaluate_and_compare(
     if not against:
         return Report(own)
     other = other or evaluated(against, out=settings.out and settings.out / AGAINST)
+    write_page(own.folder, other.folder)
     return Report(own, other, compare(own.card, other.card))
 
 
@@ -182,6 +185,7 @@ def evaluate(
                 samples = (folder / SAMPLES).read_bytes()
             card = scorecard(suite, lines, samples, digest=digest, model=model.title)
             write_json(folder / SCORECARD, card.to_json())
+            write_page(folder)
     return Evaluated(folder, card)
 
 
