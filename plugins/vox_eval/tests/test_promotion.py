@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -121,6 +122,23 @@ def test_records_whose_decision_was_written_by_hand(vox, gate, run) -> None:
     del facts["digest"]
     (folder / "promotion.json").write_text(json.dumps({"digest": _digest(facts), **facts}))
     assert "by other findings" in vox("promote", folder, "--verify").err
+
+
+def test_scorecards_of_different_suites_are_not_compared(vox, gate, run, llama) -> None:
+    """In records whose digests were all made anew."""
+    from vox_eval.promotion import _digest
+
+    folder = Path(vox("promote", run, "--gate", gate).out.split()[-1])
+    flags = ("--suite", "yes.toml", "--limit", 11, "--backend", "cpu", "--dtype", "fp32")
+    assert vox("eval", llama, *flags, "--out", "other").code == 0
+    facts = json.loads((folder / "promotion.json").read_text())
+    for name in ("evaluation.json", "eval.jsonl", "scorecard.json"):
+        shutil.copy(Path("other", name), folder / "current-cpu" / name)
+        content = Path("other", name).read_bytes()
+        facts["evaluations"]["current-cpu"][name] = hashlib.sha256(content).hexdigest()
+    del facts["digest"]
+    (folder / "promotion.json").write_text(json.dumps({"digest": _digest(facts), **facts}))
+    assert "scorecards of different suites" in vox("promote", folder, "--verify").err
 
 
 def test_leaked_rows_are_a_no(vox, gate, run) -> None:

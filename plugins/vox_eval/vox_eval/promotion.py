@@ -206,12 +206,22 @@ def _seeded(suite: Suite, seed: int) -> Suite:
 
 
 def _evidence(gate: Gate, cards: Mapping[str, Scorecard]) -> Evidence:
+    """Return the scorecards by backend and side.
+
+    Raises:
+        ValueError: the two of a pair are of different suites.
+    """
+
     def of(side: str, backend: str | None) -> list[Scorecard]:
         return [cards[_key(side, backend, seed)] for seed in gate.seeds or [None]]
 
-    return {
+    found = {
         each or "": (of(SIDES[0], each), of(SIDES[1], each)) for each in gate.backends or [None]
     }
+    for sides in found.values():
+        if any(own.suite_digest != other.suite_digest for own, other in zip(*sides, strict=True)):
+            raise ValueError("scorecards of different suites")
+    return found
 
 
 def _measured(contest: _Contest, observe: Observe) -> dict[str, float]:
