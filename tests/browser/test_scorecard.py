@@ -71,7 +71,7 @@ def opened(browser: chromium.Page, tmp_path: Path) -> chromium.Page:
     write_page(own, evaluation(tmp_path / "other", "base", OTHER))
     browser.requests.clear()
     browser.complaints.clear()
-    browser.open(own / "scorecard.html")
+    browser.open((own / "scorecard.html").as_uri())
     return browser
 
 
@@ -139,7 +139,7 @@ def test_filters(opened, box, value, shown) -> None:
 def test_one_model_alone(browser, tmp_path) -> None:
     own = evaluation(tmp_path / "own", "mine", OWN)
     write_page(own)
-    browser.open(own / "scorecard.html")
+    browser.open((own / "scorecard.html").as_uri())
     assert texts(browser, "#answers pre") == ["It is one thing"]
     assert texts(browser, "#kind option") == ["all", "score 1", "score 0"]
 
@@ -167,7 +167,7 @@ document.getElementById('list').getBoundingClientRect(); return performance.now(
 
 
 def test_ten_thousand_samples_are_elements_only_in_sight(browser, tmp_path) -> None:
-    browser.open(large(tmp_path, 10_000))
+    browser.open(large(tmp_path, 10_000).as_uri())
     assert browser.evaluate("document.querySelectorAll('.row').length") < 100
     browser.evaluate("document.getElementById('list').scrollTop = 1e9")
     browser.wait("document.querySelector('#row-9999') !== null")
@@ -177,7 +177,7 @@ def test_ten_thousand_samples_are_elements_only_in_sight(browser, tmp_path) -> N
 
 def timings(browser: chromium.Page, path: Path) -> dict[str, float]:
     """Milliseconds to the first paint, and of each filter."""
-    browser.open(path)
+    browser.open(path.as_uri())
     browser.wait("performance.getEntriesByName('first-contentful-paint').length > 0")
     paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
     filters = {"search": "fox jumps", "kind": "better", "task": "1"}
