@@ -51,7 +51,7 @@
       row.append(make("span", "mark" + colour, score(value)));
     });
     row.append(make("span", "faint", data.tasks[each.task].id));
-    row.append(make("span", "", each.prompt.slice(-300).trim().replace(/\s+/g, " ")));
+    row.append(make("span", "", each.prompt.slice(each.prompt.lastIndexOf("\nuser: ") + 1).slice(0, 300).replace(/\s+/g, " ")));
     return row;
   };
 
