@@ -130,6 +130,7 @@ CODES: dict[str, str] = {
     "V003": "the converted adapter computes other results than its source",
     "V004": "a loaded adapter does not compute what was trained",
     "V005": "the records of a promotion do not give its decision",
+    "V006": "an exported model differs from base + adapter",
     "X001": "a plugin failed",
     "X002": "a bug in vox",
     "X003": "a wheel of a bundle could not be built or fetched",

@@ -26,7 +26,7 @@ PATHS = [
     "data stats",
     "data preview",
     "merge",
-    "convert",
+    "export",
     "chat",
     "data check",
     "eval",

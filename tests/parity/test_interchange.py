@@ -1,7 +1,7 @@
 """Adapters that vox writes, in plain PEFT and plain mlx-lm; and adapters of plain mlx-lm in PEFT.
 
 Models, adapters and logits come from interchange.py. The traps at the end put the usual mistakes of
-such converters into ours, and show that these tests and `vox convert` itself see them.
+such converters into ours, and show that these tests and `vox export` itself see them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.parity.interchange import (
 from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
-from vox_core.config import ConvertSettings, validate
+from vox_core.config import ExportSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
 from vox_core.weights import WeightFolder
@@ -83,7 +83,8 @@ def as_mlx(folder: Path, adapter: AdapterState, out: Path) -> Path:
 
 
 def run_convert(source: Path, to: str, out: Path, **given: object) -> ConvertReport:
-    return convert(str(source), validate(ConvertSettings, {"to": to, "out": out, **given}))
+    to = {"mlx": "mlx-lora"}.get(to, to)
+    return convert(str(source), validate(ExportSettings, {"to": to, "out": out, **given}))
 
 
 def require_same_logits(folder: Path, peft: Path, mlx: Path) -> None:

@@ -21,7 +21,7 @@ from vox_core.cli.output import (
 )
 from vox_core.cli.train import TRAIN_SECTIONS as TRAIN_SECTIONS
 from vox_core.config import (
-    ConvertSettings as ConvertSettings,
+    ExportSettings as ExportSettings,
     EvalSettings as EvalSettings,
     ServeSettings as ServeSettings,
     TrainSettings as TrainSettings,

@@ -14,6 +14,7 @@ from vox_core.adapter.targets import (
     quantised_modules as quantised_modules,
     require_fit as require_fit,
 )
+from vox_core.config import ExportSettings as ExportSettings, MergeSettings as MergeSettings
 from vox_core.data.tokenizer import load_tokenizer as load_tokenizer
 from vox_core.digests import TOKENIZER_FILES as TOKENIZER_FILES
 from vox_core.host import Request as Request, choose as choose
@@ -24,6 +25,8 @@ from vox_core.models import LocalModel as LocalModel, Progress as Progress
 from vox_core.run.artifacts import base_name as base_name
 from vox_core.host.load import Context as Context, Observe as Observe, ignore as ignore
 from vox_core.run.folder import MANIFEST as MANIFEST
+from vox_core.run.load_proof import read_probe as read_probe
+from vox_core.run.merge import merge as merge
 from vox_core.run.hf_checkpoint import (
     plain_copy as plain_copy,
     write_checkpoint as write_checkpoint,
@@ -33,7 +36,6 @@ from vox_core.run.load_proof import (
     ProbeResult as ProbeResult,
     check_probe as check_probe,
     compare_probe as compare_probe,
-    read_probe as read_probe,
     token_log_probs as token_log_probs,
 )
 from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts

@@ -25,7 +25,7 @@ from vox_core.config.sections import (
     LORA_LR as LORA_LR,
     SECTIONS as SECTIONS,
     ChatSettings as ChatSettings,
-    ConvertSettings as ConvertSettings,
+    ExportSettings as ExportSettings,
     DataSettings as DataSettings,
     EvalSettings as EvalSettings,
     GenerateSettings as GenerateSettings,

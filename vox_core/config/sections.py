@@ -486,13 +486,25 @@ class MergeSettings(ModelUse):
     )
 
 
-class ConvertSettings(Section):
-    """`vox convert`."""
+class ExportSettings(ModelUse):
+    """`vox export`."""
 
-    section: ClassVar[str] = "convert"
+    section: ClassVar[str] = "export"
 
-    to: Literal["peft", "mlx"] | None = Field(None, description="Format to write.")
-    model: str | None = Field(None, description="Base model, if not the one in the adapter.")
+    to: Literal["gguf", "gguf-lora", "ollama", "mlx", "mlx-lora", "peft"] | None = Field(
+        None, description="Format to write."
+    )
+    quant: str | None = Field(
+        None,
+        description="Number format, such as f16, q8_0 or q4_k_m; auto: the smallest that keeps "
+        "--max-kl.  [default: f16; with mlx none]",
+    )
+    max_kl: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Refuse a larger mean KL divergence from base + adapter, in nats per token.  "
+        "[default with --quant auto: 0.02]",
+    )
+    model: str | None = Field(None, description="Base model, if not the one in the run.")
     out: Path | None = Field(None, description="Output folder.  [default: RUN-FORMAT]")
 
 
@@ -562,7 +574,7 @@ class VoxToml(Section):
     generate: GenerateSettings = GenerateSettings()
     chat: ChatSettings = ChatSettings()
     merge: MergeSettings = MergeSettings()
-    convert: ConvertSettings = ConvertSettings()
+    export: ExportSettings = ExportSettings()
     eval: EvalSettings = EvalSettings()
     serve: ServeSettings = ServeSettings()
     plugin: PluginSettings = PluginSettings()

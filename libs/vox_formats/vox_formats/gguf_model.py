@@ -135,16 +135,21 @@ class GgufSource:
     def read(self, name: str, offset: float = 0.0) -> Array:
         """Return the tensor in bfloat16, after adding `offset` in float32."""
         out = np.empty(self.shapes[name], ml_dtypes.bfloat16)
+        blocks, kind = self.blocks(name)
+        step = max(1, CHUNK // max(1, math.prod(out.shape[1:])))
+        for start in range(0, out.shape[0], step):
+            rows = slice(start, start + step)
+            out[rows] = dequantize(blocks[rows], kind) + np.float32(offset)
+        return out
+
+    def blocks(self, name: str) -> tuple[Array, gguf.GGMLQuantizationType]:
+        """Return the tensor's blocks as stored, memory-mapped, and their type."""
         stored = self._stored[name]
         # One mapping per tensor, so that its pages are freed with it.
         blocks: np.memmap[Any, Any] = np.memmap(
             self.path, dtype=stored.dtype, mode="r", offset=stored.offset, shape=stored.shape
         )
-        step = max(1, CHUNK // max(1, math.prod(out.shape[1:])))
-        for start in range(0, out.shape[0], step):
-            rows = slice(start, start + step)
-            out[rows] = dequantize(blocks[rows], stored.kind) + np.float32(offset)
-        return out
+        return blocks, stored.kind
 
     def unreadable(self) -> list[str]:
         """Return a fault for each tensor of a type that `gguf` cannot dequantise."""

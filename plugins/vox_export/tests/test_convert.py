@@ -1,4 +1,4 @@
-"""`vox convert`: runs and adapters there and back, its checks, and what it refuses.
+"""`vox export --to peft | mlx-lora`: there and back, its checks, and what it refuses.
 
 Against plain PEFT and plain mlx-lm: tests/parity/test_interchange.py.
 """
@@ -18,7 +18,7 @@ import vox_cpu
 from vox_core.adapter.initial import initial_adapter
 from vox_core.adapter.peft import read_adapter, write_adapter
 from vox_core.adapter.targets import linear_modules, select_targets
-from vox_core.config import ConvertSettings, GenerateSettings, validate
+from vox_core.config import ExportSettings, GenerateSettings, validate
 from vox_core.contract import AdapterSpec, AdapterState, LoadJob, Model, RunContext
 from vox_core.errors import (
     AdapterError,
@@ -47,8 +47,9 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples/vox_float64"
 FLOAT32 = 2e-5
 
 
-def run_convert(source: object, to: str | None, **given: Any) -> ConvertReport:
-    return convert(str(source), validate(ConvertSettings, {"to": to, **given}))
+def run_convert(source: object, to: str, **given: Any) -> ConvertReport:
+    to = {"mlx": "mlx-lora"}.get(to, to)
+    return convert(str(source), validate(ExportSettings, {"to": to, **given}))
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +119,10 @@ def test_another_base_is_refused(tiny, adapters, tmp_path) -> None:
     assert not (tmp_path / "peft").exists()
 
 
-def test_the_format_is_never_guessed(tmp_path) -> None:
+@pytest.mark.parametrize("given", [{"quant": "q8_0"}, {"max_kl": 0.1}])
+def test_an_adapter_has_no_number_format(given) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_convert("x", None)
+        run_convert("x", "peft", **given)
     assert caught.value.code == "VOX-C004"
 
 

@@ -1,6 +1,13 @@
 """Adapters and merged models in the formats of other tools, each verified.
 
-convert.py      `vox convert`: an adapter for PEFT or mlx-lm
+export.py       `vox export`: GGUF, Ollama, mlx-lm, LoRA as GGUF
+  layout.py       metadata and tensors of each family in GGUF
+  vocabulary.py   a tokenizer in GGUF
+  gguf_file.py    the files, tensor by tensor
+  ollama.py       a chat template as Ollama's
+  llama_cpp.py    llama.cpp as it is installed
+  quality.py      the result beside base + adapter
+convert.py      an adapter for PEFT or mlx-lm
 equivalence.py  two adapters compared: bits, updates, logits
 requantise.py   `vox merge --quant`: a merged model in MLX's quantised formats
 """
@@ -20,12 +27,9 @@ class Export:
 
     @hookimpl
     def vox_write_model(self, job: WriteModelJob) -> None:
-        from vox_export.requantise import requantise, require_quantisable
+        from vox_export.export import write_model
 
-        if job.out is None:
-            require_quantisable(job.model, job.format)
-        else:
-            requantise(job.model, job.out, job.format)
+        write_model(job)
 
 
 plugin = Export()

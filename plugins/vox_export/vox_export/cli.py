@@ -1,4 +1,4 @@
-"""`vox convert`."""
+"""`vox export`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import click
 
 from vox_core.api.commands import (
     Command,
-    ConvertSettings,
+    ExportSettings,
+    backend_origin,
     json_option,
+    megabytes,
     options_of,
     print_json,
     print_table,
@@ -22,40 +24,100 @@ from vox_core.errors import command
 
 if TYPE_CHECKING:
     from vox_export.convert import ConvertReport
+    from vox_export.export import ExportReport
+    from vox_export.quality import Quality
 
 NAMES = {"peft": "PEFT", "mlx": "mlx-lm"}
 
 
 @click.command(
-    "convert",
+    "export",
     cls=Command,
-    params=[click.Argument(["run"]), *options_of(ConvertSettings), json_option()],
+    params=[
+        click.Argument(["run"], metavar="RUN|MODEL"),
+        *options_of(ExportSettings),
+        json_option(),
+    ],
+    epilog="Example: vox export runs/support --to ollama --quant q8_0",
 )
-def convert(run: str, config_file: Path | None, as_json: bool, **flags: Any) -> ConvertReport:
-    """Convert the adapter of RUN to PEFT or mlx-lm.
+def export(
+    run: str, config_file: Path | None, as_json: bool, **flags: Any
+) -> ExportReport | ConvertReport:
+    """Export a run or a model for other programs, and verify the result.
 
-    The result is read back and compared with the source before the folder appears. RUN is a run
-    folder, or an adapter saved by PEFT or mlx-lm.
+    \b
+    gguf       base + adapter as one GGUF file, for llama.cpp, LM Studio, Jan
+    ollama     the same with a Modelfile, for `ollama create`
+    gguf-lora  the adapter alone as GGUF, for llama.cpp's --lora
+    mlx        base + adapter as a folder for mlx-lm
+    mlx-lora   the adapter alone for mlx-lm
+    peft       the adapter alone for PEFT; a run folder already is that, for vLLM too
 
-    For GGUF (llama.cpp, Ollama), merge and use llama.cpp's convert_hf_to_gguf.py.
+    A GGUF file is compared with base + adapter on rows of the run before it appears: by llama.cpp
+    if that is installed, else by vox's own reader.
     """
-    settings = settings_from(ConvertSettings, config_file, flags)
-    from vox_export.convert import convert as run_convert
+    settings = settings_from(ExportSettings, config_file, flags)
+    from vox_export.export import export as run_export
 
     with display() as shown:
-        report = run_convert(run, settings, observe=shown.observe, progress=shown.transfer)
+        report: Any = run_export(
+            run,
+            settings,
+            observe=shown.observe,
+            backend_origin=backend_origin(ExportSettings, config_file, flags),
+            progress=shown.transfer,
+        )
     if as_json:
         print_json(report)
+    elif settings.to in ("peft", "mlx-lora"):
+        _show_converted(report)
     else:
         _show(report)
-    return report
+    return report  # type: ignore[no-any-return]
 
 
-def _show(report: ConvertReport) -> None:
+def _show(report: ExportReport) -> None:
+    print_table(
+        {
+            "exported": str(report.file or report.out),
+            "format": f"{report.format}, {report.quant}, {megabytes(report.bytes)}",
+            "base": report.base,
+            **(_figures(report.quality) if report.quality else {}),
+        }
+    )
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    click.echo(printable(f"next: {_next(report)}"))
+
+
+def _figures(found: Quality) -> dict[str, str]:
+    return {
+        "compared": f"{found.engine} with {found.reference}, {found.positions} positions of "
+        f"{found.rows}",
+        "mean KL": f"{found.mean_kl:.2g} nats",
+        "top-1": f"{found.top1:.1%} the same",
+        "perplexity": f"{found.perplexity:.4g}, base + adapter {found.reference_perplexity:.4g}",
+        "greedy": f"{found.greedy:.1%} of the tokens before the first that differs",
+        **({} if found.carried is None else {"adapter": f"{found.carried:.1%} of its effect"}),
+    }
+
+
+def _next(report: ExportReport) -> str:
+    if report.format == "ollama":
+        name = report.out.resolve().name.removesuffix("-ollama")
+        return command("ollama", "create", name, "-f", report.out / "Modelfile")
+    if report.format == "mlx":
+        return command("mlx_lm.generate", "--model", report.out, "--prompt", "Hello")
+    if report.format == "gguf-lora":
+        return command("llama-server", "-m", "BASE.gguf", "--lora", report.file)
+    return command("llama-server", "-m", report.file, "--jinja")
+
+
+def _show_converted(report: ConvertReport) -> None:
     whole = f", {report.saved} whole tensors" if report.saved else ""
     print_table(
         {
-            "converted": str(report.out),
+            "exported": str(report.out),
             "format": f"{NAMES[report.source_format]} to {NAMES[report.format]}",
             "base": f"{report.base}, {report.modules} modules{whole}",
             "update": f"differs from the source's by {report.update_error:.1e} of its size at most",

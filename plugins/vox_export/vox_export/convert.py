@@ -1,4 +1,4 @@
-"""`vox convert`: convert an adapter from one format to another, and verify it.
+"""`vox export --to peft | mlx-lora`: convert an adapter from one format to another, and verify it.
 
 The result is read back twice before the folder appears: by vox, which must give the source bit for
 bit, and as the format's own tool reads it, which must give the source's updates up to one rounding
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from vox_core.api.commands import ConvertSettings
+from vox_core.api.commands import ExportSettings
 from vox_core.api.files import atomic_folder, read_json, require_absent, write_bytes
 from vox_core.api.models import (
     CONFIG,
@@ -41,7 +41,6 @@ from vox_core.errors import (
     InputError,
     PluginError,
     StorageError,
-    command,
 )
 from vox_export.equivalence import (
     SameLogits,
@@ -84,7 +83,7 @@ class ConvertReport:
 
 def convert(
     reference: str,
-    settings: ConvertSettings,
+    settings: ExportSettings,
     *,
     observe: Observe = ignore,
     progress: Progress | None = None,
@@ -96,10 +95,10 @@ def convert(
         ProofError: V003, the result differs from the source; no output is left.
         StorageError: an I/O error; no output is left.
     """
-    if settings.to is None:
-        raise _no_format(reference)
-    to: Format = settings.to
-    out = settings.out or Path(f"{reference.rstrip('/')}-{to}")
+    to: Format = "peft" if settings.to == "peft" else "mlx"
+    if settings.quant or settings.max_kl:
+        raise _no_numbers(settings)
+    out = settings.out or Path(f"{reference.rstrip('/')}-{settings.to}")
     require_absent(out)
     source = resolve_reference(reference, base=settings.model, progress=progress)
     if source.adapter is None:
@@ -210,13 +209,13 @@ def _notes(source: ModelReference, adapter: AdapterState) -> Iterator[str]:
         )
 
 
-def _no_format(reference: str) -> ConfigError:
+def _no_numbers(settings: ExportSettings) -> ConfigError:
     return ConfigError(
         "C004",
-        "the format to write is missing",
-        where="--to",
-        expected="peft or mlx",
-        remedy=command("vox", "convert", reference, "--to", "mlx"),
+        "an adapter is stored in float32",
+        where="--quant" if settings.quant else "--max-kl",
+        found=f"--to {settings.to}",
+        remedy="leave it out, or export the merged model with --to gguf or mlx",
     )
 
 
@@ -227,5 +226,5 @@ def _nothing_to_convert(reference: str) -> AdapterError:
         where=reference,
         found="a base model",
         expected="a run folder of `vox train`, or a folder saved by PEFT or mlx-lm",
-        remedy="vox convert RUN --to mlx",
+        remedy="vox export MODEL --to gguf exports a model without an adapter",
     )

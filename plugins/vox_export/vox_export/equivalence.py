@@ -212,5 +212,5 @@ def _refuted(
         found=found,
         expected=expected,
         faults=faults,
-        remedy="nothing was written; please report this with `vox convert --debug`",
+        remedy="nothing was written; please report this with `vox export --debug`",
     )

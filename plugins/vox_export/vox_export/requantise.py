@@ -33,6 +33,7 @@ from vox_formats.quant import MLX_FORMATS, MlxFormat, Packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from transformers import PretrainedConfig
 
 
 def require_quantisable(model: Path, name: str) -> None:
@@ -100,15 +101,23 @@ def shorter_window(size: int | None, config: Mapping[str, Any]) -> int | None:
     return size if size is not None and (longest is None or size < longest) else None
 
 
-def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return every setting of the family, as transformers reads `config`."""
+def transformers_config(config: Mapping[str, Any], folder: Path) -> PretrainedConfig:
+    """Return every setting of the family, as transformers reads `config`.
+
+    Raises:
+        ModelError: M002.
+    """
     from transformers import CONFIG_MAPPING
 
     try:
-        read = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:
         raise _refused("transformers cannot read the configuration", folder, error) from error
-    return {key: value for key, value in read.to_diff_dict().items() if value is not None}
+
+
+def _defaults(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    read = transformers_config(config, folder).to_diff_dict()
+    return {key: value for key, value in read.items() if value is not None}
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,477 @@
+"""`vox export`: a merged model as GGUF, for Ollama or for mlx-lm, or the adapter alone as GGUF.
+
+The result is compared with base + adapter before its folder appears (`quality.py`), and the
+figures stand beside it in `proof.json`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+
+from vox_core.api.commands import ExportSettings
+from vox_core.api.files import atomic_folder, read_json, require_absent, write_json, write_text
+from vox_core.api.generating import end_of_turn_ids, load_tokenizer, prompt_text, template_source
+from vox_core.api.models import (
+    MergeSettings,
+    ModelReference,
+    Observe,
+    Progress,
+    ignore,
+    merge,
+    resolve_reference,
+)
+from vox_core.contract import AdapterState, Notice, WriteModelJob
+from vox_core.errors import AdapterError, ConfigError, StorageError
+from vox_export import convert as adapters
+from vox_export import llama_cpp, ollama, quality
+from vox_export.equivalence import require_same_update
+from vox_export.gguf_file import (
+    FORMATS,
+    ModelFile,
+    full_config,
+    require_layout,
+    require_lora,
+    window_note,
+    write_lora,
+)
+from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
+from vox_export.vocabulary import Vocabulary, read_vocabulary
+from vox_formats.gguf_model import GgufSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vox_export.convert import ConvertReport
+
+
+PROOF = "proof.json"
+AUTO = ("mxfp4", "q4_0", "q4_k_m", "q4_1", "q5_0", "q5_k_m", "q5_1", "q6_k", "q8_0", "f16", "f32")
+"""What `--quant auto` tries, by bits per weight."""
+MAX_KL = 0.02
+_TEXTS = ("Hello, world! 12345 is a number.", "  Grüße aus Köln;\n\n\t東京は日本の首都です。 👍🏽")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written, and how it compares with base + adapter.
+
+    Args:
+        file: the GGUF file; None where the folder itself is the model.
+        quality: None where the figures of `vox merge` stand beside the model.
+        notes: what the user should know of the result.
+    """
+
+    out: Path
+    file: Path | None
+    format: str
+    quant: str
+    base: str
+    bytes: int
+    quality: quality.Quality | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One export, resolved and checked.
+
+    Args:
+        reference: as the user named it.
+        stops: tokens that end an answer.
+    """
+
+    reference: str
+    settings: ExportSettings
+    source: ModelReference
+    tokenizer: PreTrainedTokenizerBase
+    stops: frozenset[int]
+    observe: Observe
+    origin: Any
+
+    @property
+    def out(self) -> Path:
+        return self.settings.out or Path(f"{self.reference.rstrip('/')}-{self.settings.to}")
+
+    @property
+    def name(self) -> str:
+        """Name of the model: of the run's folder, or the base's id."""
+        is_folder = self.source.adapter is not None
+        return Path(self.reference).resolve().name if is_folder else self.source.base.id
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder."""
+        return Path(self.reference) if Path(self.reference).is_dir() else None
+
+
+def export(
+    reference: str,
+    settings: ExportSettings,
+    *,
+    observe: Observe = ignore,
+    backend_origin: Any = None,
+    progress: Progress | None = None,
+) -> ExportReport | ConvertReport:
+    """Export what `reference` names, and compare the result with base + adapter.
+
+    Raises:
+        InputError: bad input, found before any work.
+        ProofError: V003 or V006, the result differs; no output is left.
+        StorageError: the disk is full, or an I/O error; no output is left.
+    """
+    to = settings.to
+    if to is None:
+        raise _no_format(reference)
+    if to in ("peft", "mlx-lora"):
+        return adapters.convert(reference, settings, observe=observe, progress=progress)
+    _require_quant(settings)
+    if to == "mlx":
+        return _export_mlx(reference, settings, observe, backend_origin, progress)
+    source = resolve_reference(reference, base=settings.model, progress=progress)
+    tokenizer = load_tokenizer(source.base.tokenizer)
+    stops = end_of_turn_ids(tokenizer)
+    job = Job(reference, settings, source, tokenizer, stops, observe, backend_origin)
+    require_absent(job.out)
+    return _export_lora(job) if to == "gguf-lora" else _export_gguf(job, progress)
+
+
+# --- the whole model ------------------------------------------------------------------------------
+
+
+def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
+    quants = _candidates(job.settings)
+    model = ModelFile(job.source, _written(quants[0]))
+    vocabulary = _vocabulary(job, model)
+    to_ollama = job.settings.to == "ollama"
+    if to_ollama:  # refuses a template before any work
+        ollama.modelfile(job.tokenizer, vocabulary, job.stops, "")
+    _require_space(job, quants)
+    with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
+        reference = _reference(job, Path(scratch))
+        attempts = (
+            (quant, _attempt(job, quant, vocabulary, reference, folder, progress))
+            for quant in quants
+        )
+        quant, (path, measured, notes) = next((q, made) for q, made in attempts if made)
+        write_json(folder / PROOF, {**asdict(measured), "quant": quant, "notes": notes})
+        if to_ollama:
+            text = ollama.modelfile(job.tokenizer, vocabulary, job.stops, path.name)
+            write_text(folder / "Modelfile", text)
+        size = path.stat().st_size
+    return ExportReport(
+        job.out,
+        job.out / path.name,
+        str(job.settings.to),
+        quant,
+        job.source.base.id,
+        size,
+        measured,
+        tuple(notes),
+    )
+
+
+def _attempt(
+    job: Job,
+    quant: str,
+    vocabulary: Vocabulary,
+    reference: quality.Reference,
+    folder: Path,
+    progress: Progress | None,
+) -> tuple[Path, quality.Quality, list[str]] | None:
+    """Write and measure the model in one format; None if another is to be tried."""
+    path = folder / f"{job.name}-{quant}.gguf"
+    model = ModelFile(job.source, _written(quant))
+    job.observe(Notice(f"writing {path.name}"))
+    plain = path if quant in FORMATS else path.with_suffix(".f32")
+    model.write(
+        plain,
+        vocabulary,
+        job.name,
+        lambda done, total: progress("writing", done, total) if progress else None,
+    )
+    if plain != path:
+        llama_cpp.quantise(plain, path, quant, int(gguf.LlamaFileType[f"MOSTLY_{quant.upper()}"]))
+        plain.unlink()
+    quality.require_vocabulary(path, vocabulary, job.stops)
+    job.observe(Notice(f"comparing {path.name} with base + adapter"))
+    with quality.scorer_of(path, model, reference) as scorer:
+        measured = quality.measure(reference, scorer)
+        notes = [*_notes(job, vocabulary, model), *_engine_notes(job, scorer)]
+    shutil.rmtree(path.with_name(f"{path.stem}-dequantised"), ignore_errors=True)
+    is_last = quant == _candidates(job.settings)[-1]
+    if job.settings.quant == "auto" and measured.mean_kl > _max_kl(job.settings) and not is_last:
+        job.observe(Notice(f"{quant}: a mean KL of {measured.mean_kl:.2g} nats, too much"))
+        path.unlink()
+        return None
+    quality.require_kept(measured, quant, _max_kl(job.settings))
+    return path, measured, notes
+
+
+def _vocabulary(job: Job, model: ModelFile) -> Vocabulary:
+    rows = model.targets["token_embd.weight"].shape[0]
+    return read_vocabulary(job.tokenizer, rows, job.source.base.tokenizer)
+
+
+def _reference(job: Job, scratch: Path) -> quality.Reference:
+    job.observe(Notice("computing base + adapter"))
+    explicit = (job.settings.backend, job.origin)
+    return quality.make_reference(job.source, job.folder, explicit, job.stops, scratch, job.observe)
+
+
+def _notes(job: Job, vocabulary: Vocabulary, model: ModelFile) -> Iterator[str]:
+    yield from vocabulary.notes
+    if note := window_note(model.config):
+        yield note
+    if model.coarse:
+        yield (
+            f"{len(model.coarse)} tensors are F16, since their rows are no multiple of a block of "
+            f"{model.quant}: {model.coarse[0]}"
+        )
+    if job.source.quant != "none" and job.source.weights.quant == "none":
+        yield (
+            f"the run trained on the base quantised to {job.source.quant}, and the file has the "
+            "unquantised base; for the other one, `vox merge --onto trained-base` first"
+        )
+
+
+def _engine_notes(job: Job, scorer: quality.Scorer) -> Iterator[str]:
+    texts = {text: _ids(job, text) for text in _TEXTS}
+
+    def rendered() -> tuple[Any, str] | None:
+        if template_source(job.tokenizer) is None:
+            return None
+        turns = ("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return messages, prompt_text(job.tokenizer, messages)[0]
+
+    return quality.engine_notes(scorer, texts, rendered)
+
+
+def _ids(job: Job, text: str) -> list[int]:
+    return list(job.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+# --- the adapter alone ----------------------------------------------------------------------------
+
+
+def _export_lora(job: Job) -> ExportReport:
+    source = job.source
+    if source.adapter is None:
+        raise AdapterError(
+            "A001",
+            "there is no adapter to export",
+            where=job.reference,
+            found="a model",
+            expected="a run folder, or a folder saved by PEFT or mlx-lm",
+            remedy=f"vox export {job.reference} --to gguf",
+        )
+    with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
+        path = folder / f"{job.name}-lora.gguf"
+        write_lora(path, source, job.name)
+        error = require_same_update(source.adapter, read_lora(path, source))
+        measured = None
+        if llama_cpp.engine():
+            measured = _measure_lora(job, path, Path(scratch))
+            quality.require_kept(measured, "f32", job.settings.max_kl)
+        record = asdict(measured) if measured else {"engine": None}
+        write_json(folder / PROOF, {**record, "update_error": error})
+        size = path.stat().st_size
+    note = window_note(full_config(source.base.path))
+    return ExportReport(
+        job.out,
+        job.out / path.name,
+        "gguf-lora",
+        "f32",
+        source.base.id,
+        size,
+        measured,
+        (note,) if note else (),
+    )
+
+
+def _measure_lora(job: Job, lora: Path, scratch: Path) -> quality.Quality:
+    """Compare base and adapter in llama.cpp with those of vox."""
+    base = replace(job.source, adapter=None)
+    model = ModelFile(base, "f32")
+    reference = _reference(job, scratch)
+    model.write(scratch / "base.gguf", _vocabulary(job, model), "base", lambda done, total: None)
+    with quality.scorer_of(scratch / "base.gguf", None, reference, lora) as scorer:
+        return quality.measure(reference, scorer)
+
+
+def read_lora(path: Path, source: ModelReference) -> AdapterState:
+    """Read an adapter's GGUF file back, as llama.cpp applies it."""
+    adapter, file = source.adapter, GgufSource(path)
+    assert adapter is not None
+    config = full_config(source.base.path)
+    layout = require_layout(source, config)
+    names = layout.names([f"{module}.weight" for module in adapter.modules], config)
+    alpha = float(file.value(gguf.Keys.Adapter.LORA_ALPHA))
+    modules = {}
+    for module, before in adapter.modules.items():
+        change, name = layout.change(f"{module}.weight", config), names[f"{module}.weight"]
+        A_RI, B_OR = (np.asarray(file.blocks(f"{name}.lora_{part}")[0]) for part in "ab")
+        unpaired_OR = change.undo(B_OR) if change.rows(B_OR) is not B_OR else B_OR
+        modules[module] = replace(before, A_RI=A_RI, B_OR=unpaired_OR, alpha=alpha)
+    return AdapterState("lora", modules)
+
+
+# --- mlx-lm ---------------------------------------------------------------------------------------
+
+
+def _export_mlx(
+    reference: str,
+    settings: ExportSettings,
+    observe: Observe,
+    origin: Any,
+    progress: Progress | None,
+) -> ExportReport:
+    """Merge into a folder that `mlx_lm.load` computes as vox does."""
+    out = settings.out or Path(f"{reference.rstrip('/')}-mlx")
+    quant = settings.quant or "none"
+    source = resolve_reference(reference, base=settings.model, progress=progress)
+    config = read_json(source.base.path / "config.json")
+    written = mlx_lm_config(config, source.base.path)  # refuses what mlx-lm computes otherwise
+    chosen = MergeSettings.model_validate(
+        {"model": settings.model, "out": out, "quant": quant, "backend": settings.backend}
+    )
+    report = merge(reference, chosen, observe=observe, backend_origin=origin, progress=progress)
+    if quant == "none":
+        write_json(out / "config.json", {**read_json(out / "config.json"), **written})
+    size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    return ExportReport(out, None, "mlx", quant, report.base, size, None, ())
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+_MLX = ("none", "affine4", "affine8", "mxfp4", "nvfp4")
+
+
+def _require_quant(settings: ExportSettings) -> None:
+    """Refuse a number format that the format of the file does not have."""
+    known: tuple[str, ...] = (*FORMATS, *llama_cpp.K_QUANTS, "auto")
+    if settings.to == "gguf-lora":
+        known = ("f32",)
+    elif settings.to == "mlx":
+        known = _MLX
+    if settings.quant is not None and settings.quant not in known:
+        raise ConfigError(
+            "C002",
+            f"--to {settings.to} has no such number format",
+            where="--quant",
+            found=settings.quant,
+            expected=f"one of {', '.join(known)}",
+            remedy="choose one of them, or leave out --quant",
+        )
+    if settings.quant in llama_cpp.K_QUANTS and llama_cpp.quantiser() is None:
+        raise ConfigError(
+            "C009",
+            "K-quants need llama.cpp's quantiser",
+            where=f"--quant {settings.quant}",
+            found="neither llama-quantize on the PATH nor a libllama",
+            expected="one of them; vox itself writes " + ", ".join(FORMATS),
+            remedy="install llama.cpp (brew install llama.cpp, or a release from "
+            "https://github.com/ggml-org/llama.cpp/releases), or choose --quant q5_1",
+        )
+    if settings.max_kl is not None and settings.to == "mlx":
+        raise ConfigError(
+            "C004",
+            "--max-kl is for GGUF files",
+            where="--to mlx",
+            remedy="leave out --max-kl; `vox merge` prints how far the result is from its source",
+        )
+
+
+def _candidates(settings: ExportSettings) -> list[str]:
+    if settings.quant != "auto":
+        return [settings.quant or "f16"]
+    usable = (*FORMATS, *(llama_cpp.K_QUANTS if llama_cpp.quantiser() else ()))
+    return [quant for quant in AUTO if quant in usable]
+
+
+def _max_kl(settings: ExportSettings) -> float:
+    return settings.max_kl or (MAX_KL if settings.quant == "auto" else math.inf)
+
+
+def _written(quant: str) -> str:
+    """Return what vox writes itself, for llama.cpp to quantise where that is a K-quant."""
+    return quant if quant in FORMATS else "f32"
+
+
+def _require_space(job: Job, quants: list[str]) -> None:
+    """Refuse a disk without room for the file, and what lies beside it meanwhile."""
+    plain = ModelFile(job.source, "f32").nbytes
+    needed = ModelFile(job.source, _written(quants[-1])).nbytes
+    if not llama_cpp.engine() or any(quant not in FORMATS for quant in quants):
+        needed += plain
+    parent = next(p for p in job.out.absolute().parents if p.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:
+        raise StorageError(
+            "S001",
+            "there is not enough room for the exported model",
+            where=parent,
+            found=f"{free / 1e6:,.0f} MB free",
+            expected=f"{needed / 1e6:,.0f} MB",
+            remedy="free space on that disk, or choose another one with --out",
+        )
+
+
+def _no_format(reference: str) -> ConfigError:
+    return ConfigError(
+        "C004",
+        "the format to write is missing",
+        where="--to",
+        expected="gguf, gguf-lora, ollama, mlx, mlx-lora or peft",
+        remedy=f"vox export {reference} --to gguf",
+    )
+
+
+# --- for other plugins ----------------------------------------------------------------------------
+
+_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+_DTYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+
+
+def write_model(job: WriteModelJob) -> None:
+    """Write a model in one of MLX's quantisations or as GGUF, or an adapter alone as GGUF.
+
+    With `job.out` None, check only. Who has a GGUF file written compares what its engine computes.
+    """
+    if job.format not in ("gguf", "gguf-lora"):
+        if job.out is None:
+            require_quantisable(job.model, job.format)
+        else:
+            requantise(job.model, job.out, job.format)
+        return
+    source = (
+        resolve_reference(str(job.model))
+        if job.adapter is None
+        else resolve_reference(str(job.adapter), base=str(job.model))
+    )
+    if job.format == "gguf-lora":
+        require_lora(source)
+        if job.out:
+            write_lora(job.out / "adapter.gguf", source, source.base.id)
+        return
+    embedding = next(iter(source.weights.tensors.values())).dtype
+    quant = _DTYPES[job.dtype] if job.dtype else _STORED.get(embedding, "f32")
+    write_gguf(source, quant, job.out / "model.gguf" if job.out else None)
+
+
+def write_gguf(source: ModelReference, quant: str, path: Path | None) -> None:
+    """Write a GGUF file without comparing it; with `path` None, check only."""
+    tokenizer = load_tokenizer(source.base.tokenizer)
+    model = ModelFile(source, quant)
+    rows = model.targets["token_embd.weight"].shape[0]
+    vocabulary = read_vocabulary(tokenizer, rows, source.base.tokenizer)
+    if path:
+        model.write(path, vocabulary, source.base.id, lambda done, total: None)

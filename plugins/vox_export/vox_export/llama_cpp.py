@@ -1,0 +1,234 @@
+"""llama.cpp as it is installed: a server to compare with, and its quantiser for K-quants.
+
+Found are `llama-server` and `llama-quantize` on the PATH, the Python package `xllamacpp`, and a
+`libllama` that the loader finds. Each works in a process of its own: a crash in native code is an
+error, and its memory is freed. Nothing is downloaded or compiled.
+
+The server computes with a float32 cache and without flash attention, so that what differs is the
+file, and not a shortcut of the server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from vox_core.errors import WorkError
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats
+
+K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
+LIKELY = 1000
+"""Tokens whose log-probabilities are requested at each position."""
+
+_PACKAGE = "xllamacpp"
+_SERVER = """
+import sys, xllamacpp as x
+model, lora, context = sys.argv[1:]
+p = x.CommonParams()
+p.model.path, p.n_ctx, p.n_parallel, p.warmup = model, int(context), 1, False
+p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
+p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+if lora:
+    p.lora_adapters = [x.CommonAdapterLoraInfo(lora, 1.0)]
+server = x.Server(p)
+print(server.listening_address.rpartition(":")[2], flush=True)
+sys.stdin.read()
+"""
+_QUANTISE = """
+import ctypes, sys
+class Params(ctypes.Structure):
+    # The head of llama_model_quantize_params; room for what later releases add.
+    _fields_ = [("head", ctypes.c_int32 * 2), ("rest", ctypes.c_char * 504)]
+library = ctypes.CDLL(sys.argv[1])
+if len(sys.argv) > 2:
+    library.llama_model_quantize_default_params.restype = Params
+    params = library.llama_model_quantize_default_params()
+    params.head[1] = int(sys.argv[4])  # after the number of threads
+    quantise = library.llama_model_quantize
+    quantise.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(Params)]
+    sys.exit(quantise(sys.argv[2].encode(), sys.argv[3].encode(), ctypes.byref(params)))
+library.llama_model_quantize
+"""
+_LIBRARY = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
+
+
+def engine() -> str | None:
+    """Return the name and version of the server that is installed; None without one."""
+    if importlib.util.find_spec(_PACKAGE):
+        return f"llama.cpp ({_PACKAGE} {metadata.version(_PACKAGE)})"
+    return "llama.cpp (llama-server)" if shutil.which("llama-server") else None
+
+
+def quantiser() -> list[str] | None:
+    """Return the command of the quantiser that is installed; None without one."""
+    if program := shutil.which("llama-quantize"):
+        return [program]
+    command = [sys.executable, "-c", _QUANTISE, _LIBRARY]
+    found = subprocess.run(command, capture_output=True, check=False)
+    return command if found.returncode == 0 else None
+
+
+def quantise(source: Path, out: Path, quant: str, file_type: int) -> None:
+    """Quantise the GGUF file `source` with the quantiser that is installed.
+
+    Raises:
+        WorkError: X003, it failed.
+    """
+    command = quantiser()
+    assert command is not None
+    kind = quant.upper() if len(command) == 1 else str(file_type)
+    done = subprocess.run([*command, source, out, kind], capture_output=True, check=False)
+    if done.returncode or not out.is_file():
+        raise WorkError(
+            "X003",
+            "llama.cpp could not quantise the model",
+            where=command[0],
+            found=_last_lines(done.stderr.decode(errors="replace")),
+            remedy="choose a format that vox writes itself, such as --quant q8_0",
+        )
+
+
+class LlamaCpp:
+    """A running server with one model."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name, self._port = name, port
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request; return the answer.
+
+        Raises:
+            WorkError: X003, the server does not answer, or with an error.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=600)
+        try:
+            with closing(connection):
+                headers = {"Content-Type": "application/json"}
+                connection.request("POST", path, json.dumps(body), headers)
+                response = connection.getresponse()
+                said = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _failed(error) from error
+        if response.status != 200:
+            raise _failed(f"status {response.status} of {path}: {said}")
+        return dict(said)
+
+    def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
+        """Return log-probabilities of the `last` tokens' positions, float64 (last, vocabulary).
+
+        NaN for tokens beyond the `LIKELY` most likely ones.
+        """
+        found_NV = np.full((last, vocabulary), np.nan)
+        for row, end in enumerate(range(len(tokens) - last, len(tokens))):
+            asked = {"n_predict": 1, "n_probs": min(LIKELY, vocabulary)}
+            (made,) = self._complete(tokens[:end], asked)["completion_probabilities"]
+            for each in made["top_logprobs"]:
+                found_NV[row, each["id"]] = each["logprob"]
+        return found_NV
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Return up to `count` greedily generated tokens."""
+        said = self._complete(tokens, {"n_predict": count, "return_tokens": True})
+        return [int(token) for token in said["tokens"]]
+
+    def tokenise(self, text: str) -> list[int]:
+        """Return the tokens of a text, with special tokens in it but none around it."""
+        asked = {"content": text, "add_special": False, "parse_special": True}
+        return [int(token) for token in self.post("/tokenize", asked)["tokens"]]
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return a conversation as the file's chat template renders it."""
+        return str(self.post("/apply-template", {"messages": messages})["prompt"])
+
+    def _complete(self, tokens: Sequence[int], asked: Mapping[str, Any]) -> dict[str, Any]:
+        greedy = {"temperature": 0.0, "cache_prompt": True, "samplers": ["temperature"]}
+        return self.post("/completion", {"prompt": list(map(int, tokens)), **greedy, **asked})
+
+
+@contextmanager
+def served(model: Path, context: int, lora: Path | None = None) -> Iterator[LlamaCpp]:
+    """Serve a GGUF file, for as long as the block lasts.
+
+    Raises:
+        WorkError: X003, the server does not start with this file.
+    """
+    name = engine()
+    assert name is not None
+    with tempfile.TemporaryFile() as log:
+        process, port = _start(model, context, lora, log)
+        try:
+            yield LlamaCpp(name, port)
+        finally:
+            with suppress(OSError):
+                process.terminate()
+            process.wait()
+
+
+def _start(
+    model: Path, context: int, lora: Path | None, log: IO[bytes]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the server; return once it answers."""
+    port, command = 0, [sys.executable, "-c", _SERVER, str(model), str(lora or ""), str(context)]
+    if not importlib.util.find_spec(_PACKAGE):
+        port = _free_port()
+        command = ["llama-server", "-m", str(model), "-c", str(context), "-np", "1", "--jinja"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "-fa", "off", "--no-warmup"]
+        command += ["-ctk", "f32", "-ctv", "f32", *(["--lora", str(lora)] if lora else [])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": log if port else subprocess.PIPE}
+    process = subprocess.Popen(command, stderr=log, **pipes)  # type: ignore[call-overload]
+    if not port:
+        line = process.stdout.readline().strip()
+        port = int(line) if line.isdigit() else 0
+    while not (port and _answers(port)):
+        if not port or process.poll() is not None:
+            process.kill()
+            process.wait()
+            log.seek(0)
+            raise _failed(_last_lines(log.read().decode(errors="replace")))
+        time.sleep(0.05)
+    return process, port
+
+
+def _answers(port: int) -> bool:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _last_lines(text: str) -> str:
+    return "; ".join(text.strip().splitlines()[-3:])
+
+
+def _failed(found: object) -> WorkError:
+    return WorkError(
+        "X003",
+        "llama.cpp could not compute the exported model",
+        where=engine(),
+        found=found,
+        remedy="update llama.cpp; without it, vox compares the file by its own reader",
+    )

@@ -1,0 +1,456 @@
+"""Compare an exported model with base + adapter, on rows of the run.
+
+The reference is base + adapter in float32, on an installed backend. The exported file is computed
+by llama.cpp where that is installed, and otherwise by the same backend, from the file's tensors
+dequantised; `Quality.engine` says which. Compared are the last tokens of each row:
+
+    mean KL      mean of sum_v p(v) log(p(v) / q(v)) over positions, p the reference, in nats
+    top-1        share of positions with the same most likely token
+    perplexity   of the rows' own tokens, the file's beside the reference's
+    greedy       share of greedily generated tokens before the first that differs
+    carried      share of the adapter's effect on the log-probabilities that is in the file
+
+llama.cpp gives the log-probabilities of its 1,000 most likely tokens, and the KL divergence is over
+those.
+
+For files without quantisation, `KL_BOUND` and `carried` refuse: the difference must be rounding.
+
+Shape legend: N positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from gguf.quants import dequantize
+
+from vox_core.api.models import (
+    MAX_CARRIED,
+    MIN_CARRIED,
+    Backend,
+    Context,
+    ModelReference,
+    Observe,
+    Request,
+    Seen,
+    TensorInfo,
+    Weights,
+    choose,
+    load_tokenizer,
+    plain_copy,
+    probe_tokens,
+    read_probe,
+    write_checkpoint,
+)
+from vox_core.contract import LoadJob
+from vox_core.errors import ProofError
+from vox_export import llama_cpp
+from vox_formats.gguf_model import GgufSource
+
+if TYPE_CHECKING:
+    from vox_core.contract import Floats, Model
+    from vox_export.gguf_file import ModelFile, Target
+    from vox_export.vocabulary import Vocabulary
+
+POSITIONS = 64
+"""Positions that are compared, over all rows."""
+GENERATED = 16
+"""Tokens that are generated greedily, for each row."""
+
+KL_BOUND: Mapping[str, float] = {"f32": 1e-6, "f16": 1e-3, "bf16": 2e-2}
+"""Largest mean KL of a file that is not quantised. Origin: benchmarks/gguf_in_llamacpp.py: 10 times
+the largest seen, and more."""
+ROUNDED_CARRIED = (0.1, 2.0)
+"""As in `vox merge`: in 16 bits, most updates are smaller than the spacing of the weights."""
+
+
+class Scorer(Protocol):
+    """What computes a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
+        """Return log-probabilities (last, vocabulary) of the positions of the `last` tokens; NaN
+        where they are not known."""
+        ...
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Return up to `count` tokens; one that ends the answer may be the last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The measured figures; see the module.
+
+    Args:
+        engine: what computed the file; `reference`: what computed base + adapter.
+        rows: what texts they are.
+        max_difference: of one log-probability, of a token that the engine gives.
+        carried: None without an adapter.
+    """
+
+    engine: str
+    reference: str
+    rows: str
+    positions: int
+    mean_kl: float
+    top1: float
+    perplexity: float
+    reference_perplexity: float
+    greedy: float
+    max_difference: float
+    carried: float | None
+
+
+class BackendScorer:
+    """A model on a backend of vox; `stops` end an answer."""
+
+    def __init__(self, name: str, model: Model, adapter: str | None, stops: frozenset[int]) -> None:
+        self.name, self._model, self._adapter, self._stops = name, model, adapter, stops
+
+    def log_probs(self, tokens: Sequence[int], last: int, vocabulary: int) -> Floats:
+        logits_TV = self._model.logits(np.asarray(tokens, np.int64), self._adapter)
+        x_NV = logits_TV[-last - 1 : -1, :vocabulary].astype(np.float64)
+        x_NV -= x_NV.max(-1, keepdims=True)
+        log_NV: Floats = x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
+        return log_NV
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        made: list[int] = []
+        self._model.insert(0, np.asarray(tokens, np.int64), self._adapter)
+        try:
+            given: dict[int, int] = {}
+            while len(made) < count:
+                if not (logits := self._model.advance(given)):
+                    continue
+                token = int(np.argmax(logits[0]))
+                if token in self._stops:
+                    break
+                made.append(token)
+                given = {0: token}
+        finally:
+            self._model.remove(0)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A text, and what base + adapter make of it.
+
+    Args:
+        last: number of its last tokens that are compared; those before are the greedy prompt.
+        adapted_NV, base_NV: log-probabilities; `base_NV` None without an adapter.
+    """
+
+    tokens: tuple[int, ...]
+    last: int
+    adapted_NV: Floats
+    base_NV: Floats | None
+    answer: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Base + adapter on the rows."""
+
+    name: str
+    texts: str
+    rows: Sequence[Row]
+    backend: Backend
+    context: Context
+    stops: frozenset[int]
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.rows[0].adapted_NV.shape[1])
+
+    @property
+    def longest(self) -> int:
+        """Tokens that an engine must have room for."""
+        return max(len(row.tokens) for row in self.rows) + GENERATED
+
+
+def make_reference(
+    source: ModelReference,
+    folder: Path | None,
+    explicit: tuple[str | None, Any],
+    stops: frozenset[int],
+    scratch: Path,
+    observe: Observe,
+) -> Reference:
+    """Compute base + adapter in float32.
+
+    Args:
+        folder: the run's, for its probe; None if there is none.
+        explicit: the backend that was named, and where.
+
+    Raises:
+        BackendError: no installed backend can load the base.
+    """
+    adapter = source.adapter
+    request = Request(
+        operation="load",
+        method=adapter.method if adapter else "lora",
+        model_type=source.base.model_type,
+        dtype="fp32",
+        explicit=explicit[0],
+        explicit_origin=(explicit[1] or "--backend") if explicit[0] else None,
+    )
+    backend, _ = choose(request, seen=Seen())
+    context = Context(scratch, observe)
+    texts, documents = _texts(source, folder)
+    with (
+        plain_copy(source.weights, scratch / "base") as plain,
+        closing(backend.load(LoadJob(model=plain, dtype="fp32"), context)) as model,
+    ):
+        if adapter:
+            model.add_adapter("adapter", adapter)
+        base = BackendScorer(backend.id, model, None, stops)
+        adapted = BackendScorer(backend.id, model, "adapter" if adapter else None, stops)
+        vocabulary = model.logits(np.asarray(documents[0], np.int64)).shape[1]
+        last = max(1, POSITIONS // len(documents))
+        rows = [_row(d, last, vocabulary, base, adapted, adapter is not None) for d in documents]
+    return Reference(f"{backend.id}, float32", texts, rows, backend, context, stops)
+
+
+def _texts(source: ModelReference, folder: Path | None) -> tuple[str, list[tuple[int, ...]]]:
+    probe = read_probe(folder, source.adapter) if folder and source.adapter else None
+    if probe:
+        documents = [document.tokens for document in probe.documents]
+        return f"{len(documents)} rows of the run", documents
+    fixed = probe_tokens(load_tokenizer(source.base.tokenizer))
+    return "a fixed text", [tuple(int(token) for token in fixed)]
+
+
+def _row(
+    tokens: tuple[int, ...],
+    last: int,
+    vocabulary: int,
+    base: Scorer,
+    adapted: Scorer,
+    has_adapter: bool,
+) -> Row:
+    last = min(last, len(tokens) - 1)
+    return Row(
+        tokens,
+        last,
+        adapted.log_probs(tokens, last, vocabulary),
+        base.log_probs(tokens, last, vocabulary) if has_adapter else None,
+        adapted.greedy(tokens[: len(tokens) - last], GENERATED),
+    )
+
+
+# --- what computes the file -----------------------------------------------------------------------
+
+
+@contextmanager
+def scorer_of(
+    path: Path, model: ModelFile | None, reference: Reference, lora: Path | None = None
+) -> Iterator[Scorer]:
+    """Load a GGUF file in llama.cpp, or else dequantised on the reference's backend.
+
+    Args:
+        model: what was written; None where only llama.cpp can load it.
+        lora: adapter file to apply to it, in llama.cpp.
+    """
+    if llama_cpp.engine():
+        with llama_cpp.served(path, reference.longest + 1, lora) as server:
+            yield server
+        return
+    assert model is not None
+    plain = path.with_name(f"{path.stem}-dequantised")
+    plain.mkdir()
+    write_checkpoint(plain, dequantised(path, model))
+    name = f"vox's own reader, on {reference.name}"
+    job = LoadJob(model=plain, dtype="fp32")
+    with closing(reference.backend.load(job, reference.context)) as loaded:
+        yield BackendScorer(name, loaded, None, reference.stops)
+
+
+def dequantised(path: Path, model: ModelFile) -> Weights:
+    """Return the tensors of a GGUF file under their names in the base, in float32."""
+    file, base = GgufSource(path), model.source
+    targets = {base.parameters[t.parameter]: t for t in model.targets.values() if t.parameter}
+    stored = base.weights.tensors
+    tensors = {name: TensorInfo("F32", stored[name].shape) for name in stored if name in targets}
+
+    def read(name: str) -> Any:
+        target: Target = targets[name]
+        blocks, kind = file.blocks(target.name)
+        values = dequantize(blocks, kind).astype(np.float32, copy=False)
+        return np.ascontiguousarray(target.change.undo(values))
+
+    where = {name: base.weights.where[name] for name in tensors}
+    return Weights(base.weights.folder, tensors, where, read)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def measure(reference: Reference, scorer: Scorer) -> Quality:
+    """Compare what `scorer` computes with the reference."""
+    found = [scorer.log_probs(row.tokens, row.last, reference.vocabulary) for row in reference.rows]
+    expected_NV = np.concatenate([row.adapted_NV for row in reference.rows])
+    found_NV = np.concatenate(found)
+    targets_N = np.concatenate([np.asarray(row.tokens[-row.last :]) for row in reference.rows])
+    known_NV = ~np.isnan(found_NV)
+    rest_N = _log_rest(found_NV, known_NV)
+    filled_NV = np.where(known_NV, found_NV, rest_N[:, None])
+    at_N = np.arange(len(targets_N))
+    difference_NV = np.where(known_NV, found_NV - expected_NV, 0.0)
+    return Quality(
+        engine=scorer.name,
+        reference=reference.name,
+        rows=reference.texts,
+        positions=len(targets_N),
+        mean_kl=_finite(_kl(expected_NV, found_NV, known_NV)),
+        top1=float(np.mean(filled_NV.argmax(-1) == expected_NV.argmax(-1))),
+        perplexity=_finite(np.exp(-filled_NV[at_N, targets_N].mean())),
+        reference_perplexity=float(np.exp(-expected_NV[at_N, targets_N].mean())),
+        greedy=_greedy(reference, scorer),
+        max_difference=_finite(np.abs(difference_NV).max()),
+        carried=_carried(reference, difference_NV, known_NV),
+    )
+
+
+def _finite(value: Any) -> float:
+    return float(value) if math.isfinite(value) else math.inf
+
+
+def _log_rest(found_NV: Floats, known_NV: Any) -> Any:
+    """Return, per position, the log-probability of a token that the engine did not give: an equal
+    share of the remaining probability."""
+    left_N = 1 - np.where(known_NV, np.exp(found_NV), 0).sum(-1)
+    count_N = np.maximum(1, (~known_NV).sum(-1))
+    return np.log(np.maximum(left_N, 1e-12) / count_N)
+
+
+def _kl(expected_NV: Floats, found_NV: Floats, known_NV: Any) -> float:
+    """Return the mean KL divergence over the known tokens, each side normalised to them: a server's
+    normaliser may be off by float32's rounding, for all tokens alike."""
+
+    def normal(x_NV: Any) -> Any:
+        x_NV = np.where(known_NV, x_NV, -np.inf)
+        x_NV = x_NV - x_NV.max(-1, keepdims=True)
+        return x_NV - np.log(np.exp(x_NV).sum(-1, keepdims=True))
+
+    if not np.isfinite(np.where(known_NV, found_NV, 0)).all():
+        return math.inf
+    p_NV, q_NV = normal(expected_NV), normal(found_NV)
+    difference_NV = np.where(known_NV, p_NV, 0) - np.where(known_NV, q_NV, 0)
+    return max(0.0, float((np.exp(p_NV) * difference_NV).sum(-1).mean()))
+
+
+def _carried(reference: Reference, difference_NV: Any, known_NV: Any) -> float | None:
+    effects = [row.adapted_NV - row.base_NV for row in reference.rows if row.base_NV is not None]
+    if not effects:
+        return None
+    effect_NV = np.concatenate(effects)
+    effect_NV = np.where(known_NV, effect_NV, 0)
+    size = float((effect_NV**2).sum())
+    return 1 + _finite((difference_NV * effect_NV).sum() / size) if size else None
+
+
+def _greedy(reference: Reference, scorer: Scorer) -> float:
+    same = wanted = 0
+    for row in reference.rows:
+        said = scorer.greedy(row.tokens[: len(row.tokens) - row.last], GENERATED)
+        made = list(takewhile(lambda token: token not in reference.stops, said))
+        pairs = zip(made, row.answer, strict=False)
+        same += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        wanted += max(len(made), len(row.answer))
+    return same / wanted if wanted else 1.0
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def require_kept(quality: Quality, quant: str, max_kl: float | None) -> None:
+    """Refuse a file that differs from base + adapter by more than its format explains.
+
+    Raises:
+        ProofError: V006.
+    """
+    bound = min(KL_BOUND.get(quant, math.inf), max_kl or math.inf)
+    low, high = ROUNDED_CARRIED if quant != "f32" else (MIN_CARRIED, MAX_CARRIED)
+    carried = quality.carried
+    lost = quant in KL_BOUND and carried is not None and not low <= carried <= high
+    if quality.mean_kl <= bound and not lost:
+        return
+    raise ProofError(
+        "V006",
+        "the exported model differs from base + adapter",
+        where=f"--quant {quant}",
+        found=f"a mean KL divergence of {quality.mean_kl:.2g} nats"
+        + ("" if carried is None else f", {carried:.0%} of the adapter's effect")
+        + f", by {quality.engine}",
+        expected=f"at most {bound:.2g} nats" + (f", {low:.0%} to {high:.0%}" if lost else ""),
+        remedy="nothing was written; choose a format with more bits, such as --quant q8_0"
+        if quant not in KL_BOUND
+        else "nothing was written; try --quant f32, and please report this",
+    )
+
+
+def require_vocabulary(path: Path, vocabulary: Vocabulary, stops: frozenset[int]) -> None:
+    """Check the tokenizer, the chat template and the stop tokens in a written file.
+
+    Args:
+        stops: tokens that end an answer.
+
+    Raises:
+        ProofError: V006.
+    """
+    found = GgufSource(path).metadata
+    key = "tokenizer.ggml."
+    expected: dict[str, Any] = {
+        f"{key}model": vocabulary.model,
+        f"{key}pre": vocabulary.pre,
+        f"{key}tokens": list(vocabulary.tokens),
+        f"{key}token_type": list(map(int, vocabulary.types)),
+        f"{key}scores": list(vocabulary.scores) or None,
+        f"{key}merges": list(vocabulary.merges) or None,
+        f"{key}add_bos_token": vocabulary.add_bos,
+        f"{key}add_eos_token": vocabulary.add_eos,
+    }
+    if not isinstance(vocabulary.template, Mapping):
+        expected["tokenizer.chat_template"] = vocabulary.template
+    faults = [name for name, value in expected.items() if found.get(name) != value]
+    named = {found.get(f"{key}{kind}_token_id") for kind in ("eos", "eot", "eom")}
+    faults += [f"stop token {vocabulary.tokens[stop]}" for stop in sorted(stops - named)]
+    if faults:
+        raise ProofError(
+            "V006",
+            "the exported file does not have the model's tokenizer, template or stop tokens",
+            where=path.name,
+            faults=faults,
+            remedy="nothing was written; please report this with `vox export --debug`",
+        )
+
+
+def engine_notes(
+    scorer: Scorer, texts: Mapping[str, list[int]], rendered: Callable[[], tuple[Any, str] | None]
+) -> Iterator[str]:
+    """List what llama.cpp tokenises or renders otherwise than vox.
+
+    Args:
+        texts: text -> its tokens.
+        rendered: returns a conversation and its text, or None without a chat template.
+    """
+    if not isinstance(scorer, llama_cpp.LlamaCpp):
+        return
+    for text, tokens in texts.items():
+        if scorer.tokenise(text) != tokens:
+            yield f"llama.cpp tokenises a text otherwise than vox: {text[:40]!r}"
+    if pair := rendered():
+        messages, text = pair
+        if scorer.render(messages) != text:
+            yield "llama.cpp renders this model's chat template otherwise than vox"
