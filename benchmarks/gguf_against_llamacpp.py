@@ -34,6 +34,8 @@ EXPLAINED = {
     "tokenizer.ggml.add_bos_token": "vox always writes it",
     "tokenizer.ggml.add_eos_token": "vox always writes it",
     "tokenizer.ggml.eot_token_id": "vox writes every token that ends an answer",
+    "tokenizer.ggml.add_sep_token": "the converter's False, of a token that there is not",
+    "tokenizer.ggml.scores": "of special tokens, which are not merged; the others are compared",
 }
 COMMON = {
     "vocab_size": 49152,
@@ -56,7 +58,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-GPT2 = {"vocab_size": 49152, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+GPT2 = {
+    "vocab_size": 49152,
+    "n_ctx": 512,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -212,6 +221,11 @@ def _difference(ours: Path, theirs: Path) -> str:
         for key in values.keys() | expected.keys()
         if not key.startswith("GGUF.") and values.get(key) != expected.get(key)
     )
+    key = "tokenizer.ggml.scores"
+    if key in keys:  # compare those of normal tokens
+        kinds = values["tokenizer.ggml.token_type"]
+        pairs = zip(values[key], expected[key], kinds, strict=True)
+        wrong += [key] * any(a != b for a, b, kind in pairs if kind == 1)
     unexplained = [
         f"{key}: {values.get(key)!r:.60} for {expected.get(key)!r:.60}"
         for key in keys
@@ -315,6 +329,7 @@ def _compare_lora(real: Path, scratch: Path) -> None:
     targets = select_targets(modules, ["all-linear"])
     spec = AdapterSpec("lora", 16, 32.0, 0.0, ("all-linear",))
     state = stirred(TrainState(0, initial_adapter(targets, spec, 1, weights.read))).adapter
+    (scratch / "lora").mkdir()
     write_adapter(scratch / "lora", state, base=str(real), modules=modules)
     theirs, ours = scratch / "theirs-lora.gguf", scratch / "ours-lora.gguf"
     _theirs(

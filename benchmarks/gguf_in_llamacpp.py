@@ -1,0 +1,227 @@
+"""Exported files in real llama.cpp: log-probabilities, greedy answers, tokens, rendered chats.
+
+    pip install xllamacpp
+    python benchmarks/gguf_in_llamacpp.py strings templates greedy columns -- RUN
+
+RUN is a run of a small model, such as SmolLM2. llama.cpp computes with a float32 cache and without
+flash attention; vox on the cpu, in float32. `columns` compares all columns at 64 positions, of the
+merged file and of base + LoRA file; `greedy` 64 tokens of 20 prompts; `strings` the token ids of
+1,000 hostile strings; `templates` the rendered conversations of every golden template.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vox_core.data.tokenizer import end_of_turn_ids, load_tokenizer
+from vox_core.errors import VoxError
+from vox_core.run.load import prompt_text, prompt_tokens
+from vox_core.run.reference import resolve_reference
+from vox_export import llama_cpp, quality
+from vox_export.export import write_gguf
+from vox_export.gguf_file import write_lora
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROMPTS = [
+    f"{verb} {what}."
+    for verb in ("Explain", "Describe", "Summarise", "Define", "Name an example of")
+    for what in ("gravity", "a hash table", "the water cycle", "a sonnet")
+]
+HOSTILE = [
+    "a",
+    "B",
+    "9",
+    "_",
+    "-",
+    ".",
+    ",",
+    ";",
+    "'",
+    '"',
+    "<",
+    ">",
+    "|",
+    "{",
+    "}",
+    "\\",
+    "\n",
+    "\t",
+    "\r",
+    "",
+    "",
+    "\xa0",
+    "\u200b",
+    "\u200d",
+    "é",
+    "ß",
+    "日",
+    "本",
+    "½",
+    "٣",
+    "👍🏽",
+    "🇩",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "'re",
+    "'LL",
+    "12345",
+    "http://",
+    "é",
+    "\x00",
+    "\ufeff",
+    "\U000e0001",
+    " ",
+]
+
+
+def main() -> None:
+    parts, run = sys.argv[1 : sys.argv.index("--")], sys.argv[-1]
+    with tempfile.TemporaryDirectory() as scratch:
+        for part in parts:
+            globals()[f"_{part}"](run, Path(scratch))
+
+
+def _file(run: str, scratch: Path) -> Path:
+    path = scratch / "merged.gguf"
+    if not path.exists():
+        write_gguf(resolve_reference(run), "f32", path)
+    return path
+
+
+def _strings(run: str, scratch: Path) -> None:
+    tokenizer = load_tokenizer(resolve_reference(run).base.tokenizer)
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(HOSTILE, k=draw.randint(1, 40))) for _ in range(1000)]
+    with llama_cpp.served(_file(run, scratch), 512) as server:
+        different = [
+            text
+            for text in texts
+            if server.tokenise(text) != tokenizer(text, add_special_tokens=False)["input_ids"]
+        ]
+    print(f"strings: {1000 - len(different)} of 1000 have the same token ids", flush=True)
+    for text in different[:5]:
+        print(f"  {text!r}")
+
+
+def _templates(run: str, scratch: Path) -> None:
+    from tests.golden.families import FAMILIES, tokenizer
+    from vox_testing.llama import write_llama
+
+    for name in FAMILIES:
+        own, folder = tokenizer(name), scratch / name
+        write_llama(folder, dtype="F32")
+        own.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        rows = len(own)
+        (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+        _with_rows(folder, rows)
+        try:
+            write_gguf(resolve_reference(str(folder)), "f32", scratch / "one.gguf")
+        except VoxError as error:
+            print(f"template {name:<14} not exported: {error.faults or error.what}", flush=True)
+            continue
+        try:
+            print(f"template {name:<14} {_rendered(own, scratch / 'one.gguf')}", flush=True)
+        except VoxError as error:
+            print(f"template {name:<14} not loaded: {error.found}", flush=True)
+
+
+def _rendered(own: PreTrainedTokenizerBase, file: Path) -> str:
+    same = total = 0
+    with llama_cpp.served(file, 512) as server:
+        for messages in _conversations():
+            try:
+                expected = prompt_text(own, messages)[0]
+            except VoxError:
+                continue
+            total += 1  # the server takes BOS out, which its tokenizer adds
+            found = server.render(messages)
+            same += found == expected or (own.bos_token or "") + found == expected
+    return f"{same} of {total} conversations the same"
+
+
+def _with_rows(folder: Path, rows: int) -> None:
+    from vox_core.weights import WeightFolder, write_safetensors
+
+    weights = WeightFolder(folder)
+    tensors = {name: weights.read(name) for name in weights.tensors}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = np.resize(tensors[name], (rows, tensors[name].shape[1]))
+    specs = {name: ("F32", array.shape) for name, array in tensors.items()}
+    copied = {name: np.array(array, np.float32) for name, array in tensors.items()}
+    write_safetensors(folder / "model.safetensors", specs, copied.items())
+
+
+def _conversations() -> list[list[dict[str, str]]]:
+    turns = [
+        ("user", "Hello there"),
+        ("assistant", "Hello, how may I help?"),
+        ("user", "What is 2 + 2?"),
+    ]
+    talk = [{"role": role, "content": content} for role, content in turns]
+    system = {"role": "system", "content": "Be brief."}
+    return [talk[:1], talk, [system, talk[0]], [system, *talk]]
+
+
+def _opened(run: str) -> Any:
+    from vox_core.config import LoadSettings
+    from vox_core.run.load import open_base
+
+    source = resolve_reference(run)
+    settings = LoadSettings.model_validate({"backend": "cpu", "dtype": "fp32"})
+    return source, open_base(source, {"adapter": source.adapter}, settings)
+
+
+def _greedy(run: str, scratch: Path) -> None:
+    source, opening = _opened(run)
+    tokenizer = load_tokenizer(source.base.tokenizer)
+    stops = end_of_turn_ids(tokenizer)
+    prompts = [
+        prompt_tokens(tokenizer, [{"role": "user", "content": prompt}], None) for prompt in PROMPTS
+    ]
+    with opening as opened:
+        own = quality.BackendScorer("cpu", opened.model, "adapter", stops)
+        expected = [own.greedy(prompt, 64) for prompt in prompts]
+    same = 0
+    with llama_cpp.served(_file(run, scratch), 512) as server:
+        for prompt, answer in zip(prompts, expected, strict=True):
+            made = [token for token in server.greedy(prompt, 64) if token not in stops]
+            same += made == answer
+    print(f"greedy: {same} of {len(prompts)} answers of up to 64 tokens are the same", flush=True)
+
+
+def _columns(run: str, scratch: Path) -> None:
+    llama_cpp.LIKELY = 1 << 30  # all of them
+    source, opening = _opened(run)
+    text = " ".join(PROMPTS) + "".join(HOSTILE)
+    tokens = load_tokenizer(source.base.tokenizer)(text)["input_ids"][:65]
+    with opening as opened:
+        own = quality.BackendScorer("cpu", opened.model, "adapter", frozenset())
+        vocabulary = opened.model.logits(np.array(tokens[:1])).shape[1]
+        expected_NV = own.log_probs(tokens, 64, vocabulary)
+    base, lora = scratch / "base.gguf", scratch / "lora.gguf"
+    write_gguf(replace(source, adapter=None), "f32", base)
+    write_lora(lora, source, "lora")
+    for name, file, adapter in (
+        ("merged", _file(run, scratch), None),
+        ("LoRA file", base, lora),
+    ):
+        with llama_cpp.served(file, 512, adapter) as server:
+            apart = np.abs(server.log_probs(tokens, 64, vocabulary) - expected_NV).max()
+        print(f"columns, {name}: {apart:.1e} at most, 64 x {vocabulary} columns", flush=True)
+
+
+if __name__ == "__main__":
+    main()
