@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from vox_core.api.commands import (
     settings_from,
 )
 from vox_core.api.progress import display
+from vox_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from vox_eval.evaluation import Report
@@ -38,10 +41,19 @@ if TYPE_CHECKING:
     params=[
         click.Argument(["reference"], metavar="RUN|MODEL"),
         *options_of(EvalSettings),
+        click.Option(["--harness"], help="Evaluate with another harness: lm-eval."),
+        click.Option(["--tasks"], help="Tasks of the harness, separated by commas."),
         json_option(),
     ],
 )
-def eval_(reference: str, config_file: Path | None, as_json: bool, **flags: Any) -> Report:
+def eval_(
+    reference: str,
+    config_file: Path | None,
+    harness: str | None,
+    tasks: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> Report:
     """Score RUN|MODEL on suites of tasks, and compare it with another.
 
     RUN|MODEL is a run folder, an adapter saved by PEFT, a merged folder, or a base model. The same
@@ -49,18 +61,51 @@ def eval_(reference: str, config_file: Path | None, as_json: bool, **flags: Any)
     better or worse than the other, or that no difference is shown.
     """
     settings = settings_from(EvalSettings, config_file, flags)
-    from vox_eval.evaluation import evaluate_and_compare
+    if bool(harness) != bool(tasks) or (harness and settings.suite):
+        raise click.UsageError("give --suite, or --harness with --tasks")
+    evaluate = _harness(harness, tasks) if harness and tasks else _suites()
 
     origin = backend_origin(EvalSettings, config_file, given(flags))
     with display() as shown:
-        report = evaluate_and_compare(
-            reference, settings, observe=shown.observe, origin=origin, progress=shown.transfer
+        report = evaluate(
+            reference,
+            settings=settings,
+            observe=shown.observe,
+            origin=origin,
+            progress=shown.transfer,
         )
     if as_json:
         print_json(_facts(report))
     else:
         _show(report)
     return report
+
+
+def _suites() -> Callable[..., Report]:
+    from vox_eval.evaluation import evaluate_and_compare
+
+    return evaluate_and_compare
+
+
+def _harness(name: str, tasks: str) -> Callable[..., Report]:
+    """Return the harness that a package provides as an entry point of its name.
+
+    Raises:
+        ConfigError: C009, no package does.
+    """
+    group = "vox_eval.harnesses"
+    found = [each for each in entry_points(group=group) if each.name == name]
+    if not found:
+        known = ", ".join(sorted(each.name for each in entry_points(group=group)))
+        raise ConfigError(
+            "C009",
+            f"no installed package has the harness {name!r}",
+            where="--harness",
+            expected=known or None,
+            remedy="vox plugin install scorers; it has lm-eval",
+        )
+    names = [task for part in tasks.split(",") if (task := part.strip())]
+    return partial(found[0].load(), tasks=names)
 
 
 def _facts(report: Report) -> dict[str, Any]:

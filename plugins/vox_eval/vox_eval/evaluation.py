@@ -18,8 +18,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -129,7 +130,7 @@ def evaluate_and_compare(
             the model that has it.
         WorkError: computing failed; the same call continues.
     """
-    suite, against = read_suites(settings.suite, settings.limit), settings.against
+    suite, against = read_suites(settings.suite, settings.limit, reference), settings.against
     other = None
     if against and (Path(against) / EVALUATION).is_file():
         other = Evaluated(Path(against), read_scorecard(Path(against), suite))
@@ -176,10 +177,7 @@ def evaluate(
         prepared = [
             _prepared(model, task, at) for task in suite.tasks for at in range(len(task.examples))
         ]
-        _require_own(folder)
-        with locked(RunFolder(folder)):
-            observe(Notice(f"evaluating {model.title} into {folder}"))
-            _begin(folder, {"format": FORMAT, "digest": digest, **decides})
+        with computed_in(folder, {"digest": digest, **decides}, model.title, observe):
             lines = _run(model, prepared, folder / SAMPLES, observe)
             with storage_errors(folder):
                 samples = (folder / SAMPLES).read_bytes()
@@ -210,6 +208,25 @@ def _decides(model: OpenModel, suite: Suite) -> dict[str, Any]:
 
 
 # --- the folder -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def computed_in(
+    folder: Path, decides: Mapping[str, Any], model: str, observe: Observe
+) -> Iterator[None]:
+    """Hold the folder of an evaluation while it is computed.
+
+    Args:
+        decides: everything that decides the samples and their scores.
+
+    Raises:
+        OutputError: O001, it has something else; O003, another process works in it.
+    """
+    _require_own(folder)
+    with locked(RunFolder(folder)):
+        observe(Notice(f"evaluating {model} into {folder}"))
+        _begin(folder, {"format": FORMAT, **decides})
+        yield
 
 
 def _require_own(folder: Path) -> None:
@@ -379,15 +396,16 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
         if task.scorer.asks == "answer":
             question = model.question(example.messages, at, task.settings())
             return Prepared(task, at, question)
-        if task.scorer.asks == "choices":
-            return Prepared(task, at, _ends(model, example))
+        if task.scorer.asks in ("choices", "ideal"):
+            ends = example.choices or example.ideal[:1]
+            return Prepared(task, at, _ends(model, example, ends))
         return Prepared(task, at, _windows(model, example.text))
     except DataError as error:
         place = f"task {task.id!r}, example {at + 1} of {task.table.rows}"
         raise error.but(where=place) from error
 
 
-def _ends(model: OpenModel, example: Example) -> list[Document]:
+def _ends(model: OpenModel, example: Example, ends: Sequence[str]) -> list[Document]:
     """Return prompt and choice, tokenised together, for each choice.
 
     Scored are the tokens from the first in which any choice differs from the prompt's own: a
@@ -397,7 +415,7 @@ def _ends(model: OpenModel, example: Example) -> list[Document]:
     """
     prompt, special = prompt_text(model.tokenizer, example.messages)
     before = _tokens(model, prompt, special)
-    whole = [_tokens(model, prompt + choice, special) for choice in example.choices]
+    whole = [_tokens(model, prompt + choice, special) for choice in ends]
     # At least the last: of a choice that disappears within a token of the prompt.
     first = min(min(_common(before, tokens), len(tokens) - 1) for tokens in whole)
     return [_fitting(model, Document(*_with_start(model, tokens, first))) for tokens in whole]
@@ -540,7 +558,7 @@ def _outputs(model: OpenModel, block: Sequence[Prepared], progress: _Progress) -
 def log_probs(model: OpenModel, documents: Sequence[Document]) -> list[NDArray[np.float32]]:
     """Return the log-probabilities that each document wants, in order."""
     found: dict[int, NDArray[np.float32]] = {}
-    for group in padded_groups([len(each.tokens) for each in documents], BATCH_TOKENS):
+    for group in padded_groups([len(each.tokens) - 1 for each in documents], BATCH_TOKENS):
         batch = _batch([documents[index] for index in group])
         log_probs_T = model.log_probs(batch)
         for index, extent in zip(group, batch.documents(), strict=True):
@@ -549,12 +567,9 @@ def log_probs(model: OpenModel, documents: Sequence[Document]) -> list[NDArray[n
 
 
 def _batch(documents: Sequence[Document]) -> Batch:
-    lengths = [len(each.tokens) for each in documents]
-    tokens_T = np.concatenate([np.asarray(each.tokens, np.int64) for each in documents])
-    starts_D = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
-    targets_T, scored_T = np.zeros_like(tokens_T), np.zeros(len(tokens_T), bool)
-    for document, start in zip(documents, starts_D.tolist(), strict=True):
-        stop = start + len(document.tokens) - 1
-        targets_T[start:stop] = tokens_T[start + 1 : stop + 1]
-        scored_T[start + document.first - 1 : stop] = True
+    """Return a batch of documents without their last tokens, which are targets only."""
+    starts_D = np.cumsum([0, *(len(each.tokens) - 1 for each in documents[:-1])], dtype=np.int64)
+    tokens_T = np.concatenate([each.tokens[:-1] for each in documents]).astype(np.int64)
+    targets_T = np.concatenate([each.tokens[1:] for each in documents]).astype(np.int64)
+    scored_T = np.concatenate([np.arange(1, len(each.tokens)) >= each.first for each in documents])
     return Batch(tokens_T, targets_T, np.zeros(len(tokens_T), np.float32), starts_D, scored_T)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PROJECT = "vox_eval"
 ENTRY_POINTS = "vox_eval.plugins"
 
-Asks: TypeAlias = Literal["answer", "choices", "text"]
+Asks: TypeAlias = Literal["answer", "choices", "text", "ideal"]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -117,7 +117,7 @@ class Scorer(ABC):
 
     Attributes:
         asks: what the model does with an example: generate an `answer`, or compute the
-            log-probabilities of its `choices` or of its `text`.
+            log-probabilities of its `choices`, of its `text`, or of its right answers (`ideal`).
         binary: scores are 0 or 1, so that intervals and tests are those of proportions.
         higher_is_better: otherwise lower scores are.
         parallel: outputs scored at once, in threads.

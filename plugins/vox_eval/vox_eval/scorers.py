@@ -7,6 +7,7 @@ numeric      the last number of the answer equals that of a right one, within a 
 json-schema  the answer is JSON that a schema allows
 similarity   chrF of the answer and the right one that is most like it
 choice       the right one of several ends is the most likely
+likelihood   bits per byte of the right answer
 perplexity   bits per byte of a text, and the perplexity of its tokens
 """
 
@@ -354,6 +355,17 @@ class Perplexity(Scorer):
         return {"perplexity": math.exp(mean) if mean < _LARGEST else sys.float_info.max}
 
 
+@options
+class Likelihood(Perplexity):
+    """Bits per byte of the right answer after its prompt, weighed by its bytes."""
+
+    asks: ClassVar[Asks] = "ideal"
+
+    def score(self, example: Example, output: Output) -> Score:
+        size, total = len(example.ideal[0].encode()), _total(output)
+        return Score(-total / math.log(2) / size, f"{-total:.4f} nats, {size} bytes", weight=size)
+
+
 def _total(output: Output) -> float:
     return math.fsum(float(part.sum(dtype="float64")) for part in output.log_probs)
 
@@ -367,6 +379,7 @@ _KINDS: dict[str, type[Scorer]] = {
     "numeric": Numeric,
     "choice": Choice,
     "perplexity": Perplexity,
+    "likelihood": Likelihood,
     "json-schema": JsonSchema,
     "similarity": Similarity,
 }

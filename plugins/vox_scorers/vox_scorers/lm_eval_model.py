@@ -1,0 +1,198 @@
+"""A model of vox's as lm-eval takes one, with its answers in a file that continues it.
+
+lm-eval requests all log-likelihoods of its tasks, then all generated texts. They are computed in
+blocks of `BLOCK` requests, and a block is a line of the file, so that a continued evaluation has
+the batches, and with them the roundoff, of an uninterrupted one.
+
+Tokens are those of lm-eval's own model `hf`: context and continuation encoded together, with the
+special tokens that the tokenizer adds, and contexts cut from the left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from vox_core.api.files import append, storage_errors, write_bytes
+from vox_core.api.generating import OpenModel, Question, Sampling
+from vox_core.api.models import Observe
+from vox_core.contract import Notice
+from vox_eval.evaluation import Document, log_probs
+
+BLOCK = 256
+"""Requests of a line."""
+READS = 2048
+"""Tokens of a model without a limit of its own."""
+NEW_TOKENS = 256
+"""Of a generated text, if its task does not say."""
+
+Asked = TypeVar("Asked")
+Pair = tuple[tuple[str, str], list[int], list[int]]
+
+
+class VoxModel(TemplateLM):  # type: ignore[misc] # of a package without types
+    """An `OpenModel` for lm-eval.
+
+    Args:
+        path: file of the answers.
+        greedy: names of the tasks that need to know whether a continuation is the model's own.
+    """
+
+    def __init__(
+        self, model: OpenModel, path: Path, greedy: frozenset[str], observe: Observe
+    ) -> None:
+        super().__init__()
+        self._model, self._path, self._greedy, self._observe = model, path, greedy, observe
+        self.tokenizer = model.tokenizer
+        self._kept = _kept(path)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model reads."""
+        return self._model.positions or READS
+
+    @property
+    def eot_token_id(self) -> int:
+        """Token that ends a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Token before a text without a context."""
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Encode a text; by default with the special tokens that the tokenizer adds."""
+        special = add_special_tokens
+        if special is None:
+            special = not string.startswith(str(self.tokenizer.decode([self.prefix_token_id])))
+        return list(self.tokenizer(string, add_special_tokens=special)["input_ids"])
+
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        """Return log p(continuation | context), and whether it is the greedy one."""
+        found = super().loglikelihood(requests, disable_tqdm=True)
+        return [
+            (total, greedy and request.task_name in self._greedy)
+            for request, (total, greedy) in zip(requests, found, strict=True)
+        ]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = True
+    ) -> list[float]:
+        """Return log p(text), in windows that overlap by a token."""
+        windows, owners = list[Pair](), list[int]()
+        for number, request in enumerate(requests):
+            (text,) = request.args
+            for window in get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            ):
+                context, continuation = make_disjoint_window(window)
+                windows.append(((text, ""), list(context), list(continuation)))
+                owners.append(number)
+        totals = [0.0] * len(requests)
+        found = self._blocks("log-probabilities", windows, self._sums)
+        for owner, (total, _) in zip(owners, found, strict=True):
+            totals[owner] += total
+        return totals
+
+    def _loglikelihood_tokens(self, requests: list[Pair], **_: Any) -> list[tuple[float, bool]]:
+        return self._blocks("log-probabilities", requests, self._sums)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
+        """Return texts generated after contexts, up to their stop texts."""
+        return self._blocks("texts", [request.args for request in requests], self._texts)
+
+    # --- blocks -----------------------------------------------------------------------------------
+
+    def _blocks(
+        self,
+        what: str,
+        asked: Sequence[Asked],
+        compute: Callable[[Sequence[Asked], int], list[Any]],
+    ) -> list[Any]:
+        """Return an answer to each request, from the file where it has them."""
+        found = list[Any]()
+        for start in range(0, len(asked), BLOCK):
+            block = asked[start : start + BLOCK]
+            content = json.dumps([what, start, block], sort_keys=True, default=str)
+            name = hashlib.sha256(content.encode()).hexdigest()[:16]
+            if name not in self._kept:
+                answers = compute(block, start)
+                line = json.dumps({"block": name, "answers": answers}, ensure_ascii=False)
+                append(self._path, f"{line}\n".encode())
+                self._kept[name] = answers
+                self._observe(Notice(f"{len(found) + len(block)}/{len(asked)} {what}"))
+            found += self._kept[name]
+        return found
+
+    def _sums(self, block: Sequence[Pair], _: int) -> list[tuple[float, bool]]:
+        most = self.max_length
+        documents = [
+            Document(
+                tokens := [*context, *continuation][-most - 1 :], len(tokens) - len(continuation)
+            )
+            for _, context, continuation in block
+        ]
+        parts = log_probs(self._model, documents)
+        # A token with more than half of the probability is the greedy one.
+        sure = [bool((part > math.log(0.5)).all()) for part in parts]
+        open_ = [] if not self._greedy else [i for i, each in enumerate(sure) if not each]
+        questions = [
+            Question(block[i][1][-most:], Sampling(max_tokens=len(block[i][2])), ()) for i in open_
+        ]
+        for at, reply in self._model.replies(questions):
+            sure[open_[at]] = list(reply.tokens) == list(block[open_[at]][2])
+        sums = [float(part.sum(dtype="float64")) for part in parts]
+        return list(zip(sums, sure, strict=True))
+
+    def _texts(self, block: Sequence[tuple[str, dict[str, Any]]], start: int) -> list[str]:
+        questions = [self._question(*each, start + at) for at, each in enumerate(block)]
+        texts = [""] * len(block)
+        for at, reply in self._model.replies(questions):
+            # As lm-eval decodes: whole, with what is no UTF-8 at the end.
+            text = str(self.tokenizer.decode(list(reply.tokens), skip_special_tokens=True))
+            ends = [found for stop in questions[at].stop if (found := text.find(stop)) >= 0]
+            texts[at] = text[: min(ends, default=len(text))]
+        return texts
+
+    def _question(self, context: str, given: dict[str, Any], row: int) -> Question:
+        until = given.get("until") or ()
+        stop = [until] if isinstance(until, str) else list(until)
+        new = int(given.get("max_gen_toks", given.get("max_new_tokens", NEW_TOKENS)))
+        sampled = given.get("do_sample", float(given.get("temperature") or 0) > 0)
+        sampling = Sampling(
+            max_tokens=new,
+            temperature=float(given.get("temperature", 1)) if sampled else 0.0,
+            top_p=float(given.get("top_p", 1)),
+            top_k=int(given.get("top_k", 0)),
+            row=row,
+        )
+        tokens = self.tok_encode(context)[-max(1, self.max_length - new) :]
+        return Question(tokens, sampling, [each for each in stop if each])
+
+
+def _kept(path: Path) -> dict[str, list[Any]]:
+    """Return the blocks in a file, without a last line that is not whole."""
+    append(path, b"")
+    with storage_errors(path):
+        content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_bytes(path, whole)
+    lines = map(json.loads, whole.splitlines())
+    return {line["block"]: line["answers"] for line in lines}
