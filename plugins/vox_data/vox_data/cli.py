@@ -1,4 +1,4 @@
-"""`vox data check`, `vox data stats`, `vox data preview`, `vox data mix`."""
+"""`vox data check`, `stats`, `preview`, `mix` and `generate`."""
 
 from __future__ import annotations
 
@@ -460,3 +460,67 @@ def _mix_rows(report: MixReport) -> Iterator[tuple[str, ...]]:
 
 def _taken(source: SourceReport) -> str:
     return f"{source.taken:,}" + (f" + {source.repeated:,} again" if source.repeated else "")
+
+
+# --- vox data generate ----------------------------------------------------------------------------
+
+
+@click.command(
+    "generate",
+    cls=Command,
+    params=[
+        click.Option(
+            ["--from", "teacher"],
+            required=True,
+            metavar="RUN|MODEL|URL",
+            help="Who answers: a run, a model, or the address of an OpenAI-compatible server.",
+        ),
+        click.Option(
+            ["--recipe", "recipe_file"],
+            required=True,
+            type=click.Path(path_type=Path),
+            help="What to ask, and which answers to keep (TOML).",
+        ),
+        click.Option(
+            ["--out"], required=True, type=click.Path(path_type=Path), help="Folder of the rows."
+        ),
+        click.Option(["--backend"], help="Use this backend only."),
+        click.Option(
+            ["--dtype"],
+            type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
+            default="auto",
+            help="Compute dtype.",
+        ),
+        json_option(),
+    ],
+    epilog="Example: vox data generate --from runs/teacher --recipe recipe.toml --out made",
+)
+def generate(
+    teacher: str, recipe_file: Path, out: Path, backend: str | None, dtype: Any, as_json: bool
+) -> None:
+    """Let a teacher answer the prompts of a recipe, and keep the answers that pass its checks.
+
+    The same command continues an interrupted generation. Rows are in train.jsonl of the folder.
+    """
+    from vox_data.generate import generate as generate_rows
+
+    with display() as shown:
+        made = generate_rows(
+            teacher,
+            recipe_file,
+            out,
+            backend=backend,
+            dtype=dtype,
+            observe=shown.observe,
+            progress=shown.transfer,
+        )
+    if as_json:
+        print_json(
+            {"folder": made.folder, "prompts": made.prompts, "kept": made.kept}
+            | {"rejected": dict(made.rejected)}
+        )
+        return
+    click.echo(f"{made.kept} of {made.prompts} rows kept")
+    for reason, count in made.rejected.items():
+        click.echo(printable(f"{count:>9,}  {reason}"))
+    click.echo(printable(f"next: vox train --data {shlex.quote(str(out / 'train.jsonl'))}"))

@@ -221,6 +221,24 @@ def chat_completion(
     raise Unreachable(f"{fault} ({ATTEMPTS} times)")
 
 
+def teacher_completion(url: str, body: Mapping[str, Any], **given: Any) -> str:
+    """Return a chat completion for `vox data generate`.
+
+    Raises:
+        TrainingError: T004, there is none.
+    """
+    try:
+        return chat_completion(url, body, **given)
+    except Unreachable as error:
+        raise TrainingError(
+            "T004",
+            "the teacher does not reply",
+            where=url,
+            found=error,
+            remedy="start it, and run the same command again: it goes on",
+        ) from error
+
+
 def _completion(request: urllib.request.Request, timeout: float) -> str:
     until, content = time.monotonic() + timeout, b""
     with urllib.request.urlopen(request, timeout=timeout) as response:

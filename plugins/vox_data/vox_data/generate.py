@@ -1,0 +1,370 @@
+"""Generate rows for training with a teacher: `vox data generate`.
+
+    generation.json    everything that decides the rows; written first
+    answers.jsonl      a line for each prompt: answer, checks, rating; where a killed run goes on
+    train.jsonl        the rows that are kept, as `vox train` reads them, with their provenance
+    rejected.jsonl     the others, each with why
+    report.json        how many of each
+
+Prompts are answered in blocks of `BLOCK`, and a block's lines are appended together; a block that
+is not whole is computed again, so that a run that was killed ends with the bytes of one that was
+not.
+
+Checks and ratings are scorers of `vox eval`, and a teacher at an address is another package's:
+entry points of the groups `vox_data.scorers` and `vox_data.teachers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vox_core.api.files import append, read_json, storage_errors, write_bytes, write_json
+from vox_core.api.generating import GenerateSettings, open_model
+from vox_core.api.models import Observe, Progress
+from vox_core.api.runs import RunFolder, differences, locked
+from vox_core.contract import Notice
+from vox_core.errors import BackendError, ConfigError, OutputError
+from vox_data.generate_recipe import FILLED, GenerateRecipe, read_recipe, seed_rows
+from vox_data.near_duplicates import near_duplicates
+
+GENERATION, ANSWERS = "generation.json", "answers.jsonl"
+TRAIN, REJECTED, REPORT = "train.jsonl", "rejected.jsonl", "report.json"
+BLOCK = 32
+AT_ONCE = 8
+"""Requests to an address, and scorers, at once."""
+
+Row: TypeAlias = "Mapping[str, Any]"
+Messages: TypeAlias = "list[dict[str, str]]"
+Answers: TypeAlias = "Callable[[Sequence[Messages], int], list[str]]"
+Judge: TypeAlias = "Callable[[Row, str], tuple[float, str]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A finished generation.
+
+    Args:
+        kept: rows of train.jsonl.
+        rejected: how many rows went, by the reason.
+    """
+
+    folder: Path
+    prompts: int
+    kept: int
+    rejected: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Who answers, and what identifies the answers."""
+
+    title: str
+    identity: Mapping[str, Any]
+    answers: Answers
+
+
+def generate(
+    teacher: str,
+    recipe_file: Path,
+    out: Path,
+    *,
+    backend: str | None = None,
+    dtype: Any = "auto",
+    observe: Observe,
+    progress: Progress | None = None,
+) -> Generated:
+    """Generate rows by a recipe into a folder, or go on there.
+
+    Args:
+        teacher: a run, a model, or an address with OpenAI's chat completions.
+
+    Raises:
+        InputError: a fault of recipe, seed rows, teacher or folder, before any work.
+        WorkError: computing failed; the same call goes on.
+    """
+    recipe = read_recipe(recipe_file)
+    prompts = prompts_of(recipe, seed_rows(recipe, recipe_file))
+    checks = [(each.scorer["name"], _scorer(each.scorer, recipe_file)) for each in recipe.check]
+    rating = _scorer(recipe.rating.scorer, recipe_file) if recipe.rating else None
+    settings = GenerateSettings(backend=backend, dtype=dtype, **recipe.sampling.model_dump())
+    with _opened(teacher, recipe, settings, observe, progress) as opened:
+        decides = {
+            "recipe": recipe.model_dump(mode="json"),
+            "prompts": _digest(prompts),
+            "teacher": opened.identity,
+            "version": version("vox-ml-data"),
+            "block": BLOCK,
+        }
+        digest = _digest(decides)
+        with _own(out, {"digest": digest, **decides}):
+            observe(Notice(f"{len(prompts)} prompts for {opened.title} into {out}"))
+            judged = partial(_judged, checks=checks, rating=rating)
+            lines = _lines(out / ANSWERS, prompts, recipe, opened, judged, observe)
+            return _finished(out, recipe, lines, opened.title, digest)
+
+
+def prompts_of(recipe: GenerateRecipe, seeds: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the fields of each prompt with its text: every template with every seed row and every
+    combination of values, in an order that the recipe's seed decides."""
+    names = list(recipe.values)
+    combinations = [
+        dict(zip(names, c, strict=True)) for c in itertools.product(*recipe.values.values())
+    ]
+    found = []
+    for template, row, values in itertools.product(recipe.template, seeds, combinations):
+        fields = {**row, **values}
+        text = FILLED.sub(lambda match: str(fields[match[1]]), template)  # noqa: B023 - called at once
+        found.append({**fields, "prompt": text})
+    unique = list({_digest(each): each for each in found}.values())
+    random.Random(recipe.seed).shuffle(unique)
+    return unique[: recipe.rows or None]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# --- teachers and scorers -------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(
+    teacher: str,
+    recipe: GenerateRecipe,
+    settings: GenerateSettings,
+    observe: Observe,
+    progress: Progress | None,
+) -> Iterator[Teacher]:
+    if teacher.startswith(("http://", "https://")):
+        yield _at_address(teacher, recipe)
+        return
+    with open_model(teacher, settings, observe=observe, progress=progress) as model:
+
+        def answers(asked: Sequence[Messages], start: int) -> list[str]:
+            questions = [model.question(each, start + at) for at, each in enumerate(asked)]
+            found = dict(model.replies(questions))
+            return [found[at].text for at in range(len(asked))]
+
+        identity = {"identity": model.identity(), **model.computed_by}
+        yield Teacher(model.title, identity, answers)
+
+
+def _at_address(url: str, recipe: GenerateRecipe) -> Teacher:
+    if not recipe.teacher.model:
+        raise ConfigError(
+            "C004",
+            "the recipe does not name the teacher's model",
+            where="[teacher]",
+            expected='model = "name", as the address knows it',
+            remedy="add it to the recipe",
+        )
+    complete = _provided("vox_data.teachers", "openai")
+    sampling = recipe.sampling
+
+    def answer(messages: Messages, number: int) -> str:
+        body = {
+            "model": recipe.teacher.model,
+            "messages": messages,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed + number,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
+        }
+        key = os.environ.get(recipe.teacher.api_key, "")
+        return str(complete(url, body, key=key, timeout=recipe.teacher.timeout))
+
+    def answers(asked: Sequence[Messages], start: int) -> list[str]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(answer, asked, range(start, start + len(asked))))
+
+    identity = {"url": url, "model": recipe.teacher.model}
+    return Teacher(f"{recipe.teacher.model} at {url}", identity, answers)
+
+
+def _scorer(table: Mapping[str, Any], recipe: Path) -> Judge:
+    """Return the scorer of a table as a function of row and answer.
+
+    Raises:
+        ConfigError: C010, there is no such scorer, or it has other options.
+    """
+    make = _provided("vox_data.scorers", "eval")
+    try:
+        judge: Judge = make(dict(table), recipe.parent)
+    except ValueError as error:
+        raise ConfigError(
+            "C010",
+            "a scorer of the recipe cannot be used",
+            where=recipe,
+            found=error,
+            remedy="correct it; docs/guide/evaluate.md has all scorers",
+        ) from error
+    return judge
+
+
+def _provided(group: str, name: str) -> Any:
+    for entry in entry_points(group=group):
+        if entry.name == name:
+            return entry.load()
+    raise BackendError(
+        "B013",
+        "scorers, and teachers at an address, come with the plugin 'scorers'",
+        found="it is not installed",
+        remedy="vox plugin install scorers",
+    )
+
+
+def _judged(
+    row: Row, answer: str, *, checks: Sequence[tuple[str, Judge]], rating: Judge | None
+) -> Row:
+    """Return why an answer is rejected, if it is, or its rating."""
+    if not answer.strip():
+        return {"rejected": "empty answer"}
+    for name, check in checks:
+        score, why = check(row, answer)
+        if score < 1:
+            return {"rejected": name, "why": why}
+    if rating is None:
+        return {}
+    score, why = rating(row, answer)
+    return {"rating": score, "why": why}
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own(folder: Path, decides: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the folder; refuse one with another generation, or something else."""
+    path = folder / GENERATION
+    others = [] if path.is_file() or not folder.is_dir() else [*folder.glob("[!.]*")]
+    if others:
+        raise _other(folder, others[0].name, ())
+    with locked(RunFolder(folder)):
+        if not path.is_file():
+            write_json(path, decides)
+        try:
+            found = read_json(path)
+        except (OSError, ValueError) as error:
+            raise _other(folder, f"{GENERATION} that cannot be read: {error}", ()) from error
+        changed = [
+            f"{where}: then {then}, now {now}"
+            for where, then, now in differences(found, json.loads(json.dumps(decides)))
+            if not where.endswith("digest")
+        ]
+        if found["digest"] != decides["digest"]:
+            raise _other(folder, "another generation", changed)
+        yield
+
+
+def _other(folder: Path, found: str, faults: Sequence[str]) -> OutputError:
+    return OutputError(
+        "O001",
+        "the output folder has something else than this generation",
+        where=folder,
+        found=found,
+        expected="the same recipe, seed rows, teacher and versions, or no folder",
+        faults=faults,
+        remedy="choose another folder with --out",
+    )
+
+
+def _lines(
+    path: Path,
+    prompts: Sequence[Row],
+    recipe: GenerateRecipe,
+    teacher: Teacher,
+    judged: Callable[[Row, str], Row],
+    observe: Observe,
+) -> list[dict[str, Any]]:
+    """Compute what the file lacks, block by block; return all lines."""
+    lines = _kept(path, len(prompts))
+    for start in range(len(lines), len(prompts), BLOCK):
+        block = prompts[start : start + BLOCK]
+        system = [{"role": "system", "content": recipe.system}] if recipe.system else []
+        asked = [[*system, {"role": "user", "content": each["prompt"]}] for each in block]
+        answers = teacher.answers(asked, start)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = list(pool.map(judged, block, answers))
+        new = [
+            {"row": row, "answer": answer, **result}
+            for row, answer, result in zip(block, answers, found, strict=True)
+        ]
+        append(path, _jsonl(new))
+        lines += new
+        observe(Notice(f"{len(lines)}/{len(prompts)} prompts answered"))
+    return lines
+
+
+def _kept(path: Path, total: int) -> list[dict[str, Any]]:
+    """Return the lines of whole blocks, and drop what follows them."""
+    append(path, b"")
+    with storage_errors(path):
+        content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+    count = len(whole) if len(whole) == total else len(whole) - len(whole) % BLOCK
+    if sum(map(len, whole[:count])) < len(content):
+        write_bytes(path, b"".join(whole[:count]))
+    return [json.loads(line) for line in whole[:count]]
+
+
+def _jsonl(rows: Iterable[Row]) -> bytes:
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def _finished(
+    folder: Path, recipe: GenerateRecipe, lines: Sequence[Row], teacher: str, digest: str
+) -> Generated:
+    """Write the rows that are kept, those that are not, and the report."""
+    reasons: list[str | None] = [line.get("rejected") for line in lines]
+    least = recipe.rating.least if recipe.rating else 0.0
+    seen = set[tuple[str, str]]()
+    for at, line in enumerate(lines):
+        pair = line["row"]["prompt"].strip(), line["answer"].strip()
+        if reasons[at] is None and line.get("rating", least) < least:
+            reasons[at] = "rating"
+        elif reasons[at] is None and pair in seen:
+            reasons[at] = "duplicate"
+        elif reasons[at] is None:
+            seen.add(pair)
+    rest = [at for at, reason in enumerate(reasons) if reason is None]
+    if recipe.near and rest:
+        texts = [f"{lines[at]['row']['prompt']}\n{lines[at]['answer']}" for at in rest]
+        for at, _ in near_duplicates(texts, len(texts), recipe.near, lambda *_: None).tolist():
+            reasons[rest[at]] = "near duplicate"
+    made = [
+        {
+            "prompt": line["row"]["prompt"],
+            "completion": line["answer"],
+            **({"rating": line["rating"]} if "rating" in line else {}),
+            "provenance": {"teacher": teacher, "generation": digest, "number": at},
+        }
+        for at, line in enumerate(lines)
+    ]
+    kept = [row for row, reason in zip(made, reasons, strict=True) if reason is None]
+    rejected = [
+        {**row, "rejected": reason, "why": line.get("why", "")}
+        for row, reason, line in zip(made, reasons, lines, strict=True)
+        if reason is not None
+    ]
+    counts = dict(sorted(Counter(reason for reason in reasons if reason).items()))
+    write_bytes(folder / TRAIN, _jsonl(kept))
+    write_bytes(folder / REJECTED, _jsonl(rejected))
+    report = {"digest": digest, "teacher": teacher, "prompts": len(lines), "kept": len(kept)}
+    write_json(folder / REPORT, {**report, "rejected": counts})
+    return Generated(folder, len(lines), len(kept), counts)
