@@ -57,7 +57,6 @@ BROUGHT_BY = {
     "vox_core": "vox-ml",
     "vox_formats": "vox-ml-formats",
     "vox_eval": "vox-ml-eval",
-    "yaml": "pyyaml",
     "vox_torch": "vox-ml-torch",
     "pydantic_core": "pydantic",
     "griffe": "griffelib",
