@@ -101,6 +101,52 @@ def test_rows_share_the_cache() -> None:
         assert max(map(len, model.batches)) == most
 
 
+class Caching(Numbers):
+    """Notes which rows took how much from another, and checks that they begin alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reused: list[int] = []
+
+    def reuse(self, row, source, count) -> None:
+        assert source in self.inside
+        (new, adapter), (old, other) = self._rows[row], self._rows[source]
+        assert (new[:count], adapter) == (old[:count], other)
+        assert 0 < count < len(new)
+        self.reused.append(count)
+
+
+def test_rows_take_their_beginning_from_rows_that_ended() -> None:
+    common = list(range(40))
+    rows = [
+        Prompt([*common, *range(n)], Sampling(max_tokens=4), adapter="a" if n % 2 else None)
+        for n in range(12)
+    ]
+    expected = texts(Generator(Numbers()).generate(rows))
+    model = Caching()
+    generator = Generator(model, 3, cache_tokens=200)
+    assert texts(generator.generate(rows)) == expected
+    assert model.reused == [], "off by default"
+    generator.keep = 90
+    assert texts(generator.generate(rows)) == expected
+    assert len(model.reused) >= 4
+    assert min(model.reused) >= 40 - 1
+    assert 0 < len(model.inside) <= 2, "ended rows of up to 90 tokens stay"
+    generator.forget("a")
+    assert all(model._rows[row][1] is None for row in model.inside)
+    generator.close()
+    assert model.inside == []
+
+
+def test_kept_rows_make_room_for_others() -> None:
+    model = Caching()
+    generator = Generator(model, 3, cache_tokens=100)
+    generator.keep = 100
+    for tokens in (60, 30, 70):
+        list(generator.generate([Prompt([tokens] * tokens, Sampling(max_tokens=2))]))
+    assert len(model.inside) == 1, "72 tokens and 61 are more than 100"
+
+
 def test_the_caller_ends_a_row_and_sees_its_last_token(alone) -> None:
     whole = alone[6]
     seen: list[int] = []

@@ -35,7 +35,6 @@ from vox_core.run.load_proof import (
     AdapterProbe as AdapterProbe,
     ProbeResult as ProbeResult,
     check_probe as check_probe,
-    compare_probe as compare_probe,
     token_log_probs as token_log_probs,
 )
 from vox_core.run.plan import positions as positions, require_no_experts as require_no_experts

@@ -544,6 +544,9 @@ class ServeSettings(LoadSettings):
     drain: Seconds = Field(
         30.0, description="After SIGTERM or Ctrl-C, time for running requests to finish."
     )
+    allow_adapters: Path | None = Field(
+        None, description="Let clients add runs inside this folder, and remove them."
+    )
     engine: Literal["vox", "llama.cpp", "vllm"] = Field(
         "vox", description="What generates: vox, or an installed llama.cpp or vLLM."
     )

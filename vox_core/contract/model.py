@@ -113,6 +113,11 @@ class Model(ABC):
             logits do not depend on the others in the batch, beyond the dtype's roundoff.
         """
 
+    def reuse(self, row: int, source: int, count: int) -> None:  # noqa: B027
+        """Copy the cache of the first `count` tokens of another row to one that has just entered,
+        with the same first tokens, the same adapter and a longer prompt. A backend that cannot
+        leaves it."""
+
     @abstractmethod
     def remove(self, row: int) -> None:
         """Let a row leave the running batch, at any time, and free its cache."""

@@ -29,6 +29,8 @@ ROWS_ON_CPU = 8
 ROWS_ON_ACCELERATOR = 32
 CACHE_SHARE = 0.25
 """Share of the memory that the model leaves free, for the KV cache of all rows."""
+LEAST_SHARED = 16
+"""Tokens that two rows must share before one takes them from the cache of the other."""
 _BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 Finish: TypeAlias = Literal["stop", "length"]
@@ -94,12 +96,16 @@ class Generator:
 
     Attributes:
         model, most_rows: as given.
+        keep: cached tokens of rows that have ended, for new rows that begin alike; 0: no row takes
+            tokens from another's cache. The kept ones count among `cache_tokens`.
     """
 
     def __init__(self, model: Model, rows: int = ROWS_ON_CPU, cache_tokens: int | None = None):
         self.model, self.most_rows, self._cache_tokens = model, rows, cache_tokens
+        self.keep = 0
         self._numbers = itertools.count()
-        self._inside: set[int] = set()
+        self._inside: dict[int, _Row] = {}
+        self._kept: dict[int, _Row] = {}  # the least recently used one first
         # Of rows of another call of `generate`, whose prompt was computed along.
         self._logits: dict[int, Floats] = {}
 
@@ -128,6 +134,13 @@ class Generator:
         """Remove all rows. Iterators that have not ended must not be read any more."""
         for number in list(self._inside):
             self._leave(number)
+        self._keep_at_most(0)
+
+    def forget(self, adapter: str) -> None:
+        """Drop the kept rows of an adapter, before it is removed."""
+        for number in [n for n, row in self._kept.items() if row.prompt.adapter == adapter]:
+            del self._kept[number]
+            self.model.remove(number)
 
     def _has_room(self, rows: Collection[_Row], prompt: Prompt) -> bool:
         if not rows or self._cache_tokens is None:
@@ -135,24 +148,46 @@ class Generator:
         tokens = prompt.longest + sum(row.prompt.longest for row in rows)
         return len(rows) < self.most_rows and tokens <= self._cache_tokens
 
-    def _enter(self, prompt: Prompt) -> int:
+    def _enter(self, row: _Row) -> int:
         import numpy as np
 
-        number = next(self._numbers)
+        number, prompt = next(self._numbers), row.prompt
         self.model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
-        self._inside.add(number)
+        if self.keep:
+            others = itertools.chain(self._kept.items(), self._inside.items())
+            count, source = max(map(row.shared, others), default=(0, 0))
+            if count >= LEAST_SHARED:
+                self.model.reuse(number, source, count)
+                if source in self._kept:
+                    self._kept[source] = self._kept.pop(source)
+        self._inside[number] = row
+        if self._cache_tokens is not None:
+            inside = sum(each.prompt.longest for each in self._inside.values())
+            self._keep_at_most(self._cache_tokens - inside)
         return number
 
     def _leave(self, number: int) -> None:
-        if number in self._inside:
-            self._inside.remove(number)
+        if row := self._inside.pop(number, None):
             self._logits.pop(number, None)
+            if LEAST_SHARED <= row.computed <= self.keep:
+                self._kept[number] = row
+                self._keep_at_most(self.keep)
+            else:
+                self.model.remove(number)
+
+    def _keep_at_most(self, tokens: int) -> None:
+        while self._kept and sum(row.computed for row in self._kept.values()) > tokens:
+            number = next(iter(self._kept))
+            del self._kept[number]
             self.model.remove(number)
 
     def _advance(self, rows: Mapping[int, _Row], chosen: dict[int, int]) -> dict[int, Floats]:
         """Return the logits of at least one of `rows`; empty `chosen`, which is appended."""
         while chosen or not self._logits.keys() & rows.keys():
-            self._logits.update(self.model.advance(dict(chosen)))
+            found = self.model.advance(dict(chosen))
+            for number in found:
+                self._inside[number].computed = len(self._inside[number].tokens)
+            self._logits.update(found)
             chosen.clear()
         return {number: self._logits.pop(number) for number in rows if number in self._logits}
 
@@ -174,7 +209,8 @@ class Rows:
 
     def enter(self, index: int, prompt: Prompt) -> None:
         """Let a row enter; its tokens have `index` as their row."""
-        self._rows[self._generator._enter(prompt)] = _Row(index, prompt)
+        row = _Row(index, prompt)
+        self._rows[self._generator._enter(row)] = row
 
     def step(self) -> list[Token]:
         """Return the next token of each row whose prompt is computed, at least one; rows that end
@@ -206,11 +242,20 @@ class Rows:
 
 
 class _Row:
-    """A row inside the batch, with its tokens."""
+    """A row inside the batch, with its tokens; `computed` of them are in its cache."""
 
     def __init__(self, index: int, prompt: Prompt) -> None:
-        self.index, self.prompt = index, prompt
+        self.index, self.prompt, self.computed = index, prompt, 0
         self.tokens = [int(token) for token in prompt.tokens]
+
+    def shared(self, other: tuple[int, _Row]) -> tuple[int, int]:
+        """Return how many first tokens this row, which enters, can take from another's cache, and
+        the other's number."""
+        number, row = other
+        most = min(row.computed, len(self.tokens) - 1)
+        if row.prompt.adapter != self.prompt.adapter:
+            return 0, number
+        return next((i for i in range(most) if row.tokens[i] != self.tokens[i]), most), number
 
     def choose(self, logits_V: Floats, log_probs: bool) -> Token:
         """Choose the next token and append it."""

@@ -34,7 +34,7 @@ CLOSE_RECURRENT = 5e-4
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "CHUNK", 32)
+    monkeypatch.setattr(running, "CHUNK_ON_CPU", 32)
 
 
 def opened(folder: Path) -> TorchModel:
@@ -114,6 +114,17 @@ def test_a_long_prompt_does_not_hold_up_the_others(tiny: Callable[..., Path]) ->
     model.insert(1, np.arange(100))  # 4 chunks of 32
     returned = [sorted(model.advance({0: 7})) for _ in range(4)]
     assert returned == [[0], [0], [0], [0, 1]]
+
+
+def test_a_short_prompt_is_computed_before_a_long_one(tiny: Callable[..., Path]) -> None:
+    """In one step, and the oldest prompt gets on by half a chunk of 32 in each."""
+    model = opened(tiny("llama"))
+    model.insert(0, np.arange(100))
+    assert model.advance({}) == {}
+    model.insert(1, np.arange(200))
+    model.insert(2, np.arange(16))
+    returned = [sorted(model.advance({})) for _ in range(5)]
+    assert returned == [[2], [], [], [], [0]]
 
 
 def test_rows_that_are_not_advanced_wait(tiny: Callable[..., Path]) -> None:

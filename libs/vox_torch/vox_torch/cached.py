@@ -57,6 +57,14 @@ class RowCache:
             buffer[self.length : stop] = part
         return [buffer[:stop] for buffer in buffers]
 
+    def begin_as(self, other: RowCache, count: int) -> None:
+        """Copy the first `count` tokens of another row; this one is empty."""
+        for module, buffers in other._buffers.items():
+            self._buffers[module] = self._grown(None, buffers, count)
+            for buffer, part in zip(self._buffers[module], buffers, strict=True):
+                buffer[:count] = part[:count]
+        self.length = count
+
     def _grown(
         self, old: Sequence[torch.Tensor] | None, new: Sequence[torch.Tensor], stop: int
     ) -> list[torch.Tensor]:

@@ -116,6 +116,10 @@ class TorchModel(Model):
         with self._generating():
             return self._running().advance(tokens)
 
+    def reuse(self, row: int, source: int, count: int) -> None:
+        with self._generating():
+            self._running().reuse(row, source, count)
+
     def remove(self, row: int) -> None:
         self._running().remove(row)
 

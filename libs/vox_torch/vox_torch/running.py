@@ -1,7 +1,8 @@
 """Continuous batching: rows enter and leave a running batch, over a transformers model.
 
 A step is one forward pass: the new tokens of all rows are concatenated, each row has its own cache
-(cached.py) and its own adapter (lora_rows.py). Long prompts are computed in chunks, one a step.
+(cached.py) and its own adapter (lora_rows.py). Prompts share the chunk of a step, short ones first,
+so that a long one holds up neither the answers nor a short prompt.
 
 A short trial compares this with the model's own forward pass. A model that fails it gets one
 forward pass a row, with transformers' own cache; so do models whose layers pass a state from token
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
     from vox_core.contract import Floats, Ints
 
-CHUNK = 512
-"""Tokens of prompts that a step computes."""
+CHUNK, CHUNK_ON_CPU = 512, 128
+"""Tokens of prompts that a step computes. On a CPU twice as many take almost twice as long."""
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ class RunningBatch:
         one_by_one: str | None = None,
     ) -> None:
         self._adapters, self.one_by_one = adapters, one_by_one
+        self._chunk = CHUNK_ON_CPU if device == "cpu" else CHUNK
         self._base = Base(model, adapters, device, attention)
         self._rows: dict[int, _Row] = {}
         self._forward: Forward | None = None
@@ -131,6 +133,13 @@ class RunningBatch:
             self._forward, self.one_by_one = fastest(self._base)
         prompt = [int(token) for token in tokens_T]
         self._rows[row] = _Row(adapter, prompt, self._forward.new_cache())
+
+    def reuse(self, row: int, source: int, count: int) -> None:
+        """Copy the first tokens' cache of another row, where rows are computed together."""
+        cache = self._rows[row].cache
+        if isinstance(cache, RowCache):
+            cache.begin_as(self._rows[source].cache, count)
+            del self._rows[row].prompt[:count]
 
     def remove(self, row: int) -> None:
         """Let a row leave, and free its cache."""
@@ -153,12 +162,18 @@ class RunningBatch:
         return {row: logits[row] for row in news if not self._rows[row].prompt}
 
     def _prompts(self) -> dict[int, list[int]]:
-        """Return the next `CHUNK` tokens of the prompts, first come, first served."""
-        chunks: dict[int, list[int]] = {}
-        room = CHUNK
-        for row, state in self._rows.items():
-            if state.prompt and room > 0:
-                chunks[row] = state.prompt[: room if self._forward.in_chunks else None]
+        """Return the next tokens of the prompts, a chunk in all: those of the shortest first, with
+        half of the chunk for the oldest, which would never end otherwise."""
+        left = {row: state.prompt for row, state in self._rows.items() if state.prompt}
+        if not left:
+            return {}
+        oldest, *others = left
+        reserved = min(len(left[oldest]), self._chunk // 2)
+        room, chunks = self._chunk - reserved, dict[int, list[int]]()
+        for row in [*sorted(others, key=lambda row: len(left[row])), oldest]:
+            room += reserved if row == oldest else 0
+            if room > 0:
+                chunks[row] = left[row][: room if self._forward.in_chunks else None]
                 room -= len(chunks[row])
         return chunks
 

@@ -47,7 +47,7 @@ def far(found_V: np.ndarray, exact_V: np.ndarray) -> float:
 def test_rows_that_come_and_go_have_the_logits_of_their_documents(tmp_path, family, monkeypatch):
     """Windows of 16 (mistral, gemma3) and recurrent state (qwen3_5); prompts in chunks of 7; at
     each step a fifth of the rows stay behind, and some leave for good."""
-    monkeypatch.setattr(generate, "CHUNK", 7)
+    monkeypatch.setattr(generate, "CHUNK_ON_CPU", 7)
     model = loaded(make_model(family, tmp_path / family))
     names = [None, "lora", "dora"]
     random = np.random.default_rng(2)
@@ -128,7 +128,7 @@ def saving_of(folder: Path) -> AdapterState:
 
 
 def test_a_long_prompt_does_not_hold_up_the_others(llama, monkeypatch):
-    monkeypatch.setattr(generate, "CHUNK", 8)
+    monkeypatch.setattr(generate, "CHUNK_ON_CPU", 8)
     model = loaded(llama)
     model.insert(0, np.arange(3))
     assert model.advance({}).keys() == {0}

@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from vox_core.contract import Floats, Ints
 
-CHUNK = 512
+CHUNK, CHUNK_ON_CPU = 512, 128
 """Tokens of prompts that are computed between two decoding steps."""
 
 Cache: TypeAlias = list[Any]
@@ -70,6 +70,16 @@ class Generation:
         """Let a row enter, with its prompt still to be computed."""
         self._rows[row] = _Row(adapter, len(tokens_T), tokens_T, self._new_cache())
 
+    def reuse(self, row: int, source: int, count: int) -> None:
+        """Copy the first tokens' cache of another row, where caches can be cut anywhere."""
+        cache = self._rows[source].cache
+        for lane in self._lanes.values():
+            if source in lane.rows:
+                cache = _extracted(lane.cache, lane.rows.index(source), len(lane.rows))
+        if copied := _beginning(cache, count):
+            self._rows[row].cache = copied
+            self._rows[row].left_T = self._rows[row].left_T[count:]
+
     def length(self, row: int) -> int:
         """Return the number of tokens of a row."""
         return self._rows[row].length
@@ -117,22 +127,48 @@ class Generation:
             self._rows[row].cache = None
 
     def _prefill(self) -> dict[int, Floats]:
-        """Compute about a chunk of prompts; return the logits of those that are complete."""
-        found, computed = {}, 0
-        for number, row in self._rows.items():
-            while len(row.left_T) and computed < CHUNK:
-                chunk_T, row.left_T = row.left_T[:CHUNK], row.left_T[CHUNK:]
-                logits_1V = self._computed(mx.array(chunk_T)[None], [row.adapter], row.cache)
-                computed += len(chunk_T)
-                if not len(row.left_T):
-                    found[number] = logits_1V[0]
+        """Compute about a chunk of prompts, the shortest first, and at least half a chunk of the
+        oldest; return the logits of those that are complete."""
+        left = {number: row for number, row in self._rows.items() if len(row.left_T)}
+        if not left:
+            return {}
+        oldest, *others = left
+        chunk = CHUNK if mx.default_device().type == mx.DeviceType.gpu else CHUNK_ON_CPU
+        found: dict[int, Floats] = {}
+        room = chunk - min(len(left[oldest].left_T), chunk // 2)
+        for number in sorted(others, key=lambda number: len(left[number].left_T)):
+            room -= self._prefilled(number, room, found)
+        self._prefilled(oldest, room + chunk // 2, found)
         return found
+
+    def _prefilled(self, number: int, most: int, found: dict[int, Floats]) -> int:
+        """Compute up to so many tokens of a prompt; return how many."""
+        row = self._rows[number]
+        chunk_T, row.left_T = row.left_T[: max(0, most)], row.left_T[max(0, most) :]
+        if len(chunk_T):
+            logits_1V = self._computed(mx.array(chunk_T)[None], [row.adapter], row.cache)
+            if not len(row.left_T):
+                found[number] = logits_1V[0]
+        return len(chunk_T)
 
     def _computed(self, tokens_NL: mx.array, names: Sequence[str | None], cache: Cache) -> Floats:
         logits_NV = self._next_logits(tokens_NL, names, cache).astype(mx.float32)
         mx.eval(logits_NV, [layer.state for layer in cache])
         copy: Floats = np.array(logits_NV)
         return copy
+
+
+def _beginning(cache: Cache, count: int) -> Cache | None:
+    """Return a copy of the first `count` tokens; None if a layer keeps a state or a window."""
+    from mlx_lm.models.cache import KVCache
+
+    if not all(type(layer) is KVCache for layer in cache):
+        return None
+    copies: Cache = [KVCache() for _ in cache]
+    for copy, layer in zip(copies, cache, strict=True):
+        copy.keys, copy.values = layer.keys[..., :count, :], layer.values[..., :count, :]
+        copy.offset = count
+    return copies
 
 
 def _extracted(cache: Cache, index: int, rows: int) -> Cache:

@@ -96,6 +96,9 @@ class MlxModel(Model):
             require_window(self._config, self._generation.length(row) + 1)
         return self._generation.advance(tokens)
 
+    def reuse(self, row: int, source: int, count: int) -> None:
+        self._generation.reuse(row, source, count)
+
     def remove(self, row: int) -> None:
         self._generation.remove(row)
 

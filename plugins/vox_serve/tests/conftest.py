@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vox_core.adapter.peft import write_adapter
 from vox_core.api.generating import open_base
 from vox_core.config import ServeSettings, TrainSettings, validate
 from vox_core.run.train import train
+from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.served import select, served_models
@@ -24,12 +25,12 @@ from vox_testing.tiny import make_model
 
 __all__ = ["_clean_place", "vox"]
 
-SCALE = {"one": 0.1, "two": 0.3, "zero": 0.0}
+SCALE = {"one": 0.1, "two": 0.3, "zero": 0.0, "three": 0.5}
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`base`, and the adapters `one`, `two` and `zero`, whose B is zero."""
+    """`base`, and the adapters `one`, `two`, `three` and `zero`, whose B is zero."""
     place = tmp_path_factory.mktemp("serve")
     make_model("llama", place / "base")
     for rank, (name, scale) in enumerate(SCALE.items(), start=2):
@@ -56,32 +57,43 @@ def trained(folders: Path) -> Path:
 class Opened:
     """Models in memory; `client(...)` gives a client of endpoints of its own over them."""
 
-    def __init__(self, place: Path, stack: ExitStack, backend: str) -> None:
-        chosen = select([str(place / "one"), str(place / "two")], [])
-        self.models = served_models(chosen)
-        adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
+    def __init__(
+        self, place: Path, stack: ExitStack, backend: str, names: Sequence[str] = ("one", "two")
+    ) -> None:
+        self.chosen = select([str(place / name) for name in names], [])
+        self.models = served_models(self.chosen)
+        found = self.chosen.models.items()
+        adapters = {name: each.adapter for name, each in found if each.adapter}
         settings = validate(ServeSettings, {"backend": backend, "dtype": "fp32"})
-        self.base = stack.enter_context(open_base(chosen.source, adapters, settings, rows=4))
+        self.base = stack.enter_context(open_base(self.chosen.source, adapters, settings, rows=4))
         self._stack = stack
 
-    def client(self, *, queue: int = 64, key: str | None = None, **limits: int) -> TestClient:
+    def client(
+        self,
+        *,
+        queue: int = 64,
+        key: str | None = None,
+        allowed: Path | None = None,
+        **limits: int,
+    ) -> TestClient:
         engine = self._stack.enter_context(closing(Engine(self.base.generator, queue)))
         found = Limits(limits.get("max_tokens", 64), limits.get("positions", 512))
-        api = Api(engine, self.models, found, key)
+        given = allowed and Adapters(allowed, self.chosen, self.models, self.base, engine)
+        api = Api(engine, self.models, found, key, given.routes if given else ())
         client = TestClient(api.app, "http://127.0.0.1", raise_server_exceptions=False)
         client.engine = engine  # type: ignore[attr-defined]
         return client
 
 
 @pytest.fixture(scope="session")
-def opened_on(folders: Path) -> Iterator[Callable[[str], Opened]]:
-    """`opened_on(backend)` -> the models in memory, in float32."""
+def opened_on(folders: Path) -> Iterator[Callable[..., Opened]]:
+    """`opened_on(backend, names)` -> the models in memory, in float32."""
     with ExitStack() as stack:
-        yield lambda backend: Opened(folders, stack, backend)
+        yield lambda backend, *names: Opened(folders, stack, backend, *names)
 
 
 @pytest.fixture(scope="session")
-def opened(opened_on: Callable[[str], Opened]) -> Opened:
+def opened(opened_on: Callable[..., Opened]) -> Opened:
     """On the CPU."""
     return opened_on("cpu")
 

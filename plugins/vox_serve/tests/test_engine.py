@@ -73,6 +73,7 @@ def served(app: Any) -> Iterator[httpx.Client]:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=SECONDS) as client:
+            client.open = lambda: len(server.server_state.connections)
             yield client
     finally:
         server.should_exit = True
@@ -142,7 +143,9 @@ def test_an_answer_that_cannot_be_decoded_ends_alone(client, engine) -> None:
     assert isinstance(ended[0], EngineFailed)
 
 
-def test_a_client_that_never_reads_holds_nobody_up(api, engine) -> None:
+def test_a_client_that_never_reads_holds_nobody_up(api, engine, monkeypatch) -> None:
+    """And loses its connection."""
+    monkeypatch.setattr("vox_serve.server.STALLED", 1)
     body = json.dumps({**BODY, "max_tokens": 50_000, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with served(api.app) as client:
@@ -152,7 +155,7 @@ def test_a_client_that_never_reads_holds_nobody_up(api, engine) -> None:
             silent.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             wait_until(lambda: engine.running == 1)
             assert text(client.post("/v1/completions", json=BODY)) == SAID
-        wait_until(lambda: not engine.running)
+            wait_until(lambda: not engine.running and client.open() == 1)
 
 
 def test_many_requests_over_one_connection(api) -> None:

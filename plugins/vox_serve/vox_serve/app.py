@@ -87,10 +87,16 @@ class Api:
     Args:
         models: by name.
         key: what requests must send as bearer token; None: nothing.
+        routes: of further endpoints.
     """
 
     def __init__(
-        self, engine: Engine, models: Mapping[str, Served], limits: Limits, key: str | None = None
+        self,
+        engine: Engine,
+        models: Mapping[str, Served],
+        limits: Limits,
+        key: str | None = None,
+        routes: Sequence[Route] = (),
     ) -> None:
         self._engine, self._models, self._limits = engine, models, limits
         self._created, self._counts = int(time.time()), Counter[str]()
@@ -106,6 +112,7 @@ class Api:
                 Route("/v1/responses", self._respond, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/apply-template", self._apply_template, methods=["POST"]),
+                *routes,
             ],
             middleware=[Middleware(Guard, key=key, counts=self._counts)],
             exception_handlers={

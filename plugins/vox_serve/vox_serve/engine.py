@@ -4,7 +4,8 @@ Continuous batching: before each decoding step, waiting answers enter the runnin
 is room, in the order in which they came, and cancelled ones leave it. The batch itself, sampling
 and the text of an answer are the core's.
 
-An answer's pieces are delivered from the engine's thread; `emit` must return at once.
+An answer's pieces are delivered from the engine's thread; `emit` must return at once. Whatever else
+uses the model, such as adding an adapter, is called between two steps.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vox_core.api.generating import AnswerText, Generator, Prompt, Sampling, Token
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from vox_core.api.generating import Finish
     from vox_core.contract import Bools
 
+Result = TypeVar("Result")
 log = logging.getLogger("vox_serve")
 
 
@@ -47,6 +50,13 @@ class Piece:
     text: str
     tokens: Sequence[Token]
     finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    function: Callable[[], Any]
+    unused: str | None
+    result: Future[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +121,7 @@ class Engine:
     def __init__(self, generator: Generator, queue: int) -> None:
         self.max_batch, self._queue = generator.most_rows, queue
         self.failed = False
+        self._generator, self._calls = generator, list[_Call]()
         self._rows, self._numbers = generator.rows(), itertools.count()
         self._waiting: deque[Answer] = deque()
         self._running: dict[int, Answer] = {}
@@ -153,6 +164,24 @@ class Engine:
                     self._waiting.remove(answer)
             self._changed.notify()
 
+    def call(self, function: Callable[[], Result], unused: str | None = None) -> Result:
+        """Run `function` on the engine's thread between two steps; return what it returns.
+
+        Args:
+            unused: name of an adapter; wait until no answer uses it.
+
+        Raises:
+            EngineFailed: the server is closing.
+        """
+        call = _Call(function, unused, Future[Result]())
+        with self._changed:
+            if self._closing:
+                raise EngineFailed("the server is closing")
+            self._calls.append(call)
+            self._changed.notify()
+        found: Result = call.result.result()
+        return found
+
     def close(self) -> None:
         """End all answers with an error, and the thread after its current step."""
         with self._changed:
@@ -164,6 +193,7 @@ class Engine:
         while self._wait_for_work():
             try:
                 self._leave_cancelled()
+                self._answer_calls()
                 self._enter_waiting()
                 for token in self._rows.step() if len(self._rows) else ():
                     self._take(token)
@@ -174,7 +204,7 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._closing or self._waiting or self._running):
+            while not (self._closing or self._waiting or self._running or self._calls):
                 self._changed.wait()
             return not self._closing
 
@@ -182,6 +212,17 @@ class Engine:
         for number in [n for n, answer in self._running.items() if answer.cancelled]:
             del self._running[number]
             self._rows.leave(number)
+
+    def _answer_calls(self) -> None:
+        with self._changed:
+            used = {answer.adapter for answer in (*self._running.values(), *self._waiting)}
+            ready = [call for call in self._calls if call.unused is None or call.unused not in used]
+            self._calls = [call for call in self._calls if call not in ready]
+        for call in ready:
+            try:
+                call.result.set_result(call.function())
+            except Exception as error:  # noqa: BLE001 - raised for the caller
+                call.result.set_exception(error)
 
     def _enter_waiting(self) -> None:
         while self._waiting:
@@ -207,6 +248,7 @@ class Engine:
         """End the running answers, and the waiting ones if nothing can be generated any more."""
         try:
             self._rows.close()
+            self._generator.close()
         except Exception:
             log.exception("the model cannot be used any more")
             self.failed = True
@@ -216,5 +258,8 @@ class Engine:
             if self.failed or self._closing:
                 ended += self._waiting
                 self._waiting.clear()
+            calls, self._calls = (self._calls, []) if self._closing else ([], self._calls)
+        for call in calls:
+            call.result.set_exception(EngineFailed("the server is closing"))
         for answer in ended:
             answer.emit(EngineFailed("the server is closing" if self._closing else "model failed"))

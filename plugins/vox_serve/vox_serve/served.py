@@ -57,7 +57,7 @@ NOISE = 1e-6
 CONTINUED = 4
 """Tokens of a plain text from which its continuation's first blank is known."""
 Mappings: TypeAlias = Sequence[Mapping[str, Any]]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +99,8 @@ class Proof:
         if self.probe is None:
             return f"changes log-probabilities by {self.effect:.3g} nats; no probe.json"
         found = f"{self.probe.adapter:.2g} nats apart, effect {self.effect:.3g}"
+        if self.probe.requantised:
+            found = f"effect {self.effect:.3g} nats of {self.probe.effect:.3g}, quantised otherwise"
         if self.probe.decisive:
             return f"matches training: {found}"
         return f"{found}: too little for the tolerance {self.probe.tolerance:.2g} to tell"
@@ -263,7 +265,7 @@ def select(
             probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]
-    _require_one_base(models)
+    require_one_base(models)
     if not quant_set:
         _require_one_quant(adapted)
     if len(adapted) == len(models):
@@ -302,6 +304,8 @@ def prove(
     dtype: DType,
     positions: int | None,
     noise: float = NOISE,
+    *,
+    requantised: bool = False,
 ) -> Proof:
     """Verify a loaded adapter.
 
@@ -309,6 +313,7 @@ def prove(
         probe: of its training; None: there is none.
         dtype, positions: what `model` computes in, and how many tokens it reads.
         noise: changes of log-probabilities up to this one, in nats, are roundoff.
+        requantised: `model` is quantised otherwise than in training.
 
     Raises:
         ProofError: V004, it does not compute what was trained; V002, it changes nothing.
@@ -318,9 +323,10 @@ def prove(
         tokens = served.render([{"role": "user", "content": PROBE}])
         texts = [tokens[: min(MAX_PROBE_TOKENS, positions or MAX_PROBE_TOKENS)]]
         return Proof(_effect(model, served, texts, noise))
-    result = check_probe(model, served.adapter, probe, dtype, f"the model {served.name}")
+    where = f"the model {served.name}"
+    result = check_probe(model, served.adapter, probe, dtype, where, requantised=requantised)
     if result.decisive:
-        return Proof(result.effect, result)
+        return Proof(result.changed, result)
     return Proof(_effect(model, served, [each.tokens for each in probe.documents], noise), result)
 
 
@@ -355,7 +361,7 @@ def _named(references: Sequence[str], names: Iterable[str]) -> dict[str, str | N
     found: dict[str, str | None] = dict.fromkeys(references)
     for each in names:
         name, equals, reference = each.partition("=")
-        if not equals or not reference or not _NAME.fullmatch(name):
+        if not equals or not reference or not NAME.fullmatch(name):
             raise ConfigError(
                 "C002",
                 "a model's name cannot be used",
@@ -400,7 +406,7 @@ def _taken_twice(what: str, found: str) -> ConfigError:
     )
 
 
-def _require_one_base(models: Mapping[str, ModelReference]) -> None:
+def require_one_base(models: Mapping[str, ModelReference]) -> None:
     if len({source.base.path for source in models.values()}) == 1:
         return
     digests = {name: replace(each, adapter=None).digest() for name, each in models.items()}

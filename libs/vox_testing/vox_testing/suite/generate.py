@@ -92,6 +92,38 @@ def test_rows_together_are_rows_alone(vox_subject: Subject, order: str) -> None:
 
 
 @loads
+@pytest.mark.parametrize("left", [False, True])
+def test_a_row_takes_its_beginning_from_another(vox_subject: Subject, left: bool) -> None:
+    """From a row that goes on, alone or in a batch, or that has ended and stays; with an adapter.
+    Both rows have the logits of their texts afterwards."""
+    with vox_subject.loaded(*_two_adapters(vox_subject)) as model:
+        longer_T = np.concatenate([TOKENS, TOKENS[::-1]])
+        first, second = Row(TOKENS, "a", (7, 8, 9)), Row(longer_T, "a", (5, 6))
+        expected = [_alone(model, row) for row in (first, second)]
+        for number in (0, 2):
+            model.insert(number, TOKENS, "a")
+        found = dict(model.advance({}))
+        while len(found) < 2:
+            found |= model.advance({})
+        logits = {0: [found[0]], 1: []}
+        logits[0].append(model.advance({0: 7, 2: 4})[0])
+        if left:
+            logits[0] += [model.advance({0: token})[0] for token in first.following[1:]]
+        model.insert(1, longer_T, "a")
+        model.reuse(1, 0, len(TOKENS) - 1)
+        steps = iter([] if left else first.following[1:])
+        fed = list(second.following)
+        while len(logits[1]) < 3:
+            chosen = {0: token} if (token := next(steps, None)) is not None else {}
+            if logits[1]:
+                chosen[1] = fed.pop(0)
+            for number, logits_V in model.advance(chosen).items():
+                logits[number].append(logits_V)
+        for number, wanted in enumerate(expected):
+            _require_alike(vox_subject, logits[number], wanted)
+
+
+@loads
 def test_a_row_that_leaves_does_not_disturb_the_others(vox_subject: Subject) -> None:
     """In the middle of its text, or before its first step; another one enters in its place."""
     with vox_subject.loaded(*_two_adapters(vox_subject)) as model:
