@@ -63,7 +63,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]
 @pytest.fixture
 def opened(browser: chromium.Page, tmp_path: Path) -> chromium.Page:
     path = tmp_path / "page.html"
-    findings = [Finding.of("cut-in-answer", rows=1, places=("a.jsonl:4",))]
+    findings = [Finding("cut-in-answer", rows=1, places=("a.jsonl:4",))]
     path.write_text(page("a preview", {"model": EVIL}, findings, ROWS))
     browser.requests.clear()
     browser.complaints.clear()
