@@ -547,8 +547,8 @@ class ServeSettings(LoadSettings):
     allow_adapters: Path | None = Field(
         None, description="Let clients add runs inside this folder, and remove them."
     )
-    engine: Literal["vox", "llama.cpp", "vllm"] = Field(
-        "vox", description="What generates: vox, or an installed llama.cpp or vLLM."
+    engine: str = Field(
+        "vox", description="What generates: vox, or llama.cpp or vllm (plugin `engines`)."
     )
     engine_python: Path | None = Field(
         None, description="Python of the environment that has vllm or xllamacpp."

@@ -13,12 +13,10 @@
     running.py     the answers to one request: collected, or streamed as they come
     app.py         routes, metrics
     page.py        the page at `/`, which is page.html
-    proxy.py       --engine: the same endpoints over another program, and its verification
-    programs.py    --engine: llama.cpp's server and vLLM: finding them, options, requests
-    keeper.py      --engine: start the program, wait until it is healthy, start it again
-    minder.py      --engine: runs the program, and ends it when vox ends
     deploy.py      --emit: files for Ray Serve and Kubernetes
-    xllama.py      --engine: llama-server out of the package xllamacpp
+
+Further engines (`--engine`) are packages with an entry point in the group `vox_serve.engines`; its
+name is the engine's, and its object a function as `server.Engines` describes it.
 
 The event loop of uvicorn parses and writes; it never waits for the model.
 """

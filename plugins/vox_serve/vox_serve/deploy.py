@@ -19,7 +19,6 @@ import yaml
 
 from vox_core.api.commands import ServeSettings
 from vox_core.errors import ConfigError
-from vox_serve.programs import LlamaCpp, Vllm
 from vox_serve.served import Selection, select
 from vox_serve.server import opened, require_key
 
@@ -30,8 +29,8 @@ KEY = "VOX_API_KEY"
 RUNS, CACHE, PORT = "/runs", "/cache", 8000
 """Where a container has runs and vox's caches, and listens."""
 STARTUP_SECONDS = 1800
-OWN_ROWS = 32
-"""Answers at once on an accelerator; on a CPU the server's own queue holds the rest back."""
+ROWS = 64
+"""Answers at once of the engine that generates most; other engines' queues hold the rest back."""
 
 
 def emitted(
@@ -136,8 +135,7 @@ def _opener(args: Mapping[str, Any]) -> Callable[[], Starlette]:
 
 def _answers(settings: ServeSettings) -> int:
     """Requests that a replica takes: what it generates at once, and its queue."""
-    rows = {"vllm": Vllm.rows, "llama.cpp": LlamaCpp.rows}.get(settings.engine, OWN_ROWS)
-    return (settings.max_batch or rows) + settings.queue
+    return (settings.max_batch or ROWS) + settings.queue
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

@@ -9,16 +9,17 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 
 from vox_core.api.commands import ServeSettings
 from vox_core.api.generating import open_base
+from vox_core.api.host import known_plugins
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.errors import ConfigError
-from vox_serve import proxy
 from vox_serve.adapters import Adapters
 from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 _Opened: TypeAlias = "tuple[Api, Mapping[str, Proof | None], int]"
 """Endpoints, how each adapter was verified, and answers that may be generated or wait."""
+Engines: TypeAlias = (
+    "Callable[[Selection, Mapping[str, Served], ServeSettings, str | None, Observe], "
+    "AbstractContextManager[_Opened]]"
+)
+"""What an entry point of `vox_serve.engines` is: it starts the engine, verifies each adapter, and
+ends the engine after the block."""
+ENTRY_POINTS = "vox_serve.engines"
 MIN_KEY = 16
 KEPT = 8192
 """Cached tokens of ended answers, for prompts that begin alike; 190 MB for SmolLM2 in bfloat16."""
@@ -87,14 +95,36 @@ def opened(
     backend_origin: Origin | None = None,
 ) -> Iterator[_Opened]:
     """Load models and verify the adapters, for as long as the block lasts; see `serve`."""
+    engine = None if settings.engine == "vox" else _engine(settings.engine)
     chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
     models = served_models(chosen)
-    if settings.engine == "vox":
+    if engine is None:
         opening = _own(chosen, models, settings, key, observe, backend_origin)
     else:
-        opening = proxy.opened(chosen, models, settings, key, observe)
+        opening = engine(chosen, models, settings, key, observe)
     with opening as found:
         yield found
+
+
+def _engine(name: str) -> Engines:
+    """Return the engine of a plugin.
+
+    Raises:
+        ConfigError: C009, no installed plugin has it.
+    """
+    installed = entry_points(group=ENTRY_POINTS)
+    if name in installed.names:
+        found: Engines = installed[name].load()
+        return found
+    owners = [p.id for p in known_plugins().values() if name in p.provides.get("engines", ())]
+    raise ConfigError(
+        "C009",
+        "no installed plugin has this engine",
+        where="--engine",
+        found=name,
+        expected=", ".join(["vox", *sorted(installed.names)]),
+        remedy=f"vox plugin install {owners[0]}" if owners else "leave out --engine",
+    )
 
 
 @contextmanager

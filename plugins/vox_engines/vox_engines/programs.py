@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from vox_core.api.models import is_mlx_folder, write_adapter, write_model
 from vox_core.contract import DType, WriteModelJob
 from vox_core.errors import AdapterError, ConfigError
-from vox_serve import xllama
+from vox_engines import xllama
 
 if TYPE_CHECKING:
     from vox_serve.served import Selection, Served
@@ -242,7 +242,7 @@ class LlamaCpp(Program):
             return [each for some in parts for each in some]
 
 
-def find(name: Literal["llama.cpp", "vllm"], python: Path | None) -> Program:
+def find(name: str, python: Path | None) -> Program:
     """Find a program.
 
     Args:

@@ -25,7 +25,7 @@ from typing import Any
 import httpx2
 
 from vox_core.errors import BackendError, VoxError
-from vox_serve import minder
+from vox_engines import minder
 
 LAST_WORDS = 20
 """Lines of the program's output in an error."""

@@ -30,10 +30,10 @@ from vox_core.api.files import read_json
 from vox_core.api.models import positions
 from vox_core.contract import DType, Notice
 from vox_core.errors import BackendError, ConfigError
+from vox_engines.keeper import Keeper, Process
+from vox_engines.programs import Program, find
 from vox_serve.app import Api, Limits
 from vox_serve.guard import CLIENT_GONE, client_gone, json_response
-from vox_serve.keeper import Keeper, Process
-from vox_serve.programs import Program, find
 from vox_serve.requests import ApiError, ChatRequest
 from vox_serve.responses import DONE, event
 from vox_serve.served import PROBE, Proof, prove
@@ -120,7 +120,6 @@ def opened(
 
 def _found(settings: ServeSettings, chosen: Selection) -> Program:
     """Find the program of the settings, and check that it can serve the models."""
-    assert settings.engine != "vox"
     program = find(settings.engine, settings.engine_python)
     flag = None
     if settings.backend:

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from vox_serve import keeper, proxy
+from vox_engines import keeper, proxy
 from vox_serve.served import select, served_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd_open is Linux's")
@@ -307,7 +307,7 @@ def test_settings_that_are_not_for_an_engine_are_refused(serving, fake, flags, s
 
 def test_a_missing_program_is_named_with_what_to_install(vox, trained, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("vox_serve.programs._version", lambda *_: "")
+    monkeypatch.setattr("vox_engines.programs._version", lambda *_: "")
     done = vox("serve", trained, "--port", 0, "--engine", "vllm")
     assert (done.code, "VOX-C009" in done.err, "pip install vllm" in done.err) == (2, True, True)
     done = vox("serve", trained, "--port", 0, "--engine", "llama.cpp")
@@ -328,7 +328,7 @@ def test_llama_cpp_gets_gguf_files_and_switches_adapters_on(serving, fake, monke
         if job.out:
             (job.out / "made.gguf").write_bytes(b"GGUF")
 
-    monkeypatch.setattr("vox_serve.programs.write_model", write_model)
+    monkeypatch.setattr("vox_engines.programs.write_model", write_model)
 
     def use(client: TestClient) -> None:
         assert chat(client, repetition_penalty=1.5).json()["model"] == "run"
@@ -360,7 +360,7 @@ def test_llama_cpp_with_an_adapter_that_it_does_not_compute_is_refused(
         if job.out:
             (job.out / "made.gguf").touch()
 
-    monkeypatch.setattr("vox_serve.programs.write_model", write_model)
+    monkeypatch.setattr("vox_engines.programs.write_model", write_model)
     fake.set(shift=-0.5)
     done = serving(lambda client: pytest.fail("it served"), "--engine", "llama.cpp")
     assert (done.code, "VOX-V004" in done.err) == (1, True)
@@ -368,7 +368,7 @@ def test_llama_cpp_with_an_adapter_that_it_does_not_compute_is_refused(
 
 HELD = """
 import socket, sys
-from vox_serve.keeper import Process
+from vox_engines.keeper import Process
 with socket.create_server(("127.0.0.1", 0)) as listener:
     port = str(listener.getsockname()[1])
 running = Process([sys.argv[1], "--host", "127.0.0.1", "--port", port],
@@ -403,7 +403,7 @@ def test_adapters_that_vllm_cannot_serve_are_refused(trained, fake) -> None:
     from dataclasses import replace
 
     from vox_core.errors import AdapterError
-    from vox_serve.programs import Vllm
+    from vox_engines.programs import Vllm
 
     chosen = select([str(trained)], [])
     run = chosen.models["run"]
