@@ -224,7 +224,9 @@ def faults(wanted: Cases, vox: dict[str, Any], llama: dict[str, Any]) -> Iterato
         elif "refused" not in theirs:
             yield from _differences(name, ours, theirs)
     for label, found in (("vox", vox), ("llama.cpp", llama)):
-        for name, (kind, _) in wanted.items():
+        for name, (kind, body) in wanted.items():
+            if label != "vox" and body.get("temperature") != 0:
+                continue  # llama.cpp's seed does not give the same text again
             whole, streamed = found[name], found.get(f"{name}, streamed", {})
             if "choices" in whole and "chunks" in streamed:
                 field = "content" if kind == "chat" else "text"
