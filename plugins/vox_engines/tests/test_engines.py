@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from vox_engines import keeper, proxy
+from vox_engines import keeper, proxy, xllama
 from vox_serve.served import select, served_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd_open is Linux's")
@@ -244,6 +244,7 @@ def test_errors_of_the_program_have_openais_body_and_no_path(serving, fake) -> N
         broken = chat(client, stop="break")
         assert (broken.status_code, str(fake.folder) in broken.text) == (503, False)
         assert chat(client, temperature="hot").status_code == 400
+        assert client.post("/v1/responses", json={"model": "run", "input": "x"}).status_code == 404
         refused = chat(client, response_format={"type": "json_object"})
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "unsupported_parameter", refused.text
@@ -347,6 +348,7 @@ def test_llama_cpp_gets_gguf_files_and_switches_adapters_on(serving, fake, monke
     assert arguments[arguments.index("-m") + 1].endswith("made.gguf")
     assert arguments[arguments.index("--lora") + 1].endswith("made.gguf")
     assert {"-ctk", "--lora-init-without-apply", "--chat-template-file"} <= {*arguments}
+    assert xllama.options(arguments).parallel == 4, "xllamacpp takes the same options"
     (_, adapted), (_, base) = fake.requests[-2:]
     assert adapted["lora"] == [{"id": 0, "scale": 1.0}]
     assert (adapted["repeat_penalty"], "repetition_penalty" in adapted) == (1.5, False)
@@ -371,7 +373,7 @@ import socket, sys
 from vox_engines.keeper import Process
 with socket.create_server(("127.0.0.1", 0)) as listener:
     port = str(listener.getsockname()[1])
-running = Process([sys.argv[1], "--host", "127.0.0.1", "--port", port],
+running = Process("fake", [sys.argv[1], "--host", "127.0.0.1", "--port", port],
                   {"VLLM_API_KEY": "k"}, f"http://127.0.0.1:{port}", "k")
 running.wait_until_healthy()
 print("healthy", flush=True)

@@ -17,7 +17,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -44,6 +43,7 @@ class Process:
     """A started program.
 
     Args:
+        name: of the program, for errors.
         command, environment: what is started.
         url: where it listens.
         key: it requires.
@@ -53,9 +53,9 @@ class Process:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], url: str, key: str
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], url: str, key: str
     ) -> None:
-        self.url, self._name, self._closed = url, Path(command[0]).name, False
+        self.url, self._name, self._closed = url, name, False
         self._lines = deque[str](maxlen=LAST_WORDS)
         self._client = httpx2.Client(
             base_url=url,

@@ -101,7 +101,8 @@ def opened(
                 port = listener.getsockname()[1]
             address = ["--host", "127.0.0.1", "--port", str(port)]
             environment = {program.key_variable: secret}
-            return Process([*command, *address], environment, f"http://127.0.0.1:{port}", secret)
+            url = f"http://127.0.0.1:{port}"
+            return Process(program.name, [*command, *address], environment, url, secret)
 
         def verify(running: Process) -> None:
             scores = cast("Model", _Scores(running, program, served))
@@ -242,6 +243,10 @@ class Proxy(Api):
             timeout=httpx2.Timeout(None, connect=5.0),
             trust_env=False,
         )
+
+    async def _respond(self, request: Request) -> Response:
+        what = f"/v1/responses is not there with --engine {self._program.name}"
+        raise ApiError(404, f"{what}; use /v1/chat/completions")
 
     async def _answer(
         self,

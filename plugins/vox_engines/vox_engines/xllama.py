@@ -8,6 +8,7 @@ It runs in the environment that has `xllamacpp`, and imports nothing else.
 import argparse
 import os
 import signal
+import sys
 from typing import Any
 
 
@@ -15,9 +16,9 @@ def main() -> None:
     """Serve until a signal."""
     import xllamacpp as x
 
-    given = _options()
+    given = options(sys.argv[1:])
     params = x.CommonParams()
-    params.model.path, params.model_alias = given.model, {given.alias}
+    params.model.path = given.model
     params.hostnames, params.port, params.ui = [given.host], given.port, False
     params.api_keys = [os.environ["LLAMA_API_KEY"]]
     params.n_parallel, params.n_ctx, params.kv_unified = given.parallel, given.ctx_size, True
@@ -37,10 +38,10 @@ def main() -> None:
     signal.pause()
 
 
-def _options() -> Any:
+def options(arguments: list[str]) -> Any:
+    """Return the values of the options; end with a message if one is unknown."""
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("--alias", required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("-np", "--parallel", type=int, default=1)
@@ -52,7 +53,7 @@ def _options() -> Any:
     parser.add_argument("-fa", "--flash-attn", choices=["on", "off", "auto"], default="auto")
     for flag in ("--jinja", "--no-webui", "--kv-unified", "--lora-init-without-apply"):
         parser.add_argument(flag, action="store_true")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
