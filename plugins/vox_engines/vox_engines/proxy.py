@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 RETRY_AFTER = 1
 NOISE: dict[DType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
 """Nats. A program batches and caches as it likes, so that one log-probability computed twice may
-differ by so much; ten times what benchmarks/engines.py finds."""
+differ by so much. Chosen, not measured: benchmarks/engines.py prints the distances."""
 _CONVERSATION = (("user", PROBE), ("assistant", "42. Köln!"), ("user", "  and then?\n"))
 _FORWARDED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
