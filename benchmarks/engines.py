@@ -9,8 +9,8 @@ Each call starts one server with the run and prints:
 - the line of the start with the comparison with `probe.json`;
 - greedy answers of the run and of its base with their first log-probabilities, to compare between
   engines;
-- how far the log-probabilities of an answer move between alone and four at once: the origin of
-  `NOISE` in `vox_serve/proxy.py`;
+- how far the log-probabilities of an answer move between alone and four at once, to hold against
+  `NOISE` in `vox_engines/proxy.py`;
 - with a program: how long after `kill -9` of it a streaming client gets its error, and the server
   answers again, and whether a process is left after SIGTERM.
 """
