@@ -87,7 +87,13 @@ def _tried(name: str, work: Callable[[str], None], times: int) -> None:
         file = next(iter(Path(out).glob("*.jsonl")), None)
         moments.append(file.read_bytes().count(b"\n") if file else 0)
         _process(work, out, None)
-        equal += _files(out) == whole
+        found = _files(out)
+        for file in {*found, *whole}:
+            if found.get(file) != whole.get(file):
+                print(
+                    name, out, file, (found.get(file) or b"")[:300], (whole.get(file) or b"")[:300]
+                )
+        equal += found == whole
     print(f"{name}: {equal} of {times} equal; lines when killed {sorted(moments)}", flush=True)
 
 

@@ -397,15 +397,14 @@ def _prepared(model: OpenModel, task: Task, at: int) -> Prepared:
             question = model.question(example.messages, at, task.settings())
             return Prepared(task, at, question)
         if task.scorer.asks in ("choices", "ideal"):
-            ends = example.choices or example.ideal[:1]
-            return Prepared(task, at, _ends(model, example, ends))
+            return Prepared(task, at, _ends(model, example))
         return Prepared(task, at, _windows(model, example.text))
     except DataError as error:
         place = f"task {task.id!r}, example {at + 1} of {task.table.rows}"
         raise error.but(where=place) from error
 
 
-def _ends(model: OpenModel, example: Example, ends: Sequence[str]) -> list[Document]:
+def _ends(model: OpenModel, example: Example) -> list[Document]:
     """Return prompt and choice, tokenised together, for each choice.
 
     Scored are the tokens from the first in which any choice differs from the prompt's own: a
@@ -413,6 +412,7 @@ def _ends(model: OpenModel, example: Example, ends: Sequence[str]) -> list[Docum
     2024, "Lessons from the Trenches on Reproducible Evaluation of Language Models",
     arXiv:2405.14782).
     """
+    ends = example.choices or example.ideal[:1]
     prompt, special = prompt_text(model.tokenizer, example.messages)
     before = _tokens(model, prompt, special)
     whole = [_tokens(model, prompt + choice, special) for choice in ends]
