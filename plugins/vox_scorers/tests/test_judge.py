@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.request
+import urllib.response
 from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +117,9 @@ def test_the_other_answer_may_be_that_of_an_earlier_evaluation(server, tmp_path)
     before = options_of(found)["answers"]
     (tmp_path / "eval.jsonl").write_text('{"row": "row", "answer": "changed"}\n')
     assert options_of(scorer(server, against=str(tmp_path)))["answers"] != before
+    line = '{"row": "row", "answer": "one\u2028two"}\n'
+    (tmp_path / "eval.jsonl").write_text(line, encoding="utf-8")
+    assert scorer(server, against=str(tmp_path)).answers == {"row": "one\u2028two"}
 
 
 def test_a_key_is_sent_and_is_not_an_option(server, monkeypatch) -> None:
@@ -122,6 +129,36 @@ def test_a_key_is_sent_and_is_not_an_option(server, monkeypatch) -> None:
     value(found)
     assert server.keys == ["Bearer secret"] * 2
     assert "secret" not in json.dumps(options_of(found))
+
+
+def test_a_key_does_not_follow_a_redirection() -> None:
+    sent: list[urllib.request.Request] = []
+
+    class Redirecting(urllib.request.HTTPHandler):
+        def http_open(self, request: urllib.request.Request) -> Any:
+            sent.append(request)
+            headers = Message()
+            headers["Location"] = "http://other.test/v1/chat/completions"
+            found = urllib.response.addinfourl(BytesIO(), headers, request.full_url, 302)
+            found.msg = "Found"
+            return found
+
+    opener, urllib.request._opener = urllib.request._opener, None
+    urllib.request.install_opener(urllib.request.build_opener(Redirecting()))
+    try:
+        with pytest.raises(judge.Unreachable):
+            judge.chat_completion("http://own.test/v1", {}, key="secret", sleep=lambda _: None)
+    finally:
+        urllib.request._opener = opener
+    for request in sent:
+        own = request.host == "own.test"
+        assert request.get_header("Authorization") == ("Bearer secret" if own else None)
+    assert {request.host for request in sent} == {"own.test", "other.test"}
+
+
+def test_half_a_surrogate_pair_in_a_reply_is_replaced(server) -> None:
+    server.reply = lambda _: b'{"choices": [{"message": {"content": "a\\ud800"}}]}'
+    assert judge.chat_completion(server.url, {"messages": [{"content": ""}]}) == "a?"
 
 
 def test_a_passing_failure_is_tried_again(server) -> None:

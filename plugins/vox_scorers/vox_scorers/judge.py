@@ -200,12 +200,13 @@ def chat_completion(
     Raises:
         Unreachable: there is no completion.
     """
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(
-        f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
+        f"{url.rstrip('/')}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
+    if key:  # which another address, where this one redirects to, does not get
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     for attempt in range(ATTEMPTS):
         try:
             return _completion(request, timeout)
@@ -253,7 +254,8 @@ def _completion(request: urllib.request.Request, timeout: float) -> str:
     except (ValueError, LookupError, TypeError, RecursionError):
         shown = content[:200].decode(errors="replace")
         raise Unreachable(f"no chat completion: {shown!r}") from None
-    return text if isinstance(text, str) else ""
+    # JSON can escape half a surrogate pair, which no UTF-8 file can hold.
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""
 
 
 # --- hook -----------------------------------------------------------------------------------------
@@ -274,7 +276,8 @@ def _answers(folder: Path) -> dict[str, str]:
     """Return the answers of an earlier evaluation by row."""
     found: dict[str, str] = {}
     try:
-        for line in (folder / "eval.jsonl").read_text("utf-8").splitlines():
+        # By bytes: text splits at U+2028, too, which an answer may have.
+        for line in (folder / "eval.jsonl").read_bytes().splitlines():
             row = json.loads(line)
             if found.setdefault(row["row"], row["answer"]) != row["answer"]:
                 raise ValueError(f"two answers to row {row['row']}")

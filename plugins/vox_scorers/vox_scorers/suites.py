@@ -134,10 +134,6 @@ def reasoning_gym(part: str, model: str) -> list[Table]:
     return tables
 
 
-def _number(text: str) -> int | float:
-    return float(text) if "." in text else int(text)
-
-
 # --- OpenAI's evals -------------------------------------------------------------------------------
 
 _MATCHES = {
@@ -180,7 +176,7 @@ def _registered(name: str, entry: Mapping[str, Any], registry: Path) -> Table:
         raise _unusable("evals", f"{name}: {entry['class']}", "Match or Includes", "name another")
     path = registry / "data" / given["samples_jsonl"]
     try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise _unusable("evals", f"{path}: {error}", "its rows", "install all of evals") from error
     table = {"name": scorer, "ignore-case": bool(given.get("ignore_case", False))}
