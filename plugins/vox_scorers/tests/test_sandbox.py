@@ -247,3 +247,4 @@ def test_code_is_the_first_fenced_block_or_everything() -> None:
     assert code_of("Sure:\n```python\nx = '```'\n```\nand\n```\ny\n```") == "x = '```'\n"
     assert code_of("```py\nx = 1") == "x = 1"
     assert code_of("x = 1") == "x = 1"
+    assert code_of("```bash\npip\n```\nThen:\n```Python\nx = 1\n```") == "x = 1\n"

@@ -27,9 +27,8 @@ _SHOWN = 1000
 """Characters of a traceback's end in the words of a score."""
 _GRACE = 20.0
 """Seconds to start and to end the sandbox."""
-_FENCED = re.compile(
-    r"```[ \t]*(?:python3?|py|json)?[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE
-)
+_FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_LANGUAGES = "", "python", "python3", "py", "json"
 _SELF_CHECK = """
 import os, socket
 assert os.getpid() == 1 and {*os.environ} <= {"LC_CTYPE"} and not os.listdir(os.curdir)
@@ -75,9 +74,12 @@ class NoSandbox(RuntimeError):
 
 
 def code_of(answer: str) -> str:
-    """Return the first fenced block of an answer, or all of an answer without one."""
-    found = _FENCED.search(answer)
-    return found[1] if found else answer
+    """Return the first fenced block of an answer in Python, JSON or no language, or all of an
+    answer without one."""
+    for language, code in _FENCED.findall(answer):
+        if language.strip().lower() in _LANGUAGES:
+            return str(code)
+    return answer
 
 
 def run_python(answer: str, tests: str, limits: Limits, setup: str = "") -> Ended:
