@@ -233,6 +233,11 @@ def test_a_model_that_changed_after_its_promotion_is_refused(vox, run) -> None:
     assert (done.code, "VOX-M009" in done.err) == (2, True)
 
 
+def test_a_promoted_model_that_changed_is_not_compared_with(vox, gate, run, llama) -> None:
+    move("production", str(llama), "0" * 64)
+    assert "VOX-M009" in vox("promote", run, "--gate", gate).err
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"current": {"reference": 1}}', "[]"])
 def test_a_registry_that_cannot_be_read(vox, gate, run, content) -> None:
     Path("registry").mkdir()

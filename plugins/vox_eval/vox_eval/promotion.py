@@ -127,7 +127,7 @@ def _contest(
 ) -> _Contest:
     own, before = resolve_reference(candidate, progress=progress), registry.current(gate.name)
     base = str(own.base.path) if own.adapter else None
-    over = over or (str(before["reference"]) if before else base)
+    over = over or (gate.name if before else base)
     other = resolve_reference(over, progress=progress) if over else own
     if own.digest() == other.digest():
         raise ConfigError(
