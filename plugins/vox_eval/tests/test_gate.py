@@ -183,6 +183,15 @@ def test_of_1000_pairs_at_the_margin_at_most_5_percent_are_promoted() -> None:
     assert simulated(100, -0.1, 0.3, gate, 1000) <= 0.05
 
 
+@pytest.mark.parametrize(("rows", "margin"), [(6, 0.1), (20, 0.05), (50, 0.03), (80, 0.1)])
+def test_ties_beside_rare_losses_do_not_show_a_margin(rows, margin) -> None:
+    """Of scores other than 0 and 1, whose true mean difference is the margin."""
+    rng = np.random.default_rng(0)
+    lost = -(rng.random((1000, rows)) < margin).astype(float)
+    p_values = [statistics.above(each, np.ones(rows), -margin, binary=False) for each in lost]
+    assert np.mean(np.array(p_values) <= statistics.ONE_SIDED) <= 0.05
+
+
 @pytest.mark.usefixtures("_answers_alone")
 @pytest.mark.parametrize(
     ("require", "rows", "gain", "discordant", "cycles"),

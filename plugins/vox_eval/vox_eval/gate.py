@@ -388,7 +388,8 @@ def _needed(each: Requirement, gains: _Gains, gain: float) -> int | None:
     discordant = (np.count_nonzero(gains.values_N) + 1) / (rows + 2)
     power = partial(_power, each, gain, cycles, discordant)
     if not gains.binary:
-        deviation = float(gains.values_N.std(ddof=1)) if rows > 1 else 0.0
+        values = statistics.supplemented(gains.values_N) if each.bound else gains.values_N
+        deviation = float(values.std(ddof=1)) if rows > 1 else 0.0
         shift = (gain - each.bound) / deviation if deviation else math.inf
         power = partial(statistics.power_of_means, shift, cycles)
     return statistics.rows_needed(power, cycles)

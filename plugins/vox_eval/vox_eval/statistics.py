@@ -175,18 +175,38 @@ def above(differences_N: Doubles, weights_N: Doubles, bound: float, *, binary: b
 
     Differences of scores of 0 and 1: half of McNemar's exact test for a bound of 0, else the score
     test (Tango 1998, "Equivalence test and confidence interval for the difference in proportions
-    for the paired-sample design", Statistics in Medicine 17). Others: the permutation test.
+    for the paired-sample design", Statistics in Medicine 17). Others: the permutation test, and
+    for another bound than 0 also the z-test of `supplemented` differences, the larger p-value:
+    signs are random only if differences are symmetric about the bound, which ties beside rare
+    losses are not.
 
     Args:
         binary: differences are -1, 0 and 1, and their weights equal.
     """
     if not binary:
-        return permutation(weights_N * (differences_N - bound), greater=True)
+        p = permutation(weights_N * (differences_N - bound), greater=True)
+        return max(p, _above_by_z(differences_N, weights_N, bound)) if bound else p
     wins, losses = int((differences_N > 0).sum()), int((differences_N < 0).sum())
     if bound == 0:
         return _tail(wins + losses, losses)
     z = float(_tango(np.array(wins), np.array(losses), len(differences_N), bound))
     return math.erfc(z / math.sqrt(2)) / 2
+
+
+def supplemented(differences_N: Doubles) -> Doubles:
+    """Return differences with two wins and two losses more, each as large as the largest one (1 if
+    all are ties), as Agresti & Coull 1998 ("Approximate is better than exact for interval
+    estimation of binomial proportions", The American Statistician 52) add them to proportions."""
+    largest = float(np.abs(differences_N).max()) or 1.0
+    return np.concatenate([differences_N, np.array([1.0, 1.0, -1.0, -1.0]) * largest])
+
+
+def _above_by_z(differences_N: Doubles, weights_N: Doubles, bound: float) -> float:
+    values = supplemented(differences_N)
+    weights = np.concatenate([weights_N, np.full(4, weights_N.mean())])
+    centre = mean(values, weights)
+    error = math.sqrt(float((weights**2) @ (values - centre) ** 2)) / float(weights.sum())
+    return math.erfc((centre - bound) / error / math.sqrt(2)) / 2
 
 
 def _tail(count: int, most: int) -> float:
