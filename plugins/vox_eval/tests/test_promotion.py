@@ -72,7 +72,7 @@ def test_a_yes_moves_the_name_that_commands_take(vox, gate, run, llama) -> None:
     assert answers[0] == answers[1]
     assert vox("merge", "production", "--backend", "cpu").code == 0
     assert Path("production-merged").is_dir()
-    assert vox("convert", "production", "--to", "mlx", "--out", "converted").code == 0
+    assert vox("export", "production", "--to", "mlx", "--out", "converted").code == 0
     listed = json.loads(vox("registry", "list", "--json").out)
     assert listed["production"]["promotion"] == str(records)
 
