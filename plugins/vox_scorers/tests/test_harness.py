@@ -138,3 +138,11 @@ def test_tasks_that_are_not_there(llama, files, write, tasks, found) -> None:
     caught.match("lm-eval")
     assert re.search(found, str(caught.value.found))
     assert not Path("out").exists()
+
+
+def test_the_score_of_an_example_is_no_part_of_another_figure() -> None:
+    listed = [{"metric": "mcc"}, {"metric": "wer", "higher_is_better": False}, {"metric": "acc"}]
+    sample = {"mcc": (1, 0), "wer": 0.5, "acc": 0.0}
+    assert harness._metric("t", sample, listed) == "acc"
+    with pytest.raises(ConfigError, match="cannot evaluate"):
+        harness._metric("t", sample, listed[:2])

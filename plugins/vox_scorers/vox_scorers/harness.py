@@ -242,7 +242,7 @@ def _task(
 ) -> tuple[Task, list[dict[str, Any]]]:
     """Return a task of lm-eval as one of a suite, with the lines of its examples."""
     own = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
-    metric = results["configs"][name]["metric_list"][0]["metric"]
+    metric = _metric(name, own[0], results["configs"][name]["metric_list"])
     lines = [_line(name, sample, metric) for sample in own]
     figures = {
         key.removesuffix(",none"): float(value)
@@ -258,10 +258,24 @@ def _task(
     return Task(name, table, scorer, f"lm-eval {version('lm-eval')}", examples), lines
 
 
+def _metric(name: str, sample: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first metric with a number for each example that is better when higher, or of a
+    text's length. Others, such as mcc, have the parts of a figure of all examples."""
+    for each in listed:
+        metric = str(each["metric"])
+        number = isinstance(sample.get(metric), int | float | np.number)
+        if metric in _LENGTHS or (number and each.get("higher_is_better", True)):
+            return metric
+    raise _no_task(
+        f"{name}, whose metrics are {', '.join(str(each['metric']) for each in listed)}",
+        "tasks with a score for each example that is better when higher",
+    )
+
+
 def _line(name: str, sample: Mapping[str, Any], metric: str) -> dict[str, Any]:
     arguments = [[str(each) for each in given] for given in _arguments(sample)]
-    found = sample[metric]
-    score, weight = float(found if not isinstance(found, Sequence) else found[0]), 1.0
+    found, weight = sample[metric], 1.0
+    score = float(found[0] if metric in _LENGTHS else found)
     if metric in _LENGTHS:  # of a text: its log-likelihood, and its length
         weight = float(len(arguments[0][0].encode()))
         score = -score / weight / math.log(2)
