@@ -33,6 +33,7 @@ EXPLAINED = {
     "general.license": "vox writes what it knows of the model, the converter reads the card",
     "tokenizer.ggml.add_bos_token": "vox always writes it",
     "tokenizer.ggml.add_eos_token": "vox always writes it",
+    "general.file_type": "vox writes it in adapters too",
     "tokenizer.ggml.eot_token_id": "vox writes every token that ends an answer",
     "tokenizer.ggml.add_sep_token": "the converter's False, of a token that there is not",
     "tokenizer.ggml.scores": "of special tokens, which are not merged; the others are compared",
@@ -157,8 +158,9 @@ def _name_pre_tokenizer(model: Path) -> None:
 
 
 _MEASURED = """
-import runpy, sys
+import os, runpy, sys
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
 """
