@@ -98,11 +98,11 @@ def opened(
     engine = None if settings.engine == "vox" else _engine(settings.engine)
     chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
     models = served_models(chosen)
-    if engine is None:
-        opening = _own(chosen, models, settings, key, observe, backend_origin)
-    else:
-        opening = engine(chosen, models, settings, key, observe)
-    with opening as found:
+    with (
+        engine(chosen, models, settings, key, observe)
+        if engine
+        else _own(chosen, models, settings, key, observe, backend_origin)
+    ) as found:
         yield found
 
 
