@@ -228,6 +228,12 @@ def test_what_the_grammar_needs_is_named(speakers, monkeypatch) -> None:
     assert "tool_choice = required" in mistral.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_call_whose_name_is_no_text_stays_text(form) -> None:
+    text = f'{form.head}{{"name": ["f"], "{form.arguments}": {{}}}}{form.tail}'
+    assert [*Calls(form, {"f"}).feed(text, last=True)] == [text]
+
+
 # --- the reader -----------------------------------------------------------------------------------
 
 _PARTS = [
@@ -244,6 +250,7 @@ _PARTS = [
     "é",
 ]
 _PARTS += ['{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": 1}}', '{"name": 1}']
+_PARTS += ['{"name": ["f"]}']
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

@@ -56,16 +56,16 @@ class Format:
         return None if None in calls or is_deep(document) else [call for call in calls if call]
 
     def _call(self, value: object, functions: Collection[str]) -> Call | None:
-        if not isinstance(value, dict) or value.get("name") not in functions:
+        if not isinstance(value, dict):
             return None
-        arguments = value.get(self.arguments, {})
-        if not isinstance(arguments, dict):
+        name, arguments = value.get("name"), value.get(self.arguments, {})
+        if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
             return None
         try:
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         except ValueError:
             return None
-        return Call(value["name"], written)
+        return Call(name, written)
 
 
 @dataclass(frozen=True, slots=True)
