@@ -103,6 +103,32 @@ def test_an_adapter_is_added_proven_and_removed_while_answers_run(server) -> Non
     assert client.delete("/v1/adapters/new").status_code == 200
 
 
+def test_an_adapter_removed_while_a_prompt_is_rendered_gets_no_answer(server, monkeypatch) -> None:
+    """Otherwise the row would enter without its adapter, or with another one of its name."""
+    client, _, opened = server
+    for path, status in ((None, 404), ("two", 503)):
+        assert client.post("/v1/adapters", json={"name": "new", "path": "mine"}).status_code == 200
+        served = opened.models["new"]
+        rendering, free, own = Event(), Event(), served.encode
+
+        def slow(*given, rendering=rendering, free=free, own=own, **fields):
+            rendering.set()
+            assert free.wait(SECONDS)
+            return own(*given, **fields)
+
+        monkeypatch.setattr(served, "encode", slow)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(client.post, "/v1/chat/completions", json=asked("new", "Why?"))
+            assert rendering.wait(SECONDS)
+            assert client.delete("/v1/adapters/new").status_code == 200
+            if path:
+                body = {"name": "new", "path": path}
+                assert client.post("/v1/adapters", json=body).status_code == 200
+            free.set()
+            assert late.result().status_code == status
+    assert client.delete("/v1/adapters/new").status_code == 200
+
+
 def test_an_adapter_that_fails_is_refused_with_numbers_and_without_paths(server) -> None:
     client, runs, opened = server
     (runs / "link").symlink_to(runs.parent)

@@ -243,6 +243,9 @@ class Api:
     ) -> Response:
         self._require_room(len(prompts) * asked.n)
         samplings = [self._sampling(asked, model, tokens) for tokens in prompts]
+        if self._models.get(model.name) is not model:  # removed while the prompt was rendered
+            self._model(model.name)
+            raise ApiError(503, f"{model.name} was replaced; send the request again", retry_after=1)
         running = Running(self._engine, form, sum(map(len, prompts)), self._counts)
         for tokens, sampling in zip(prompts, samplings, strict=True):
             for _ in range(asked.n):
