@@ -33,6 +33,7 @@ from vox_export import requantise
 from vox_formats.quant import CODECS, MLX_FORMATS
 from vox_testing.llama import write_llama
 from vox_torch import base as engine
+from vox_torch import load as loader
 from vox_torch import train as trainer
 
 usage = namedtuple("usage", "total used free")
@@ -75,6 +76,7 @@ def lenient(monkeypatch):
     monkeypatch.setattr(inputs, "explain", explain)
     monkeypatch.setattr(run_backend, "choose", choose)
     monkeypatch.setattr(trainer, "load_base", load_base)
+    monkeypatch.setattr(loader, "load_base", load_base)
     return asked
 
 

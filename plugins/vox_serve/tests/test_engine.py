@@ -114,7 +114,7 @@ def test_a_request_that_is_dropped_frees_its_row(api, engine, model) -> None:
             lines = kept.iter_lines()
             with client.stream(*stream, json={**ENDLESS, "stream": True}) as dropped:
                 assert next(dropped.iter_lines()).startswith("data: {")
-                assert engine.running == 2
+                wait_until(lambda: engine.running == 2)
             wait_until(lambda: engine.running == len(model.inside) == 1)
             assert not [line for line in islice(lines, 100) if "error" in line]
         wait_until(lambda: not engine.running and not model.inside)
