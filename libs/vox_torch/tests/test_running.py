@@ -127,6 +127,15 @@ def test_a_short_prompt_is_computed_before_a_long_one(tiny: Callable[..., Path])
     assert returned == [[2], [], [], [], [0]]
 
 
+def test_whole_prompts_do_not_hold_up_the_oldest(tiny: Callable[..., Path]) -> None:
+    """Where a prompt cannot be computed in chunks."""
+    base = load_base(tiny("llama"), "fp32", "cpu")
+    batch = running.RunningBatch(base, RowAdapters(base), "cpu", "sdpa", "a reason")
+    batch.insert(0, np.arange(50))
+    batch.insert(1, np.arange(40))
+    assert sorted(batch.advance({})) == [0, 1]
+
+
 def test_rows_that_are_not_advanced_wait(tiny: Callable[..., Path]) -> None:
     model = opened(tiny("llama"))
     for row in range(3):

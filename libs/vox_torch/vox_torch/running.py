@@ -171,7 +171,8 @@ class RunningBatch:
         reserved = min(len(left[oldest]), self._chunk // 2)
         room, chunks = self._chunk - reserved, dict[int, list[int]]()
         for row in [*sorted(others, key=lambda row: len(left[row])), oldest]:
-            room += reserved if row == oldest else 0
+            if row == oldest:  # prompts computed whole may have taken more than the others' part
+                room = max(room, 0) + reserved
             if room > 0:
                 chunks[row] = left[row][: room if self._forward.in_chunks else None]
                 room -= len(chunks[row])
