@@ -17,10 +17,15 @@ from vox_core.run.load import prompt_text
 from vox_core.run.train import train
 from vox_export import llama_cpp
 from vox_export.export import export
-from vox_export.ollama import carried_over
+from vox_export.ollama import carried_over, modelfile
+from vox_export.vocabulary import Vocabulary
 
 CARRIED = ("smollm2", "qwen2.5", "gemma3", "phi3", "phi4", "chatml", "zephyr")
 REFUSED = {"llama3.2": "date", "qwen3": "think", "mistral-nemo": "Be brief.", "granite4": "system"}
+
+STOPPED = Vocabulary(
+    "gpt2", "gpt-2", ["a", "<｜end▁of▁sentence｜>"], [1, 3], (), (), {}, None, False, False
+)
 
 
 @pytest.mark.parametrize("name", CARRIED)
@@ -55,6 +60,11 @@ def test_whitespace_is_trimmed_where_the_template_trims() -> None:
     assert carried_over(tokenizer("gemma3")).trimmed == {"user", "assistant"}
     assert 'template "head"' in carried_over(tokenizer("gemma3")).go()
     assert carried_over(tokenizer("chatml")).trimmed == frozenset()
+
+
+def test_a_stop_token_stands_in_the_modelfile_as_it_is() -> None:
+    found = modelfile(tokenizer("chatml"), STOPPED, frozenset({1}), "x.gguf")
+    assert found.splitlines()[-1] == 'PARAMETER stop "<｜end▁of▁sentence｜>"'
 
 
 def test_a_folder_for_ollama(tiny, settings, monkeypatch) -> None:

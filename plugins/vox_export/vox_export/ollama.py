@@ -126,7 +126,8 @@ def modelfile(
     if template_source(tokenizer) is not None:
         begin = vocabulary.tokens[vocabulary.special["bos"]] if vocabulary.add_bos else ""
         go = carried_over(tokenizer, begin).go()
-    ends = [f"PARAMETER stop {json.dumps(vocabulary.tokens[n])}" for n in sorted(stops)]
+    # Ollama takes what stands between the quotation marks as it is, without escapes.
+    ends = [f'PARAMETER stop "{vocabulary.tokens[n]}"' for n in sorted(stops)]
     return "\n".join([f"FROM ./{model}", f'TEMPLATE """{go}"""', *ends]) + "\n"
 
 
