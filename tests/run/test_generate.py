@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.run.numbers_model import VOCABULARY, InParts, Numbers
 from vox_core.data.tokenizer import load_tokenizer
+from vox_core.run import generate
 from vox_core.run.generate import Generator, Prompt, cache_bytes
 from vox_core.run.load import AnswerText
 from vox_core.run.sampling import Sampling, log_prob, next_token
@@ -145,6 +146,32 @@ def test_kept_rows_make_room_for_others() -> None:
     for tokens in (60, 30, 70):
         list(generator.generate([Prompt([tokens] * tokens, Sampling(max_tokens=2))]))
     assert len(model.inside) == 1, "72 tokens and 61 are more than 100"
+
+
+def test_short_kept_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "MOST_KEPT", 2)
+    model = Caching()
+    generator = Generator(model, 3)
+    generator.keep = 1000
+    for token in range(5):
+        list(generator.generate([Prompt([token] * 20, Sampling(max_tokens=2))]))
+    assert len(model.inside) == 2
+
+
+def test_a_row_that_cannot_copy_a_cache_leaves_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Caching()
+    generator = Generator(model, 3)
+    generator.keep = 100
+    row = Prompt([3] * 30, Sampling(max_tokens=2))
+    list(generator.generate([row]))
+
+    def fails(row: int, source: int, count: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(model, "reuse", fails)
+    with pytest.raises(MemoryError):
+        list(generator.generate([row]))
+    assert len(model.inside) == 1, "the kept one"
 
 
 def test_the_caller_ends_a_row_and_sees_its_last_token(alone) -> None:

@@ -31,6 +31,9 @@ CACHE_SHARE = 0.25
 """Share of the memory that the model leaves free, for the KV cache of all rows."""
 LEAST_SHARED = 16
 """Tokens that two rows must share before one takes them from the cache of the other."""
+MOST_KEPT = 64
+"""Ended rows that are kept. A backend's buffers have whole blocks of 256 tokens, so that 8,192 tokens
+in rows of 16 would take 16 times their memory."""
 _BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 Finish: TypeAlias = Literal["stop", "length"]
@@ -153,6 +156,19 @@ class Generator:
 
         number, prompt = next(self._numbers), row.prompt
         self.model.insert(number, np.asarray(prompt.tokens, np.int64), prompt.adapter)
+        try:
+            self._begin_as_another(number, row)
+        except BaseException:
+            self.model.remove(number)
+            raise
+        self._inside[number] = row
+        if self._cache_tokens is not None:
+            inside = sum(each.prompt.longest for each in self._inside.values())
+            self._keep_at_most(self._cache_tokens - inside)
+        return number
+
+    def _begin_as_another(self, number: int, row: _Row) -> None:
+        """Copy the first tokens' cache of the row that shares most, if any shares enough."""
         if self.keep:
             others = itertools.chain(self._kept.items(), self._inside.items())
             count, source = max(map(row.shared, others), default=(0, 0))
@@ -160,11 +176,6 @@ class Generator:
                 self.model.reuse(number, source, count)
                 if source in self._kept:
                     self._kept[source] = self._kept.pop(source)
-        self._inside[number] = row
-        if self._cache_tokens is not None:
-            inside = sum(each.prompt.longest for each in self._inside.values())
-            self._keep_at_most(self._cache_tokens - inside)
-        return number
 
     def _leave(self, number: int) -> None:
         if row := self._inside.pop(number, None):
@@ -176,7 +187,9 @@ class Generator:
                 self.model.remove(number)
 
     def _keep_at_most(self, tokens: int) -> None:
-        while self._kept and sum(row.computed for row in self._kept.values()) > tokens:
+        while self._kept and (
+            len(self._kept) > MOST_KEPT or sum(row.computed for row in self._kept.values()) > tokens
+        ):
             number = next(iter(self._kept))
             del self._kept[number]
             self.model.remove(number)
