@@ -223,6 +223,28 @@ def test_a_program_that_does_not_start_again_is_tried_until_it_does(
     assert all(gone(pid) for pid, _ in fake.started)
 
 
+def test_a_start_that_fails_in_any_way_is_tried_again(monkeypatch) -> None:
+    monkeypatch.setattr(keeper, "FIRST_PAUSE", 0.01)
+    starts, again = [], Event()
+
+    def start() -> keeper.Process:
+        starts.append(1)
+        if len(starts) == 2:
+            raise OSError("too many open files")
+        if len(starts) == 3:
+            again.set()
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        return keeper.Process("fake", command, {}, "http://127.0.0.1:1", "key")
+
+    monkeypatch.setattr(keeper.Process, "wait_until_healthy", lambda self: None)
+    kept = keeper.Keeper(start, lambda running: None)
+    try:
+        os.kill(kept.running._process.pid, signal.SIGKILL)
+        assert again.wait(60)
+    finally:
+        kept.close()
+
+
 def test_events_are_passed_on_as_they_come(serving, fake) -> None:
     def use(client: TestClient) -> None:
         with client.stream("POST", "/v1/chat/completions", json=STREAMED) as response:

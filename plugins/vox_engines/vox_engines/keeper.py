@@ -204,7 +204,7 @@ class Keeper:
             self.running = None
             try:
                 self.running, pause = self._started(), FIRST_PAUSE
-            except VoxError as error:
-                log.error("%s", error)
+            except Exception as error:  # whatever it is, the program is tried again
+                log.error("%s", error, exc_info=not isinstance(error, VoxError))
                 self._closing.wait(pause)
                 pause = min(2 * pause, LAST_PAUSE)
