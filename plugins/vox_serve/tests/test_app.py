@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -236,6 +237,19 @@ def test_texts_and_conversations_as_tokens(client, opened) -> None:
     assert posted("/tokenize", messages=HI)["tokens"] == served.render(HI)
     shorter = posted("/apply-template", messages=HI, add_generation_prompt=False)["prompt"]
     assert shorter == rendered.removesuffix("<|im_start|>assistant\n")
+
+
+def test_texts_of_tokens_are_not_decoded_on_the_event_loop(client, opened, monkeypatch) -> None:
+    names, own = [], opened.models["one"].decode
+
+    def decode(token: int) -> str:
+        names.append(current_thread().name)
+        return own(token)
+
+    monkeypatch.setattr(opened.models["one"], "decode", decode)
+    body = {"model": "one", "prompt": "def", "return_token_strs": True}
+    assert client.post("/tokenize", json=body).json()["token_strs"] == ["d", "e", "f"]
+    assert all(name.startswith("AnyIO worker") for name in names)
 
 
 @pytest.mark.parametrize(

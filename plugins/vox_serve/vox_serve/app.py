@@ -180,15 +180,16 @@ class Api:
         else:
             text, special = asked.prompt or "", asked.add_special_tokens is not False
         tokens = await run_in_threadpool(model.encode, text, special=special)
-        pieces = [model.decode(token) for token in tokens] if asked.return_token_strs else None
-        return json_response(
-            {
-                "count": len(tokens),
-                "max_model_len": self._limits.positions,
-                "tokens": tokens,
-                "token_strs": pieces,
-            }
-        )
+        pieces = None
+        if asked.return_token_strs:  # a body of 4 MB has a million: not on the event loop
+            pieces = await run_in_threadpool(lambda: [*map(model.decode, tokens)])
+        found = {
+            "count": len(tokens),
+            "max_model_len": self._limits.positions,
+            "tokens": tokens,
+            "token_strs": pieces,
+        }
+        return await run_in_threadpool(json_response, found)
 
     async def _apply_template(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, TokenizeRequest, await read_body(request))
