@@ -6,6 +6,7 @@ In Go's own text/template: benchmarks/ollama_template.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from vox_core.errors import ModelError
 from vox_core.run.load import prompt_text
 from vox_core.run.train import train
 from vox_export import llama_cpp
-from vox_export.export import export
+from vox_export.export import Job, export
 from vox_export.ollama import carried_over, modelfile
 from vox_export.vocabulary import Vocabulary
 
@@ -60,6 +61,13 @@ def test_whitespace_is_trimmed_where_the_template_trims() -> None:
     assert carried_over(tokenizer("gemma3")).trimmed == {"user", "assistant"}
     assert 'template "head"' in carried_over(tokenizer("gemma3")).go()
     assert carried_over(tokenizer("chatml")).trimmed == frozenset()
+
+
+def test_a_file_is_named_after_the_last_part_of_a_hub_id() -> None:
+    source: Any = SimpleNamespace(adapter=None, base=SimpleNamespace(id="org/model-1.5"))
+    given: Any = SimpleNamespace(out=None, to="ollama")
+    job = Job("org/model-1.5", given, source, tokenizer("chatml"), frozenset(), print, None)
+    assert job.name == "model-1.5"
 
 
 def test_a_stop_token_stands_in_the_modelfile_as_it_is() -> None:

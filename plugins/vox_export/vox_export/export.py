@@ -103,9 +103,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the model: of the run's folder, or the base's id."""
+        """Name of the model, and of its file: of the run's folder, or the last part of the id."""
         is_folder = self.source.adapter is not None
-        return Path(self.reference).resolve().name if is_folder else self.source.base.id
+        return Path(self.reference if is_folder else self.source.base.id).resolve().name
 
     @property
     def folder(self) -> Path | None:
