@@ -32,7 +32,7 @@ CACHE_SHARE = 0.25
 LEAST_SHARED = 16
 """Tokens that two rows must share before one takes them from the cache of the other."""
 MOST_KEPT = 64
-"""Ended rows that are kept. A backend's buffers have whole blocks of 256 tokens, so that 8,192 tokens
+"""Ended rows that are kept. Buffers of a backend have whole blocks of 256 tokens: 8,192 tokens
 in rows of 16 would take 16 times their memory."""
 _BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 

@@ -25,7 +25,7 @@ CARRIED = ("smollm2", "qwen2.5", "gemma3", "phi3", "phi4", "chatml", "zephyr")
 REFUSED = {"llama3.2": "date", "qwen3": "think", "mistral-nemo": "Be brief.", "granite4": "system"}
 
 STOPPED = Vocabulary(
-    "gpt2", "gpt-2", ["a", "<｜end▁of▁sentence｜>"], [1, 3], (), (), {}, None, False, False
+    "gpt2", "gpt-2", ["a", "<\uff5cend▁of▁sentence\uff5c>"], [1, 3], (), (), {}, None, False, False
 )
 
 
@@ -72,7 +72,7 @@ def test_a_file_is_named_after_the_last_part_of_a_hub_id() -> None:
 
 def test_a_stop_token_stands_in_the_modelfile_as_it_is() -> None:
     found = modelfile(tokenizer("chatml"), STOPPED, frozenset({1}), "x.gguf")
-    assert found.splitlines()[-1] == 'PARAMETER stop "<｜end▁of▁sentence｜>"'
+    assert found.splitlines()[-1] == 'PARAMETER stop "<\uff5cend▁of▁sentence\uff5c>"'
 
 
 def test_a_folder_for_ollama(tiny, settings, monkeypatch) -> None:
