@@ -55,7 +55,7 @@ def main() -> None:
 def _report(run: Path, trained: str, backend: str, dtype: str, quant: str) -> None:
     source = resolve_reference(str(run))
     assert source.adapter is not None
-    probe = read_probe(run, source.adapter)
+    probe = read_probe(source)
     assert probe is not None
     adapters = {"whole": source.adapter, **_faulty(source.adapter)}
     settings = LoadSettings.model_validate({"backend": backend, "dtype": dtype, "quant": quant})

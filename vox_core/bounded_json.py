@@ -10,7 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 MAX_BYTES = 64 << 20
 """Ten times the index of the largest model there is."""
@@ -67,6 +70,11 @@ def is_deep(document: object) -> bool:
         if not level:
             return False
     return True
+
+
+def schema_faults(error: ValidationError) -> list[str]:
+    """Return `key: fault` for each of pydantic's faults in a document."""
+    return [f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()]
 
 
 def repeated(keys: list[str]) -> str:

@@ -64,8 +64,8 @@ BROKEN = {
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "its probe was ended by SIGSEGV",
     ),
-    "says nothing": ("", "its probe gave a wrong answer: output: "),
-    "says something else": ("print('hello')", "its probe gave a wrong answer: output: "),
+    "says nothing": ("", "its probe gave a wrong answer: document: "),
+    "says something else": ("print('hello')", "its probe gave a wrong answer: document: "),
     "forgets a field": (
         'print(\'{"present": false, "devices": []}\')',
         "its probe gave a wrong answer: detail: Field required",

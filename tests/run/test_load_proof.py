@@ -26,7 +26,7 @@ def run(tiny, settings):
 def checked(run, adapter: AdapterState | None = None, *, backend="cpu", dtype="fp32"):
     source = resolve_reference(str(run))
     adapter = adapter or source.adapter
-    probe = read_probe(run, source.adapter)
+    probe = read_probe(source)
     settings = LoadSettings(backend=backend, dtype=dtype)
     with open_base(source, {"one": adapter}, settings) as opened:
         return check_probe(opened.model, "one", probe, dtype, run)
@@ -70,14 +70,15 @@ def test_adapters_with_faults_are_refused_with_numbers(run):
 
 
 def test_the_files_of_another_adapter_are_refused_in_every_dtype(run, tmp_path):
-    other = resolve_reference(str(run)).adapter
+    source = resolve_reference(str(run))
+    other = negated(source.adapter, next(iter(source.adapter.modules)))
     with pytest.raises(ProofError, match="not the one that training wrote"):
-        read_probe(run, negated(other, next(iter(other.modules))))
+        read_probe(replace(source, adapter=other))
 
 
 def test_another_base_is_refused(run, tiny):
     source = resolve_reference(str(run))
-    probe = read_probe(run, source.adapter)
+    probe = read_probe(source)
     shifted = tuple(
         d.model_copy(update={"base": tuple(each - 1.5 for each in d.base)}) for d in probe.documents
     )
@@ -118,17 +119,39 @@ def test_the_probe_is_of_the_adapter_that_was_written(tiny, settings):
 
 
 def test_a_probe_that_says_something_else(run):
-    adapter = resolve_reference(str(run)).adapter
-    whole = json.loads((run / PROBE).read_text())
+    source, whole = resolve_reference(str(run)), json.loads((run / PROBE).read_text())
     assert len(whole["documents"]) == 2  # the validation's rows
-    for broken in (
-        [],
-        {**whole, "documents": []},
-        {**whole, "dtype": "int3"},
-        {**whole, "documents": [{**whole["documents"][0], "base": [0.0]}]},
+    first = whole["documents"][0]
+    scores = [-1.0] * (len(first["tokens"]) - 1)
+
+    def with_tokens(*tokens):
+        made = {"tokens": tokens, "base": [-1.0] * (len(tokens) - 1)}
+        return {**whole, "documents": [{**made, "adapter": made["base"]}]}
+
+    for broken, said in (
+        ([], "document: "),
+        ({**whole, "documents": []}, "at least 1 item"),
+        ({**whole, "documents": [first] * 5}, "at most 4 items"),
+        ({**whole, "dtype": "int3"}, "dtype: "),
+        ({**whole, "documents": [{**first, "base": [0.0]}]}, "do not match"),
+        ({**whole, "documents": [{**first, "base": [*scores[1:], float("inf")]}]}, "finite"),
+        (with_tokens(1, -1, 2), "documents.0.tokens.1: "),
+        (with_tokens(1, 2**70), "ids up to 1180591620717411303424; the base"),
+        (with_tokens(1, 260), "ids up to 260; the base reads"),
+        (with_tokens(*[1] * 129), "at most 128 items"),
     ):
         (run / PROBE).write_text(json.dumps(broken))
-        with pytest.raises(AdapterError, match="probe cannot be read"):
-            read_probe(run, adapter)
+        with pytest.raises(AdapterError, match="probe cannot be used") as caught:
+            read_probe(source)
+        assert said in str(caught.value.found)
+
+
+def test_a_probe_fits_the_base_or_is_not_there(run, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("vox_core.run.load_proof.positions", lambda config: 3)
+        with pytest.raises(AdapterError, match="the base reads 3 "):
+            read_probe(resolve_reference(str(run)))
     (run / PROBE).unlink()
-    assert read_probe(run, adapter) is None
+    source = resolve_reference(str(run))
+    assert read_probe(source) is None
+    assert read_probe(replace(source, adapter=None)) is None

@@ -30,6 +30,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter, ValidationError
 
+from vox_core.bounded_json import schema_faults
 from vox_core.contract import API_VERSION, DType
 from vox_core.errors import ConfigError
 from vox_core.host.discover import Found, installed_versions
@@ -196,9 +197,7 @@ def _probe(plugin: Found, pretended: frozenset[str] | None) -> Hardware | ProbeF
     except Failed as fault:
         return ProbeFault(f"its probe {fault}")
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "output"
-        return ProbeFault(f"its probe gave a wrong answer: {place}: {first['msg']}")
+        return ProbeFault(f"its probe gave a wrong answer: {schema_faults(error)[0]}")
     if wrong := next(_wrong(hardware), None):
         return ProbeFault(f"its probe gave a wrong answer: {wrong}")
     return hardware

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import files
+from vox_core.bounded_json import schema_faults
 from vox_core.contract import (
     AdapterState,
     CheckpointWritten,
@@ -157,9 +158,7 @@ def read_json(folder: Path, name: str, kind: type[J]) -> J:
     except OSError as error:
         raise damaged(folder, f"{name} {_words(error)}") from error
     except ValidationError as error:
-        (first, *_) = error.errors(include_url=False, include_input=False)
-        where = ".".join(map(str, first["loc"]))
-        raise damaged(folder, f"{name} is not valid: {where}: {first['msg']}") from error
+        raise damaged(folder, f"{name} is not valid: {schema_faults(error)[0]}") from error
 
 
 def damaged(folder: Path, why: str) -> PlanError:

@@ -19,16 +19,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from vox_core import bounded_json
+from vox_core.bounded_json import read, schema_faults
 from vox_core.contract import Batch, DType
+from vox_core.data.audit import vocabulary_of
+from vox_core.digests import CONFIG_FILE
 from vox_core.errors import AdapterError, ProofError
 from vox_core.run.folder import PROBE
-from vox_core.run.reference import adapter_digest
+from vox_core.run.plan import positions
+from vox_core.run.reference import ModelReference, adapter_digest
 
 if TYPE_CHECKING:
     from vox_core.contract import AdapterState, ExecutionPlan, Floats, Model
@@ -58,7 +60,7 @@ class ProbeDocument(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    tokens: tuple[int, ...]
+    tokens: Annotated[tuple[NonNegativeInt, ...], Field(min_length=2, max_length=TOKENS)]
     base: tuple[float, ...]
     adapter: tuple[float, ...]
 
@@ -71,7 +73,7 @@ class AdapterProbe(BaseModel):
     digest: str
     backend: str
     dtype: DType
-    documents: tuple[ProbeDocument, ...]
+    documents: Annotated[tuple[ProbeDocument, ...], Field(min_length=1, max_length=DOCUMENTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,59 +153,54 @@ def take_probe(
         documents.append(ProbeDocument(tokens=tokens, base=base, adapter=adapted))
     if not documents:
         return None
-    return AdapterProbe(
-        digest=adapter_digest("", adapter),
-        backend=plan.backend,
-        dtype=plan.dtype,
-        documents=documents,
-    )
+    digest = adapter_digest("", adapter)
+    return AdapterProbe(digest=digest, backend=plan.backend, dtype=plan.dtype, documents=documents)
 
 
-def read_probe(folder: Path, adapter: AdapterState) -> AdapterProbe | None:
-    """Return the probe in a run's folder; None if it has none.
-
-    Args:
-        adapter: as read from the same folder.
+def read_probe(source: ModelReference) -> AdapterProbe | None:
+    """Return the probe beside an adapter; None if there is no adapter, or it has no probe.
 
     Raises:
-        AdapterError: A001, the file says something else.
+        AdapterError: A001, the file is damaged, or its tokens are not for the base.
         ProofError: V004, it is of another adapter.
     """
-    path = folder / PROBE
-    if not path.is_file():
+    if not (source.folder and source.adapter and (source.folder / PROBE).is_file()):
         return None
+    path = source.folder / PROBE
     try:
-        found: Any = bounded_json.read(path)
-        probe = AdapterProbe.model_validate(found)
-        if probe.documents and all(
-            len(each.tokens) - 1 == len(each.base) == len(each.adapter) > 0
-            for each in probe.documents
-        ):
-            _require_same(probe, adapter, folder)
-            return probe
-        fault = "a document whose tokens and log-probabilities do not match"
-    except (OSError, ValidationError, ValueError) as error:
-        fault = str(error).partition("\n")[0]
-    raise AdapterError(
-        "A001",
-        "the run's probe cannot be read",
-        where=path,
-        found=fault,
-        expected="what `vox train` wrote",
-        remedy="restore the file, or delete it to go without the comparison",
+        probe = AdapterProbe.model_validate(read(path))
+        _require_fit(probe, read(source.base.path / CONFIG_FILE))
+    except (OSError, ValueError) as error:
+        raise AdapterError(
+            "A001",
+            "the run's probe cannot be used",
+            where=path,
+            found=schema_faults(error)[0] if isinstance(error, ValidationError) else error,
+            expected="what `vox train` wrote",
+            remedy="restore the file, or delete it to go without the comparison",
+        ) from error
+    if (digest := adapter_digest("", source.adapter)) == probe.digest:
+        return probe
+    raise ProofError(
+        "V004",
+        "the adapter is not the one that training wrote",
+        where=source.folder,
+        found=f"tensors and scales with the SHA-256 {digest[:12]}…",
+        expected=f"{probe.digest[:12]}…, by {PROBE}",
+        remedy=RESTORE,
     )
 
 
-def _require_same(probe: AdapterProbe, adapter: AdapterState, folder: Path) -> None:
-    if (found := adapter_digest("", adapter)) != probe.digest:
-        raise ProofError(
-            "V004",
-            "the adapter is not the one that training wrote",
-            where=folder,
-            found=f"tensors and scales with the SHA-256 {found[:12]}…",
-            expected=f"{probe.digest[:12]}…, by {PROBE}",
-            remedy=RESTORE,
-        )
+def _require_fit(probe: AdapterProbe, config: Any) -> None:
+    """Check that a model with this configuration can score the documents."""
+    vocabulary, most = vocabulary_of(config) or math.inf, positions(config) or math.inf
+    for each in probe.documents:
+        count, largest = len(each.tokens), max(each.tokens)
+        if not count - 1 == len(each.base) == len(each.adapter):
+            raise ValueError("a document whose tokens and log-probabilities do not match")
+        if count > most or largest >= vocabulary:
+            found = f"{count} tokens with ids up to {largest}"
+            raise ValueError(f"{found}; the base reads {most} with ids below {vocabulary}")
 
 
 def check_probe(

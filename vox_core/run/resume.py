@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_core import bounded_json
-from vox_core.bounded_json import differences
+from vox_core.bounded_json import differences, schema_faults
 from vox_core.config import Change, DataSource, TrainSettings, validate
 from vox_core.config.sections import kebab
 from vox_core.contract import ExecutionPlan
@@ -459,8 +459,7 @@ def faults_of(value: Any, kind: type[BaseModel] = _Metadata) -> list[str]:
     try:
         kind.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        return [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+        return schema_faults(error)
     return []
 
 

@@ -157,7 +157,7 @@ def _prove(contest: _Contest, observe: Observe) -> None:
     own = contest.models[SIDES[0]]
     if not own.adapter or not own.folder:
         return
-    if probe := models.read_probe(own.folder, own.adapter):
+    if probe := models.read_probe(own):
         for settings in _settings(contest.gate):
             with open_base(own, {"adapter": own.adapter}, settings, observe=observe) as opened:
                 dtype = opened.job.dtype

@@ -224,7 +224,7 @@ def _vocabulary(job: Job, model: ModelFile) -> Vocabulary:
 def _reference(job: Job, scratch: Path) -> quality.Reference:
     job.observe(Notice("computing base + adapter"))
     explicit = (job.settings.backend, job.origin)
-    return quality.make_reference(job.source, job.folder, explicit, job.stops, scratch, job.observe)
+    return quality.make_reference(job.source, explicit, job.stops, scratch, job.observe)
 
 
 def _notes(job: Job, vocabulary: Vocabulary, model: ModelFile) -> Iterator[str]:

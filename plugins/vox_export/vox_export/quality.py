@@ -181,7 +181,6 @@ class Reference:
 
 def make_reference(
     source: ModelReference,
-    folder: Path | None,
     explicit: tuple[str | None, Any],
     stops: frozenset[int],
     scratch: Path,
@@ -190,7 +189,6 @@ def make_reference(
     """Compute base + adapter in float32.
 
     Args:
-        folder: the run's, for its probe; None if there is none.
         explicit: the backend that was named, and where.
 
     Raises:
@@ -207,7 +205,7 @@ def make_reference(
     )
     backend, _ = choose(request, seen=Seen())
     context = Context(scratch, observe)
-    texts, documents = _texts(source, folder)
+    texts, documents = _texts(source)
     with (
         plain_copy(source.weights, scratch / "base") as plain,
         closing(backend.load(LoadJob(model=plain, dtype="fp32"), context)) as model,
@@ -222,9 +220,8 @@ def make_reference(
     return Reference(f"{backend.id}, float32", texts, rows, backend, context, stops)
 
 
-def _texts(source: ModelReference, folder: Path | None) -> tuple[str, list[tuple[int, ...]]]:
-    probe = read_probe(folder, source.adapter) if folder and source.adapter else None
-    if probe:
+def _texts(source: ModelReference) -> tuple[str, list[tuple[int, ...]]]:
+    if probe := read_probe(source):
         documents = [document.tokens for document in probe.documents]
         return f"{len(documents)} rows of the run", documents
     fixed = probe_tokens(load_tokenizer(source.base.tokenizer))

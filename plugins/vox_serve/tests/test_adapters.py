@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from vox_core.api.generating import Generator, Sampling, load_tokenizer
 from vox_core.config import GenerateSettings, validate
+from vox_core.run.folder import PROBE
 from vox_core.run.load import OpenModel
 from vox_serve.engine import Answer, Engine, EngineFailed
 from vox_serve.server import KEPT
@@ -155,6 +157,22 @@ def test_an_adapter_that_fails_is_refused_with_numbers_and_without_paths(server)
     assert set(opened.models) == {"one", "base"}
     with pytest.raises(Exception, match="bad"):  # nothing of it stayed
         opened.base.model.remove_adapter("bad")
+
+
+def test_a_hostile_probe_is_refused_and_answers_go_on(server) -> None:
+    """Its tokens would index the embedding outside of its rows, or fill the memory."""
+    client, runs, opened = server
+    probe = json.loads((runs / "mine" / PROBE).read_text())
+    before = said(client, "one", "Why?")
+    for tokens in ([1, 10**6], [1, -1], [1, 2**70], [1] * 10_000):
+        scores = [-1.0] * (len(tokens) - 1)
+        document = {"tokens": tokens, "base": scores, "adapter": scores}
+        (runs / "mine" / PROBE).write_text(json.dumps({**probe, "documents": [document]}))
+        found = client.post("/v1/adapters", json={"name": "bad", "path": "mine"})
+        assert (found.status_code, found.json()["error"]["param"]) == (400, "path")
+        assert "the run's probe cannot be used (VOX-A001)" in found.text
+    assert set(opened.models) == {"one", "base"}
+    assert said(client, "one", "Why?") == before
 
 
 def test_adapters_cannot_be_added_unless_that_is_allowed(client) -> None:

@@ -60,14 +60,26 @@ class TestKubernetes:
 
     def test_its_own_schema_accepts_it(self, kubernetes) -> None:
         validator = pytest.importorskip("kubernetes_validate")
+        version = validator.latest_version()
+        assert [each["kind"] for each in kubernetes] == ["Deployment", "Service"]
         for each in kubernetes:
-            validator.validate(each, validator.latest_version(), strict=True)
+            validator.validate(each, version, strict=True)
+            with pytest.raises(validator.ValidationError):
+                validator.validate({**each, "spec": {"wrong": 1}}, version, strict=True)
 
     def test_the_command_is_one_that_vox_takes(self, vox, kubernetes) -> None:
         (container,) = kubernetes[0]["spec"]["template"]["spec"]["containers"]
         done = vox(*container["command"][1:])
         assert (done.code, "error[VOX-C004]" in done.err) == (2, True), "a key, which a secret has"
         assert "without a key" in done.err
+
+    @pytest.mark.parametrize("flag", ["--allow-adapters", "--engine-python"])
+    def test_paths_of_this_machine_are_refused(self, vox, folders, flag) -> None:
+        flags = ("--emit", "kubernetes", "--image", "r/vox:1")
+        done = vox("serve", folders / "one", *flags, flag, folders)
+        assert (done.code, done.out) == (2, "")
+        assert f"{flag}" in done.err
+        assert "the volume of runs is /runs" in done.err
 
     def test_an_image_is_needed(self, vox, folders) -> None:
         done = vox("serve", folders / "one", "--emit", "kubernetes")
@@ -93,7 +105,18 @@ class TestRay:
     def test_its_own_schema_accepts_it(self, vox, folders) -> None:
         schema = pytest.importorskip("ray.serve.schema")
         (found,) = emitted(vox, folders / "one", "--emit", "ray")
-        schema.ServeDeploySchema.model_validate(found)
+        (read,) = schema.ServeDeploySchema.model_validate(found).applications
+        (deployment,) = read.deployments
+        assert (read.name, deployment.name, deployment.num_replicas) == ("vox", "Vox", 1)
+
+    def test_paths_are_those_of_this_machine(self, vox, folders, monkeypatch) -> None:
+        monkeypatch.chdir(folders.parent)
+        flags = ("--emit", "ray", "--allow-adapters", folders.name)
+        (found,) = emitted(vox, folders / "one", *flags)
+        (application,) = found["applications"]
+        assert application["args"]["settings"] == {"allow_adapters": str(folders)}
+        done = vox("serve", folders / "one", "--emit", "ray", "--allow-adapters", folders / "gone")
+        assert (done.code, "--allow-adapters" in done.err) == (2, True)
 
     def test_a_replica_serves_the_models(self, folders) -> None:
         from starlette.testclient import TestClient

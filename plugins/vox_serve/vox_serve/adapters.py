@@ -143,7 +143,7 @@ class Adapters:
         if (state := source.adapter) is None:
             raise ApiError(400, "the folder holds no adapter", param="path")
         require_one_base({self._base.name: self._source, name: source})
-        probe, dtype = read_probe(folder, state), self._opened.job.dtype
+        probe, dtype = read_probe(source), self._opened.job.dtype
         served = Served(name, load_tokenizer(source.base.tokenizer), self._base.name)
         served.vocabulary = min(served.vocabulary, self._base.vocabulary)
         between = cast("Model", _BetweenSteps(model, self._engine))

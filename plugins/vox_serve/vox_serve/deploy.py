@@ -20,7 +20,7 @@ import yaml
 from vox_core.api.commands import ServeSettings
 from vox_core.errors import ConfigError
 from vox_serve.served import Selection, select
-from vox_serve.server import opened, require_key
+from vox_serve.server import opened, require_allowed, require_key
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -49,9 +49,15 @@ def emitted(
     Raises:
         InputError: an option is missing, or a model cannot be served.
     """
+    require_allowed(settings)
+    paths = {name: value for name, value in settings if isinstance(value, Path)}
+    if kind == "kubernetes":
+        _require_none(paths)
     chosen = select(references, names, quant_set=settings.quant is not None)
     if kind == "ray":
         require_key(settings.host, key)
+        absolute = {name: Path.cwd() / value for name, value in paths.items()}
+        settings = settings.model_copy(update=absolute)
         documents = [_ray(chosen, settings, keyed=key is not None)]
     elif image is None:
         raise ConfigError(
@@ -139,6 +145,24 @@ def _answers(settings: ServeSettings) -> int:
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------
+
+
+def _require_none(paths: Mapping[str, Path]) -> None:
+    """Refuse settings with a path, which the container does not have.
+
+    Raises:
+        ConfigError: C004.
+    """
+    for name, value in paths.items():
+        flag = f"--{name.replace('_', '-')}"
+        raise ConfigError(
+            "C004",
+            "a container does not have the paths of this machine",
+            where=flag,
+            found=value,
+            remedy=f"leave it out, and add {flag} to `command` in the file, with the path in the "
+            f"container: the volume of runs is {RUNS}",
+        )
 
 
 def _kubernetes(chosen: Selection, settings: ServeSettings, image: str) -> list[dict[str, Any]]:

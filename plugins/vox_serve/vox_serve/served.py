@@ -257,11 +257,7 @@ def select(
         source = resolve_reference(reference, progress=progress)
         _add(models, name := given or _default_name(reference, source), source)
         named[name] = reference
-        if (
-            source.adapter
-            and source.folder
-            and (probe := read_probe(source.folder, source.adapter))
-        ):
+        if probe := read_probe(source):
             probes[name] = probe
     adapted = [source for source in models.values() if source.adapter]
     source = (adapted or list(models.values()))[0]

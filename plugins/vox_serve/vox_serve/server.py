@@ -74,7 +74,7 @@ def serve(
         BackendError: B004, the engine's program does not start.
     """
     require_key(settings.host, key)
-    _require_allowed(settings)
+    require_allowed(settings)
     with (
         closing(listening(settings.host, settings.port)) as listener,
         opened(references, names, settings, key, observe, progress, backend_origin) as found,
@@ -247,7 +247,12 @@ def require_key(host: str, key: str | None) -> None:
         )
 
 
-def _require_allowed(settings: ServeSettings) -> None:
+def require_allowed(settings: ServeSettings) -> None:
+    """Check that adapters can be added if they may.
+
+    Raises:
+        ConfigError: C002, the folder is not there, or the engine cannot.
+    """
     allowed, own = settings.allow_adapters, settings.engine == "vox"
     if allowed is not None and not (own and allowed.is_dir()):
         raise ConfigError(
