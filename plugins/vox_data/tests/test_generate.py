@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vox_core.errors import VoxError
+from vox_core.errors import ConfigError, VoxError
 from vox_data import generate as module
 from vox_data.generate import Generated, generate, prompts_of
 from vox_data.generate_recipe import GenerateRecipe, read_recipe
@@ -25,8 +25,9 @@ near = 0
 [values]
 count = [1, 2, 3]
 [sampling]
-max-tokens = 4
+max-tokens = 40
 temperature = 1
+stop = ["a", "e", "i", "o", "u", "1", "2", "3", "4"]
 """
 FILES = ("generation.json", "answers.jsonl", "train.jsonl", "rejected.jsonl", "report.json")
 
@@ -94,18 +95,75 @@ def test_rows_are_what_training_reads(teacher) -> None:
     assert sorted(numbers) == list(range(12))
 
 
+class Fixed:
+    """A judge that goes by the row alone."""
+
+    def __init__(self, identity: dict[str, Any], score: Any, fault: str = "") -> None:
+        self.identity, self.score, self.fault = identity, score, fault
+
+    def check(self, row: Any) -> None:
+        if self.fault:
+            raise ConfigError("C010", self.fault, remedy="give it")
+
+    def __call__(self, row: Any, answer: str) -> tuple[float, str]:
+        return self.score(row)
+
+
+def test_a_prompt_that_cannot_be_judged_is_refused_before_any_work(monkeypatch) -> None:
+    with Path("recipe.toml").open("a") as file:
+        file.write('[[check]]\nscorer = "c"\n')
+    judge = Fixed({}, None, "no ideal")
+    monkeypatch.setattr(module, "_provided", lambda *_: lambda *_: judge)
+    with pytest.raises(ConfigError, match="no ideal"):
+        made("no model")
+    assert not Path("out").exists()
+
+
+def test_another_scorer_is_another_generation(teacher, monkeypatch) -> None:
+    with Path("recipe.toml").open("a") as file:
+        file.write('[[check]]\nscorer = "c"\n')
+    judges = [Fixed({"package": f"p {n}"}, lambda row: (1.0, "")) for n in (1, 2)]
+    monkeypatch.setattr(module, "_provided", lambda *_: lambda *_: judges[0])
+    made(teacher)
+    monkeypatch.setattr(module, "_provided", lambda *_: lambda *_: judges[1])
+    with pytest.raises(VoxError) as caught:
+        made(teacher)
+    assert caught.value.code == "VOX-O001"
+    assert any("p 1" in each and "p 2" in each for each in caught.value.faults)
+
+
+def test_answers_that_are_cut_off_are_no_rows(teacher, monkeypatch) -> None:
+    text = RECIPE.replace("max-tokens = 40", "max-tokens = 2")
+    Path("recipe.toml").write_text(text)
+    report = made(teacher)
+    cut = [line for line in rows("answers.jsonl") if line.get("rejected") == "truncated"]
+    assert cut and report.rejected["truncated"] == len(cut)
+    assert all("max-tokens" in line["why"] for line in cut)
+    assert not {line["answer"] for line in cut} & {row["completion"] for row in rows("train.jsonl")}
+    monkeypatch.setattr(module, "_provided", lambda *_: lambda *_, **__: ("An answ", "length"))
+    Path("recipe.toml").write_text(text + '[teacher]\nmodel = "m"\n')
+    report = made("http://127.0.0.1:1/v1", "served")
+    assert (report.kept, report.rejected) == (0, {"truncated": 12})
+
+
 def test_answers_are_checked_and_rated(teacher, monkeypatch) -> None:
     with Path("recipe.toml").open("a") as file:
         file.write('[[check]]\nscorer = "c"\n[rating]\nscorer = { name = "r" }\nleast = 0.5\n')
 
-    def judge(table: dict[str, Any], folder: Path) -> Any:
-        if table["name"] == "c":
-            return lambda row, answer: (float(row["word"] == "sun"), "is it sun")
-        return lambda row, answer: ({1: 0.9, 2: 0.5, 3: 0.2}[row["count"]], "rated")
-
-    monkeypatch.setattr(module, "_provided", lambda *_: judge)
+    scores = {
+        "c": lambda row: (float(row["word"] == "sun"), "is it sun"),
+        "r": lambda row: ({1: 0.9, 2: 0.5, 3: 0.2}[row["count"]], "rated"),
+    }
+    monkeypatch.setattr(
+        module, "_provided", lambda *_: lambda table, folder: Fixed(table, scores[table["name"]])
+    )
     report = made(teacher)
-    answered = [line for line in rows("answers.jsonl") if line["answer"].strip()]
+    answered = [
+        line
+        for line in rows("answers.jsonl")
+        if line.get("rejected") not in ("truncated", "empty answer")
+    ]
+    assert answered
     assert report.rejected["c"] == sum(line["row"]["word"] == "moon" for line in answered)
     low = [line for line in answered if line["row"]["word"] == "sun" and line["row"]["count"] == 3]
     assert report.rejected["rating"] == len(low)
@@ -118,7 +176,7 @@ def test_equal_and_nearly_equal_rows_go(teacher, monkeypatch) -> None:
     long = "one two three four five six seven eight nine ten eleven twelve"
     answers = iter([long, long, f"{long} more", "short and different", "", "x", "y"])
     Path("recipe.toml").write_text('template = ["same"]\nvalues = { a = [1, 2, 3, 4, 5, 6, 7] }\n')
-    fixed = lambda asked, start: [next(answers) for _ in asked]  # noqa: E731
+    fixed = lambda asked, start: [(next(answers), "stop") for _ in asked]  # noqa: E731
     teacher_of = module.Teacher("fixed", {}, fixed)
     monkeypatch.setattr(module, "_at_address", lambda *_: teacher_of)
     report = made("http://127.0.0.1:1/v1")

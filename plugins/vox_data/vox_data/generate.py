@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from vox_core.api.files import append, read_json, storage_errors, write_bytes, write_json
 from vox_core.api.generating import GenerateSettings, open_model
@@ -48,8 +48,24 @@ AT_ONCE = 8
 
 Row: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
-Answers: TypeAlias = "Callable[[Sequence[Messages], int], list[str]]"
-Judge: TypeAlias = "Callable[[Row, str], tuple[float, str]]"
+Answers: TypeAlias = "Callable[[Sequence[Messages], int], list[tuple[str, str]]]"
+"""Conversations, and the number of the first -> text and `finish_reason` of each answer."""
+CUT_OFF = "length"
+"""`finish_reason` of an answer that has reached `max-tokens`."""
+
+
+class Judge(Protocol):
+    """A scorer, as the plugin `scorers` gives it."""
+
+    identity: Mapping[str, Any]
+
+    def check(self, row: Row) -> None:
+        """Refuse a prompt that cannot be judged."""
+        ...
+
+    def __call__(self, row: Row, answer: str) -> tuple[float, str]:
+        """Return the score of an answer, and why."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +115,15 @@ def generate(
     prompts = prompts_of(recipe, seed_rows(recipe, recipe_file))
     checks = [(each.scorer["name"], _scorer(each.scorer, recipe_file)) for each in recipe.check]
     rating = _scorer(recipe.rating.scorer, recipe_file) if recipe.rating else None
+    judges = [judge for _, judge in checks] + ([rating] if rating else [])
+    for judge, row in itertools.product(judges, prompts):
+        judge.check(row)
     settings = GenerateSettings(backend=backend, dtype=dtype, **recipe.sampling.model_dump())
     with _opened(teacher, recipe, settings, observe, progress) as opened:
         decides = {
             "recipe": recipe.model_dump(mode="json"),
             "prompts": _digest(prompts),
+            "scorers": [judge.identity for judge in judges],
             "teacher": opened.identity,
             "version": version("vox-ml-data"),
             "block": BLOCK,
@@ -153,10 +173,10 @@ def _opened(
         return
     with open_model(teacher, settings, observe=observe, progress=progress) as model:
 
-        def answers(asked: Sequence[Messages], start: int) -> list[str]:
+        def answers(asked: Sequence[Messages], start: int) -> list[tuple[str, str]]:
             questions = [model.question(each, start + at) for at, each in enumerate(asked)]
             found = dict(model.replies(questions))
-            return [found[at].text for at in range(len(asked))]
+            return [(found[at].text, found[at].finish_reason) for at in range(len(asked))]
 
         identity = {"identity": model.identity(), **model.computed_by}
         yield Teacher(model.title, identity, answers)
@@ -174,7 +194,7 @@ def _at_address(url: str, recipe: GenerateRecipe) -> Teacher:
     complete = _provided("vox_data.teachers", "openai")
     sampling = recipe.sampling
 
-    def answer(messages: Messages, number: int) -> str:
+    def answer(messages: Messages, number: int) -> tuple[str, str]:
         body = {
             "model": recipe.teacher.model,
             "messages": messages,
@@ -184,9 +204,10 @@ def _at_address(url: str, recipe: GenerateRecipe) -> Teacher:
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
         key = os.environ.get(recipe.teacher.api_key, "")
-        return str(complete(url, body, key=key, timeout=recipe.teacher.timeout))
+        text, finish = complete(url, body, key=key, timeout=recipe.teacher.timeout)
+        return text, finish
 
-    def answers(asked: Sequence[Messages], start: int) -> list[str]:
+    def answers(asked: Sequence[Messages], start: int) -> list[tuple[str, str]]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(answer, asked, range(start, start + len(asked))))
 
@@ -195,7 +216,7 @@ def _at_address(url: str, recipe: GenerateRecipe) -> Teacher:
 
 
 def _scorer(table: Mapping[str, Any], recipe: Path) -> Judge:
-    """Return the scorer of a table as a function of row and answer.
+    """Return the scorer of a table.
 
     Raises:
         ConfigError: C010, there is no such scorer, or it has other options.
@@ -227,9 +248,16 @@ def _provided(group: str, name: str) -> Any:
 
 
 def _judged(
-    row: Row, answer: str, *, checks: Sequence[tuple[str, Judge]], rating: Judge | None
+    row: Row, given: tuple[str, str], *, checks: Sequence[tuple[str, Judge]], rating: Judge | None
 ) -> Row:
-    """Return why an answer is rejected, if it is, or its rating."""
+    """Return why an answer is rejected, if it is, or its rating.
+
+    Args:
+        given: the answer and its `finish_reason`.
+    """
+    answer, finish = given
+    if finish == CUT_OFF:
+        return {"rejected": "truncated", "why": "max-tokens, or the model's context, cut it off"}
     if not answer.strip():
         return {"rejected": "empty answer"}
     for name, check in checks:
@@ -286,7 +314,7 @@ def _lines(
     prompts: Sequence[Row],
     recipe: GenerateRecipe,
     teacher: Teacher,
-    judged: Callable[[Row, str], Row],
+    judged: Callable[[Row, tuple[str, str]], Row],
     observe: Observe,
 ) -> list[dict[str, Any]]:
     """Compute what the file lacks, block by block; return all lines."""
@@ -300,7 +328,7 @@ def _lines(
             found = list(pool.map(judged, block, answers))
         new = [
             {"row": row, "answer": answer, **result}
-            for row, answer, result in zip(block, answers, found, strict=True)
+            for row, (answer, _), result in zip(block, answers, found, strict=True)
         ]
         append(path, _jsonl(new))
         lines += new

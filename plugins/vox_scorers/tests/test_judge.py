@@ -28,6 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self.reply: Callable[[str], str | int | bytes] = lambda _: ""
+        self.finish: str | None = None
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         outer = self
@@ -40,7 +41,8 @@ class Server:
                 said = outer.reply(body["messages"][0]["content"])
                 self.send_response(said if isinstance(said, int) else 200)
                 self.end_headers()
-                message = {"choices": [{"message": {"content": said}}]}
+                choice = {"message": {"content": said}, "finish_reason": outer.finish}
+                message = {"choices": [choice]}
                 self.wfile.write(said if isinstance(said, bytes) else json.dumps(message).encode())
 
             def log_message(self, *_: object) -> None:
@@ -107,7 +109,8 @@ def test_a_rubric_gives_a_grade(server, reply, expected) -> None:
 
 
 def test_the_other_answer_may_be_that_of_an_earlier_evaluation(server, tmp_path) -> None:
-    (tmp_path / "eval.jsonl").write_text('{"row": "row", "answer": "earlier"}\n')
+    line = '{"task": "t", "row": "row", "answer": "earlier"}\n'
+    (tmp_path / "eval.jsonl").write_text(line)
     server.reply = lambda _: "[[A]]"
     found = scorer(server, against=str(tmp_path))
     assert value(found) == 0.5
@@ -115,11 +118,29 @@ def test_the_other_answer_may_be_that_of_an_earlier_evaluation(server, tmp_path)
     with pytest.raises(ValueError, match="no answer of it"):
         found.check(Example("other", {}))
     before = options_of(found)["answers"]
-    (tmp_path / "eval.jsonl").write_text('{"row": "row", "answer": "changed"}\n')
+    (tmp_path / "eval.jsonl").write_text(line.replace("earlier", "changed"))
     assert options_of(scorer(server, against=str(tmp_path)))["answers"] != before
-    line = '{"row": "row", "answer": "one\u2028two"}\n'
+    line = '{"task": "t", "row": "row", "answer": "one\u2028two"}\n'
     (tmp_path / "eval.jsonl").write_text(line, encoding="utf-8")
     assert scorer(server, against=str(tmp_path)).answers == {"row": "one\u2028two"}
+
+
+def test_a_row_may_have_other_answers_in_other_tasks(server, tmp_path) -> None:
+    lines = [f'{{"task": "{task}", "row": "row", "answer": "of {task}"}}\n' for task in "ab"]
+    (tmp_path / "eval.jsonl").write_text("".join(lines))
+    with pytest.raises(UnusableScorer, match="name a task in against-task"):
+        scorer(server, against=str(tmp_path))
+    found = scorer(server, against=str(tmp_path), against_task="b")
+    assert found.answers == {"row": "of b"}
+
+
+def test_a_verdict_in_a_reply_that_is_cut_off_is_none(server) -> None:
+    """It may be one that the judge was about to revoke."""
+    server.finish = "length"
+    server.reply = lambda _: "If A were right, [[A]], but"
+    with pytest.raises(TrainingError, match="no verdict in 4 replies") as caught:
+        value(scorer(server))
+    assert "cut off by max-tokens = 512" in str(caught.value.found)
 
 
 def test_a_key_is_sent_and_is_not_an_option(server, monkeypatch) -> None:
@@ -158,7 +179,7 @@ def test_a_key_does_not_follow_a_redirection() -> None:
 
 def test_half_a_surrogate_pair_in_a_reply_is_replaced(server) -> None:
     server.reply = lambda _: b'{"choices": [{"message": {"content": "a\\ud800"}}]}'
-    assert judge.chat_completion(server.url, {"messages": [{"content": ""}]}) == "a?"
+    assert judge.chat_completion(server.url, {"messages": [{"content": ""}]})[0] == "a?"
 
 
 def test_a_passing_failure_is_tried_again(server) -> None:

@@ -36,6 +36,8 @@ from vox_eval.scorer import (
 
 ATTEMPTS = 4
 """Requests before a judge counts as down, and replies before one counts as unable to judge."""
+CUT_OFF = "length"
+"""`finish_reason` of a completion that has reached `max_tokens`."""
 LONGEST = 40_000
 """Characters of an answer that the judge reads."""
 _MOST_BYTES = 4 << 20
@@ -92,6 +94,7 @@ class Judge(Scorer):
         model: name of the judge there.
         rubric: what a grade goes by; without one, answers are compared.
         against: folder of an earlier evaluation to compare with, instead of the right answers.
+        against_task: task of it, if a row has other answers in another task.
         api_key: environment variable with the key.
         timeout: seconds of a request.
         max_tokens, seed: of the judge, which is greedy.
@@ -103,6 +106,7 @@ class Judge(Scorer):
     model: str = Field(min_length=1)
     rubric: str = ""
     against: str = ""
+    against_task: str = ""
     answers: Annotated[Mapping[str, str], _digested] = Field(default_factory=dict)
     api_key: str = "OPENAI_API_KEY"
     timeout: float = Field(60.0, gt=0)
@@ -135,25 +139,27 @@ class Judge(Scorer):
         return int(self._verdict(prompt, _VALUE, "a grade from [[1]] to [[10]]"))
 
     def _verdict(self, prompt: str, form: re.Pattern[str], expected: str) -> str:
-        """Return the last verdict in a reply; without one, repeat the request with other seeds.
+        """Return the last verdict in a reply; without one, or in a reply that `max_tokens` cuts
+        off, repeat the request with other seeds.
 
         Raises:
             TrainingError: T004, there is no reply, or no verdict in any.
         """
-        reply = ""
+        reply, finish = "", ""
         for attempt in range(ATTEMPTS):
             try:
-                reply = self._reply(prompt, self.seed + attempt)
+                reply, finish = self._reply(prompt, self.seed + attempt)
             except Unreachable as error:
                 raise _no_verdict(
                     f"the judge {self.model!r} does not reply", self.url, str(error), expected
                 ) from error
-            if found := form.findall(reply):
+            if finish != CUT_OFF and (found := form.findall(reply)):
                 return str(found[-1])
         what = f"the judge {self.model!r} gave no verdict in {ATTEMPTS} replies"
-        raise _no_verdict(what, self.url, repr(reply[-200:]), expected)
+        cut = f", cut off by max-tokens = {self.max_tokens}" if finish == CUT_OFF else ""
+        raise _no_verdict(what, self.url, f"{reply[-200:]!r}{cut}", expected)
 
-    def _reply(self, prompt: str, seed: int) -> str:
+    def _reply(self, prompt: str, seed: int) -> tuple[str, str]:
         return chat_completion(
             self.url,
             {
@@ -193,9 +199,9 @@ def chat_completion(
     key: str = "",
     timeout: float = 60.0,
     sleep: Callable[[float], object] = time.sleep,
-) -> str:
-    """Return the text of a chat completion. Failures that may pass are tried again, after 1, 2 and
-    4 seconds.
+) -> tuple[str, str]:
+    """Return the text of a chat completion and its `finish_reason`. Failures that may pass are
+    tried again, after 1, 2 and 4 seconds.
 
     Raises:
         Unreachable: there is no completion.
@@ -222,8 +228,8 @@ def chat_completion(
     raise Unreachable(f"{fault} ({ATTEMPTS} times)")
 
 
-def teacher_completion(url: str, body: Mapping[str, Any], **given: Any) -> str:
-    """Return a chat completion for `vox data generate`.
+def teacher_completion(url: str, body: Mapping[str, Any], **given: Any) -> tuple[str, str]:
+    """Return a chat completion and its `finish_reason` for `vox data generate`.
 
     Raises:
         TrainingError: T004, there is none.
@@ -240,7 +246,7 @@ def teacher_completion(url: str, body: Mapping[str, Any], **given: Any) -> str:
         ) from error
 
 
-def _completion(request: urllib.request.Request, timeout: float) -> str:
+def _completion(request: urllib.request.Request, timeout: float) -> tuple[str, str]:
     until, content = time.monotonic() + timeout, b""
     with urllib.request.urlopen(request, timeout=timeout) as response:
         while part := response.read1(1 << 16):
@@ -250,12 +256,13 @@ def _completion(request: urllib.request.Request, timeout: float) -> str:
             if len(content) > _MOST_BYTES:
                 raise Unreachable(f"a reply of more than {_MOST_BYTES:,} bytes")
     try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        choice = json.loads(content)["choices"][0]
+        text, finish = choice["message"]["content"], str(choice.get("finish_reason"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         shown = content[:200].decode(errors="replace")
         raise Unreachable(f"no chat completion: {shown!r}") from None
     # JSON can escape half a surrogate pair, which no UTF-8 file can hold.
-    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""
+    return (text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""), finish
 
 
 # --- hook -----------------------------------------------------------------------------------------
@@ -268,19 +275,22 @@ def vox_scorer(spec: ScorerSpec) -> Scorer:
     if "answers" in given:
         raise UnusableScorer("scorer 'judge': answers: unknown option")
     if isinstance(given.get("against"), str) and given["against"]:
-        given["answers"] = _answers(spec.folder / given["against"])
+        task = str(given.get("against_task", ""))
+        given["answers"] = _answers(spec.folder / given["against"], task)
     return Judge(**given)
 
 
-def _answers(folder: Path) -> dict[str, str]:
-    """Return the answers of an earlier evaluation by row."""
+def _answers(folder: Path, task: str) -> dict[str, str]:
+    """Return the answers of an earlier evaluation, or of one task of it, by row."""
     found: dict[str, str] = {}
     try:
         # By bytes: text splits at U+2028, too, which an answer may have.
         for line in (folder / "eval.jsonl").read_bytes().splitlines():
             row = json.loads(line)
+            if task not in ("", row["task"]):
+                continue
             if found.setdefault(row["row"], row["answer"]) != row["answer"]:
-                raise ValueError(f"two answers to row {row['row']}")
+                raise ValueError(f"two answers to row {row['row']}; name a task in against-task")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UnusableScorer(f"scorer 'judge': against: {folder}: {error}") from error
     return found
