@@ -83,9 +83,40 @@ def test_rows_of_the_run_before_count(leaks, tmp_path, write) -> None:
     assert leak.place.endswith("old.jsonl:1")
 
 
+def test_rows_of_a_run_whose_model_is_the_base_count(leaks, tmp_path, write) -> None:
+    run_of(tmp_path / "whole", write("old.jsonl", pair("Old one?")))
+    (tmp_path / "whole/model").mkdir()
+    for base in ("whole", "whole/model"):
+        found = leaks([pair("New one?")], ["Old one?"], model=str(tmp_path / base))
+        assert [leak.place for leak in found.leaks] == [f"{tmp_path / 'old.jsonl'}:1"]
+        assert found.share(0.0) == 1
+    assert not leaks([pair("New one?")], ["Old one?"], model="smollm2-135m").unknown
+
+
+@pytest.mark.parametrize("kind", ["adapter of another tool", "merged", "relative", "inside"])
+def test_a_model_without_a_record_is_not_known_to_be_without_leakage(leaks, tmp_path, kind) -> None:
+    """Anywhere in the chain; what leaked in the rest of it counts."""
+    other = tmp_path / "other"
+    (other / "adapter").mkdir(parents=True)
+    settings = {"adapter": str(other)}
+    if kind == "merged":
+        (other / "vox_merge.json").write_text("{}")
+        settings = {"model": str(other)}
+    elif kind == "relative":
+        settings = {"adapter": "nowhere/other"}
+    elif kind == "inside":
+        settings = {"adapter": str(other / "adapter")}
+    found = leaks([pair("New one?")], ["Old one?"], **settings)
+    assert (found.trained, found.unknown) == (1, tuple(settings.values()))
+    assert (found.share(0.0), found.leaks) == (None, ())
+    leaked = leaks([pair("Old one?")], ["Old one?"], **settings)
+    assert (leaked.share(0.5), leaked.share(1.0)) == (1, None)
+
+
 def test_a_model_without_a_run_has_no_record(leaks, suite) -> None:
     found = find_leakage("smollm2-135m", read_suites([suite]))
     assert (found.trained, found.rows, found.leaks) == (0, 15, ())
+    assert (found.unknown, found.share(0.0)) == (("smollm2-135m",), None)
 
 
 @pytest.mark.parametrize("gone", [True, False])

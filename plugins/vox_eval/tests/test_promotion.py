@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +84,7 @@ def test_a_no_and_too_little_evidence_move_nothing(vox, gate, run, other_llama) 
     done = vox("promote", other_llama, "--gate", gate, "--over", run)
     assert (done.code, done.out.splitlines()[-1]) == (1, "answer: no")
     assert "has no record of its training rows" in done.err
+    assert "leakage not known (limit 0, undecided)" in done.out
     rows = [json.loads(line) for line in gate.with_name("yes.jsonl").open()][:6]
     rows[0]["ideal"] = next(each for each in rows[0]["choices"] if each != rows[0]["ideal"])
     gate.with_name("yes.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -91,13 +95,13 @@ def test_a_no_and_too_little_evidence_move_nothing(vox, gate, run, other_llama) 
 
 def test_records_alone_give_the_decision(vox, gate, run) -> None:
     records = Path(vox("promote", run, "--gate", gate).out.split()[-1])
-    kept = Path(shutil.copytree(records, "kept"))
+    kept = Path(shutil.copytree(records, Path("kept", records.name)))
     for name in ("evals", "mine", "yes.toml", "yes.jsonl", "gate.toml"):
         path = Path(name)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert vox("promote", "production", "--verify").code == 0
     assert vox("promote", kept, "--verify").out.splitlines()[-1] == (
-        "the records in kept give this decision"
+        f"the records in {kept} give this decision"
     )
     own = kept / "candidate-cpu"
     for name in ("eval.jsonl", "scorecard.json", "evaluation.json"):
@@ -113,32 +117,75 @@ def test_records_alone_give_the_decision(vox, gate, run) -> None:
     assert "VOX-C011" in vox("promote", "staging", "--verify").err
 
 
-def test_records_whose_decision_was_written_by_hand(vox, gate, run) -> None:
+def rewritten(folder: Path, facts: Any) -> Path:
+    """Records with other facts, all of whose digests were made anew."""
     from vox_eval.promotion import _digest
 
+    facts.pop("digest", None)
+    for key in facts["evaluations"]:
+        for name in facts["evaluations"][key]:
+            content = (folder / key / name).read_bytes()
+            facts["evaluations"][key][name] = hashlib.sha256(content).hexdigest()
+    digest = _digest(facts)
+    (folder / "promotion.json").write_text(json.dumps({"digest": digest, **facts}))
+    return folder.rename(folder.with_name(f"{facts['name']}-{digest[:12]}"))
+
+
+@pytest.fixture
+def records(vox, gate, run) -> tuple[Path, Any]:
+    """The folder of a promotion's records, and promotion.json."""
     folder = Path(vox("promote", run, "--gate", gate).out.split()[-1])
-    facts = json.loads((folder / "promotion.json").read_text())
-    facts["measured"]["leakage"], facts["decision"]["checks"][0]["found"] = 0.5, 0.5
-    del facts["digest"]
-    (folder / "promotion.json").write_text(json.dumps({"digest": _digest(facts), **facts}))
-    assert "by other findings" in vox("promote", folder, "--verify").err
+    return folder, json.loads((folder / "promotion.json").read_text())
 
 
-def test_scorecards_of_different_suites_are_not_compared(vox, gate, run, llama) -> None:
-    """In records whose digests were all made anew."""
-    from vox_eval.promotion import _digest
+def test_records_whose_decision_was_written_by_hand(vox, records) -> None:
+    folder, facts = records
+    facts["measured"]["megabytes"], facts["decision"]["checks"][1]["found"] = 0.5, 0.25
+    assert "by other findings" in vox("promote", rewritten(folder, facts), "--verify").err
 
-    folder = Path(vox("promote", run, "--gate", gate).out.split()[-1])
+
+def test_records_with_a_digest_made_anew_are_not_those_of_the_registry(vox, records) -> None:
+    """Or, without the registry, not those of the folder's name."""
+    folder, facts = records
+    for each in (facts["measured"], facts["decision"]["checks"][1]):
+        each["megabytes" if "megabytes" in each else "found"] = 0.25
+    moved = rewritten(folder, facts)
+    assert vox("promote", moved, "--verify").code == 0  # by itself it is sound
+    moved.rename(folder)
+    assert "its folder another name" in vox("promote", folder, "--verify").err
+    assert "or for other records" in vox("promote", "production", "--verify").err
+
+
+def test_scorecards_of_different_suites_are_not_compared(vox, records, llama) -> None:
+    folder, facts = records
     flags = ("--suite", "yes.toml", "--limit", 11, "--backend", "cpu", "--dtype", "fp32")
     assert vox("eval", llama, *flags, "--out", "other").code == 0
-    facts = json.loads((folder / "promotion.json").read_text())
     for name in ("evaluation.json", "eval.jsonl", "scorecard.json"):
         shutil.copy(Path("other", name), folder / "current-cpu" / name)
-        content = Path("other", name).read_bytes()
-        facts["evaluations"]["current-cpu"][name] = hashlib.sha256(content).hexdigest()
-    del facts["digest"]
-    (folder / "promotion.json").write_text(json.dumps({"digest": _digest(facts), **facts}))
-    assert "scorecards of different suites" in vox("promote", folder, "--verify").err
+    moved = rewritten(folder, facts)
+    assert "scorecards of different suites" in vox("promote", moved, "--verify").err
+
+
+def test_records_of_one_model_twice(vox, records) -> None:
+    folder, facts = records
+    for name in ("evaluation.json", "eval.jsonl", "scorecard.json"):
+        shutil.copy(folder / "candidate-cpu" / name, folder / "current-cpu" / name)
+    moved = rewritten(folder, facts)
+    assert "candidate and current are one model" in vox("promote", moved, "--verify").err
+
+
+def test_records_of_another_suite_than_its_digest(vox, records) -> None:
+    folder, facts = records
+    own = folder / "current-cpu/evaluation.json"
+    evaluation = json.loads(own.read_text())
+    evaluation["suite"]["tasks"]["yes"]["rows"] = "0" * 64
+    decides = {k: v for k, v in evaluation.items() if k not in ("format", "digest")}
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    own.write_text(json.dumps({**evaluation, "digest": digest}))
+    card = own.with_name("scorecard.json")
+    card.write_text(json.dumps({**json.loads(card.read_text()), "digest": digest}))
+    moved = rewritten(folder, facts)
+    assert "of another suite" in vox("promote", moved, "--verify").err
 
 
 def test_leaked_rows_are_a_no(vox, gate, run) -> None:
@@ -149,6 +196,20 @@ def test_leaked_rows_are_a_no(vox, gate, run) -> None:
     assert "leaked: yes row" in done.out and "train.jsonl:4" in done.out
     gate.write_text(GATE + "[limits]\nleakage = 0.1")
     assert vox("promote", run, "--gate", gate).code == 0
+
+
+def test_leakage_that_is_not_known_is_no_yes(vox, gate, run) -> None:
+    """Of a copy of the run's adapter, which shows everything else."""
+    (run / "plan.json").unlink()
+    done = vox("promote", run, "--gate", gate, "--json")
+    decision = json.loads(done.out)["decision"]
+    assert (done.code, decision["answer"]) == (1, "not enough evidence")
+    assert {each["state"] for each in decision["findings"]} == {"met"}
+    assert "name the run itself" in done.err
+    gate.write_text(GATE + "[limits]\nleakage = 1")
+    done = vox("promote", run, "--gate", gate)
+    assert (done.code, "leakage not known (no limit)" in done.out) == (0, True)
+    assert vox("promote", "production", "--verify").code == 0
 
 
 def test_size_and_speed_are_limits(vox, gate, run) -> None:
@@ -225,6 +286,30 @@ def test_rolling_back_goes_back_one_promotion_at_a_time(vox) -> None:
     assert kinds == [None, None, None, "c", "b", None, "d"]
     assert vox("registry", "show", "production").out.count("rolled back to") == 3
     assert "VOX-M009" in vox("registry", "rollback", "nothing").err
+
+
+def test_a_model_that_was_promoted_twice_is_rolled_back_once() -> None:
+    """As with --over another model than the current one."""
+    for each in ("a", "b", "b"):
+        move("production", each, each)
+    assert registry.roll_back("production") == "a"
+
+
+def test_a_roll_back_is_computed_under_the_lock(monkeypatch) -> None:
+    """Another process promotes at the last moment before."""
+    for each in ("a", "b"):
+        move("production", each, each)
+    held = registry._held
+
+    @contextmanager
+    def late(name: str) -> Iterator[None]:
+        monkeypatch.setattr(registry, "_held", held)
+        move("production", "c", "c")
+        with held(name):
+            yield
+
+    monkeypatch.setattr(registry, "_held", late)
+    assert registry.roll_back("production") == "b"
 
 
 def test_a_model_that_changed_after_its_promotion_is_refused(vox, run) -> None:

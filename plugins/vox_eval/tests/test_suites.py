@@ -159,7 +159,6 @@ def test_no_suite(tmp_path) -> None:
         ({"prompt": "a", "ideal": True}, "exact", 'found a boolean as "ideal"'),
         ({"prompt": "a", "ideal": "two"}, "numeric", "found no number: 'two'"),
         ({"prompt": "a", "ideal": "("}, "regex", "found no regular expression"),
-        ({"prompt": "a"}, "json-schema", 'found no "schema"'),
         (ROW, "choice", 'found the fields prompt, ideal, expected also "choices"'),
         ({**CHOICES, "choices": ["4"]}, "choice", 'found 1 as "choices"'),
         ({**CHOICES, "choices": "4"}, "choice", 'found a string as "choices"'),

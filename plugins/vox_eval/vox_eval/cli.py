@@ -241,7 +241,8 @@ def _show_decision(decision: Decision) -> None:
     print_columns([heads, *rows])
     for check in decision.checks:
         limit = "no limit" if check.limit is None else f"limit {check.limit:g}, {check.state}"
-        click.echo(f"{check.name} {check.found:.4g} ({limit})")
+        found = "not known" if check.found is None else f"{check.found:.4g}"
+        click.echo(f"{check.name} {found} ({limit})")
 
 
 def _show_promotion(done: Promotion) -> None:

@@ -184,15 +184,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A measurement with its limit in the gate; None: no limit."""
+    """A measurement with its limit in the gate; None: not measured, and no limit."""
 
     name: str
-    found: float
+    found: float | None
     limit: float | None
 
     @property
     def state(self) -> State:
-        return "met" if self.limit is None or self.found <= self.limit else "failed"
+        if self.limit is None:
+            return "met"
+        if self.found is None:
+            return "undecided"
+        return "met" if self.found <= self.limit else "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +323,7 @@ class _Gains:
         return above(-self.values_N, self.weights_N, -bound, binary=self.binary)
 
 
-def decide(gate: Gate, evidence: Evidence, measured: Mapping[str, float]) -> Decision:
+def decide(gate: Gate, evidence: Evidence, measured: Mapping[str, float | None]) -> Decision:
     """Decide by scorecards, and by measurements under the names of the gate's limits."""
     required = {each.task: each for each in gate.require}
     findings = list[Finding]()
@@ -329,6 +333,8 @@ def decide(gate: Gate, evidence: Evidence, measured: Mapping[str, float]) -> Dec
         findings += _guarded(backend, {id: gains[id] for id in gains if id not in required})
     measured = {**measured, **_differences(evidence)}
     limits = gate.limits.model_dump(by_alias=True)
+    if gate.limits.leakage == 1:
+        limits["leakage"] = None
     checks = [Check(name, value, limits[name]) for name, value in measured.items()]
     states = {*(each.state for each in findings), *(each.state for each in checks)}
     answer: Answer = "yes" if states == {"met"} else "not enough evidence"

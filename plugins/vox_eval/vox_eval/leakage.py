@@ -1,10 +1,14 @@
 """Rows of a suite that a model was trained on, exactly or nearly.
 
 A run's plan.json names its training rows: the files by SHA-256, and the settings that chose among
-them. A row of the suite has leaked if its question is that of a training row, without case and
-white space, or if their sequences of three words have a Jaccard similarity of `NEAR` (Broder 1997,
-"On the resemblance and containment of documents"). Sequences that more than a tenth of a task's
-rows have, such as those of a common instruction, count for nothing. The search is exact.
+them. The search goes on with the run that it started from (`--adapter`), or whose weights are its
+base model. A row of the suite has leaked if its question is that of a training row, without case
+and white space, or if their sequences of three words have a Jaccard similarity of `NEAR` (Broder
+1997, "On the resemblance and containment of documents"). Sequences that more than a tenth of a
+task's rows have, such as those of a common instruction, count for nothing. The search is exact.
+
+An adapter of another tool and a merged folder have no record of their rows. Nothing is known of
+their leakage then, which is another finding than a leakage of 0.
 """
 
 from __future__ import annotations
@@ -41,13 +45,27 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """What was compared: training files with their SHA-256, the number of their rows (0: the model
-    has no record of them), and of the suite's."""
+    """What was compared.
+
+    Args:
+        files: training files with their SHA-256.
+        trained: number of their rows.
+        rows: number of the suite's.
+        unknown: models without a record of their training rows; None: no search was made.
+    """
 
     files: tuple[tuple[str, str], ...]
     trained: int
     rows: int
     leaks: tuple[Leak, ...]
+    unknown: tuple[str, ...] | None = ()
+
+    def share(self, limit: float) -> float | None:
+        """Return the share of the suite's rows that leaked; None if it is not known whether it is
+        within the limit."""
+        share = len(self.leaks) / self.rows
+        searched = self.unknown is not None and not self.unknown
+        return share if searched or share > limit else None
 
 
 def find_leakage(reference: str, suite: Suite) -> Leakage:
@@ -57,16 +75,36 @@ def find_leakage(reference: str, suite: Suite) -> Leakage:
         ConfigError: C012, the training rows have changed, or are gone.
     """
     files, index, trained = list[CheckedFile](), _Index(suite.tasks), 0
-    run: object = reference
-    while isinstance(run, str) and (Path(run) / PLAN).is_file():
-        plan = RunFolder(Path(run)).read(PLAN)
-        files += _training_files(run, plan)
-        run = plan["settings"].get("adapter")
+    unknown, models = list[str](), [reference]
+    while models:
+        model = models.pop()
+        if run := _run_of(model):
+            plan = run.read(PLAN)
+            files += _training_files(model, plan)
+            models += _before(plan["settings"])
+        else:
+            unknown.append(model)
     for place, record in _records(files):
         index.compare(record, place)
         trained += 1
     named = tuple((str(file.path), file.sha256) for file in files)
-    return Leakage(named, trained, len(index.rows), tuple(index.found.values()))
+    return Leakage(named, trained, len(index.rows), tuple(index.found.values()), tuple(unknown))
+
+
+def _run_of(model: str) -> RunFolder | None:
+    """Return the run that a model is the result of."""
+    path = Path(model)
+    runs = [RunFolder(path), *([RunFolder(path.parent)] if path.name == "model" else [])]
+    return next((run for run in runs if (run.path / PLAN).is_file()), None)
+
+
+def _before(settings: Any) -> Iterator[str]:
+    """Yield the models, other than a plain base, that a run started from."""
+    if adapter := settings.get("adapter"):
+        yield adapter
+    base = settings.get("model", "")
+    if _run_of(base) or (Path(base) / "vox_merge.json").is_file():
+        yield base
 
 
 def _training_files(run: str, plan: Any) -> list[CheckedFile]:

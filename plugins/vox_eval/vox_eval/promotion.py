@@ -37,10 +37,13 @@ from vox_eval.suites import Suite, read_suites
 
 PROMOTION = "promotion.json"
 FORMAT = 1
+_AGAIN = "let nothing write to it, and run the command again"
 TIMED = 10
 """Answers whose median time is the seconds of an answer."""
 SIDES = ("candidate", "current")
 _FILES = (EVALUATION, SAMPLES, SCORECARD)
+_UNKNOWN = """has no record of its training rows (plan.json), so the gate's limit on leakage stays \
+undecided; name the run itself instead of a copy, or set leakage = 1 under [limits] of the gate"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +103,21 @@ def promote(
     for line in foretell(gate, suite, gate_file):
         observe(Notice(line))
     contest = _contest(candidate, over, gate, digest, suite, progress)
-    leakage = Leakage((), 0, sum(len(task.examples) for task in suite.tasks), ())
+    leakage = Leakage((), 0, sum(len(task.examples) for task in suite.tasks), (), None)
     if gate.limits.leakage < 1:
         leakage = find_leakage(contest.references[SIDES[0]], suite)
-        if not leakage.trained:
-            observe(Notice(f"{candidate} has no record of its training rows to look for leakage"))
+    for unknown in leakage.unknown or ():
+        observe(Notice(f"leakage is not known: {unknown} {_UNKNOWN}", "warning"))
     _prove(contest, observe)
     evaluated = dict(_evaluated(contest, observe, progress))
     cards = {key: each.card for key, each in evaluated.items()}
-    measured = {"leakage": len(leakage.leaks) / leakage.rows, **_measured(contest, observe)}
-    decision = decide(gate, _evidence(gate, cards), measured)
+    suites = {key: each.digest for key, each in _suites(contest).items()}
+    measured = {"leakage": leakage.share(gate.limits.leakage), **_measured(contest, observe)}
+    decision = decide(gate, _evidence(gate, cards, suites), measured)
     folders = {key: each.folder for key, each in evaluated.items()}
     done = Promotion(gate.name, contest.references, decision, leakage, folders)
     if decision.answer == "yes":
-        done = replace(done, folder=_record(contest, done, cards, measured))
+        done = replace(done, folder=_record(contest, done, cards, suites, measured))
     return done
 
 
@@ -176,8 +180,7 @@ def _evaluated(
     """Yield each evaluation under its key."""
     for each in _settings(contest.gate):
         settings = EvalSettings(backend=each.backend, dtype=each.dtype)
-        for seed in contest.gate.seeds or [None]:
-            suite = contest.suite if seed is None else _seeded(contest.suite, seed)
+        for seed, suite in _suites(contest).items():
             for side, reference in contest.references.items():
                 yield (
                     _key(side, each.backend, seed),
@@ -192,8 +195,14 @@ def _evaluated(
                 )
 
 
-def _key(side: str, backend: str | None, seed: int | None) -> str:
-    return "-".join(str(each) for each in (side, backend, seed) if each is not None)
+def _key(side: str, backend: str | None, seed: str) -> str:
+    return "-".join(filter(None, (side, backend, seed)))
+
+
+def _suites(contest: _Contest) -> dict[str, Suite]:
+    """Return the suite of each seed, or of no other seed than its own."""
+    seeds = contest.gate.seeds
+    return {str(each): _seeded(contest.suite, each) for each in seeds} or {"": contest.suite}
 
 
 def _seeded(suite: Suite, seed: int) -> Suite:
@@ -205,23 +214,41 @@ def _seeded(suite: Suite, seed: int) -> Suite:
     return replace(suite, tasks=tuple(tasks))
 
 
-def _evidence(gate: Gate, cards: Mapping[str, Scorecard]) -> Evidence:
+def _evidence(gate: Gate, cards: Mapping[str, Scorecard], suites: Mapping[str, str]) -> Evidence:
     """Return the scorecards by backend and side.
 
+    Args:
+        suites: seed -> digest of its suite.
+
     Raises:
-        ValueError: the two of a pair are of different suites.
+        ValueError: a scorecard is of another suite.
     """
 
     def of(side: str, backend: str | None) -> list[Scorecard]:
-        return [cards[_key(side, backend, seed)] for seed in gate.seeds or [None]]
+        found = {seed: cards[_key(side, backend, seed)] for seed in suites}
+        if any(card.suite_digest != suites[seed] for seed, card in found.items()):
+            raise ValueError("scorecards of different suites")
+        return list(found.values())
 
-    found = {
+    return {
         each or "": (of(SIDES[0], each), of(SIDES[1], each)) for each in gate.backends or [None]
     }
-    for sides in found.values():
-        if any(own.suite_digest != other.suite_digest for own, other in zip(*sides, strict=True)):
-            raise ValueError("scorecards of different suites")
-    return found
+
+
+def _mixed(folders: Mapping[str, Path]) -> list[str]:
+    """Return what is wrong with the models of the evaluations: several on one side, or one on
+    both."""
+    found: dict[str, set[tuple[str, ...]]] = {side: set() for side in SIDES}
+    for key, folder in folders.items():
+        model = files.read_json(folder / EVALUATION)["model"]
+        found[key.partition("-")[0]].add((model["identity"], model["dtype"], model["quant"]))
+    sides = [{each[0] for each in found[side]} for side in SIDES]
+    faults = [
+        f"the evaluations of the {side} are of several models"
+        for side in SIDES
+        if len({each[0] for each in found[side]}) > len({each[1:] for each in found[side]})
+    ]
+    return faults + (["candidate and current are one model"] if sides[0] & sides[1] else [])
 
 
 def _measured(contest: _Contest, observe: Observe) -> dict[str, float]:
@@ -255,9 +282,18 @@ def _record(
     contest: _Contest,
     done: Promotion,
     cards: Mapping[str, Scorecard],
-    measured: Mapping[str, float],
+    suites: Mapping[str, str],
+    measured: Mapping[str, float | None],
 ) -> Path:
-    """Write the records, and move the name; return the records' folder."""
+    """Write the records, and move the name; return the records' folder.
+
+    Raises:
+        ModelError: M009, a model was changed while it was evaluated.
+    """
+    if faults := _mixed(done.evaluations):
+        raise registry.fault(
+            done.name, "a model was changed while it was evaluated", faults[0], _AGAIN
+        )
     titles = {side: next(cards[key].model for key in cards if side in key) for side in SIDES}
     entries = {
         side: {"reference": reference, "title": titles[side], "digest": model.digest()}
@@ -272,7 +308,7 @@ def _record(
         **entries,
         "gate": contest.gate.to_json(),
         "gate_digest": contest.gate_digest,
-        "suite_digest": contest.suite.digest,
+        "suites": suites,
         "evaluations": {
             key: {name: files.file_sha256(folder / name) for name in _FILES}
             for key, folder in done.evaluations.items()
@@ -292,7 +328,7 @@ def _record(
                     for name in _FILES:
                         shutil.copyfile(source / name, temporary / key / name)
                 files.write_json(temporary / PROMOTION, {"digest": digest, **facts})
-        registry.move(done.name, **entries[SIDES[0]], promotion=str(folder))
+        registry.move(done.name, **entries[SIDES[0]], promotion=str(folder), records=digest)
     return folder
 
 
@@ -304,7 +340,8 @@ def verify(reference: str) -> tuple[Decision, Path]:
     """Recompute a decision from its records alone; return it with their folder.
 
     Args:
-        reference: a name of the registry, or the folder of the records.
+        reference: a name of the registry, or the folder of the records, whose name ends with the
+            first 12 digits of their digest. The registry has the whole digest.
 
     Raises:
         ConfigError: C011, there are no such records.
@@ -331,10 +368,12 @@ def verify(reference: str) -> tuple[Decision, Path]:
         for (key, name), sha256 in known.items()
         if not (path := folder / key / name).is_file() or files.file_sha256(path) != sha256
     ]
-    faults += [f"{PROMOTION} has changed"] if _digest(facts) != said else []
-    faults += (
-        [f"{reference} stands for another model"] if entry and entry["digest"] != candidate else []
-    )
+    digest = _digest(facts)
+    faults += [f"{PROMOTION} has changed"] if digest != said else []
+    if not folder.name.endswith(digest[:12]):
+        faults.append(f"{PROMOTION} has the digest {digest[:12]}…, and its folder another name")
+    if entry and (entry["digest"], entry.get("records")) != (candidate, digest):
+        faults.append(f"{reference} stands for another model, or for other records")
     if not faults:
         try:
             decision = _decided(folder, facts)
@@ -353,7 +392,10 @@ def verify(reference: str) -> tuple[Decision, Path]:
 
 
 def _decided(folder: Path, facts: Any) -> Decision:
-    gate, leakage = Gate.model_validate(facts["gate"]), facts["leakage"]
-    cards = {key: stored_scorecard(folder / key) for key in facts["evaluations"]}
-    measured = {**facts["measured"], "leakage": len(leakage["leaks"]) / leakage["rows"]}
-    return decide(gate, _evidence(gate, cards), measured)
+    gate, leakage = Gate.model_validate(facts["gate"]), Leakage(**facts["leakage"])
+    folders = {key: folder / key for key in facts["evaluations"]}
+    if faults := _mixed(folders):
+        raise ValueError(faults[0])
+    cards = {key: stored_scorecard(each) for key, each in folders.items()}
+    measured = {**facts["measured"], "leakage": leakage.share(gate.limits.leakage)}
+    return decide(gate, _evidence(gate, cards, facts["suites"]), measured)

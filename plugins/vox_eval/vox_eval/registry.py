@@ -4,9 +4,9 @@
     registry/promotions/production-DIGEST/   the records of a promotion (promotion.py)
 
 An entry has `reference` (an absolute path, or an id), `digest` (of base and adapter), `title`,
-`promotion` (the records' folder), `time`, and `rolled_back`: the digest of the model that a roll
-back took away. A change holds the registry's lock, reads the file anew, and replaces it whole. The
-core resolves names (`promoted`).
+`promotion` (the records' folder), `records` (their digest), `time`, and `rolled_back`: the digest
+of the model that a roll back took away. A change holds the registry's lock, reads the file anew,
+and replaces it whole. The core resolves names (`promoted`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def history(name: str) -> list[dict[str, Any]]:
         found: Any = read_json(REGISTRY / f"{name}.json")["history"] if current else []
         if (found[-1] if found else None) == current:
             return [dict(each) for each in found]
-        fault = "a history that ends with another model"
+        said = "a history that ends with another model"
     except (OSError, ValueError, TypeError, KeyError) as error:
-        fault = str(error)
+        said = str(error)
     remedy = "restore the file from a backup, or delete it and promote again"
-    raise _fault(name, "the registry cannot be read", fault, remedy)
+    raise fault(name, "the registry cannot be read", said, remedy)
 
 
 def current(name: str) -> dict[str, Any] | None:
@@ -64,7 +64,10 @@ def require_name(name: str) -> None:
     taken = f"a file or folder, {Path(name).absolute()}" if Path(name).exists() else ""
     if name in known().models or taken:
         what = "a model cannot be promoted under this name: it means something else"
-        raise _fault(name, what, taken or "a model of the catalog", "choose another one")
+        raise fault(name, what, taken or "a model of the catalog", "choose another one")
+
+
+_AGAIN = "run the command again; it compares with the model that is there then"
 
 
 @contextmanager
@@ -74,19 +77,24 @@ def changing(name: str, expected: str | None) -> Iterator[None]:
     Raises:
         ModelError: M009, another process has moved it, or holds the registry.
     """
-    again = "run the command again; it compares with the model that is there then"
+    with _held(name):
+        found = current(name)
+        if (found and found["digest"]) != expected:
+            there = found["reference"] if found else "no such name"
+            raise fault(name, "the name was moved by another process meanwhile", there, _AGAIN)
+        yield
+
+
+@contextmanager
+def _held(name: str) -> Iterator[None]:
     try:
         with locked(RunFolder(REGISTRY)):
-            found = current(name)
-            if (found and found["digest"]) != expected:
-                there = found["reference"] if found else "no such name"
-                raise _fault(name, "the name was moved by another process meanwhile", there, again)
             yield
     except OutputError as error:
         if error.code != "VOX-O003":
             raise
         what = "another process is changing the registry"
-        raise _fault(name, what, error.found, again) from error
+        raise fault(name, what, error.found, _AGAIN) from error
 
 
 def move(name: str, **entry: str) -> None:
@@ -106,20 +114,25 @@ def roll_back(name: str) -> str:
     Raises:
         ModelError: M009, there is no such name, or nothing before.
     """
-    entries, stack = history(name), list[dict[str, Any]]()
-    for each in entries:
-        stack = stack[:-1] if "rolled_back" in each else [*stack, each]
-    if len(stack) < 2:
-        raise _fault(
-            name,
-            "there is no model to roll back to",
-            f"{len(stack)} promotions left",
-            "`vox registry show NAME` lists all changes",
-        )
-    with changing(name, entries[-1]["digest"]):
+    if not history(name):  # before a folder is made for the lock
+        raise _nothing_before(name, 0)
+    with _held(name):
+        stack = list[dict[str, Any]]()
+        for each in history(name):
+            if "rolled_back" in each or (stack and stack[-1]["digest"] == each["digest"]):
+                stack.pop()
+            stack += [] if "rolled_back" in each else [each]
+        if len(stack) < 2:
+            raise _nothing_before(name, len(stack))
         move(name, **{**stack[-2], "rolled_back": stack[-1]["digest"]})
     return str(stack[-2]["reference"])
 
 
-def _fault(name: str, what: str, found: object, remedy: str) -> ModelError:
+def _nothing_before(name: str, left: int) -> ModelError:
+    remedy = "`vox registry show NAME` lists all changes"
+    return fault(name, "there is no model to roll back to", f"{left} promotions left", remedy)
+
+
+def fault(name: str, what: str, found: object, remedy: str) -> ModelError:
+    """Return the error for a registry that cannot be read or changed."""
     return ModelError("M009", what, where=REGISTRY / f"{name}.json", found=found, remedy=remedy)

@@ -1,31 +1,27 @@
 """The built-in scorers.
 
-exact        the answer equals a right one, without the blanks around it
-contains     a right answer is part of the answer
-regex        a right answer, a regular expression, is found in the answer
-numeric      the last number of the answer equals that of a right one, within a tolerance
-json-schema  the answer is JSON that a schema allows
-similarity   chrF of the answer and the right one that is most like it
-choice       the right one of several ends is the most likely
-likelihood   bits per byte of the right answer
-perplexity   bits per byte of a text, and the perplexity of its tokens
+exact       the answer equals a right one, without the blanks around it
+contains    a right answer is part of the answer
+regex       a right answer, a regular expression, is found in the answer
+numeric     the last number of the answer equals that of a right one, within a tolerance
+similarity  chrF of the answer and the right one that is most like it
+choice      the right one of several ends is the most likely
+likelihood  bits per byte of the right answer
+perplexity  bits per byte of a text, and the perplexity of its tokens
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from vox_core.api.files import read_json
 from vox_eval.scorer import (
     Asks,
     Example,
@@ -33,7 +29,6 @@ from vox_eval.scorer import (
     Score,
     Scorer,
     ScorerSpec,
-    UnusableScorer,
     hookimpl,
     options,
 )
@@ -215,100 +210,6 @@ def _apart(word: str) -> list[str]:
     return [word]
 
 
-# --- JSON -----------------------------------------------------------------------------------------
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-@options
-class JsonSchema(Scorer):
-    """The answer is JSON that a schema (json-schema.org) allows.
-
-    Args:
-        schema: of all rows: a table, or a JSON file beside the suite. A row's own field `schema`
-            takes its place. References lead to the schema itself alone.
-    """
-
-    schema: dict[str, Any] | None = None
-
-    @field_validator("schema")
-    @classmethod
-    def _is_valid(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        if schema is not None:
-            require_schema(schema)
-        return schema
-
-    def check(self, example: Example) -> None:
-        own = example.fields.get("schema")
-        if own is None and self.schema is None:
-            raise ValueError('no "schema", neither of the row nor of the scorer')
-        if own is not None:
-            require_schema(own)
-
-    def score(self, example: Example, output: Output) -> Score:
-        from jsonschema.exceptions import best_match
-
-        try:
-            answer = json.loads(output.text, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            return Score(0.0, f"no JSON: {error}"[:_SHOWN])
-        own = example.fields.get("schema")
-        try:
-            fault = best_match(_validator(self.schema if own is None else own).iter_errors(answer))
-        except (ArithmeticError, ValueError, RecursionError) as error:
-            return Score(0.0, f"the schema cannot judge it: {error}"[:_SHOWN])
-        if fault is None:
-            return Score(1.0, "valid")
-        return Score(0.0, f"{fault.json_path}: {fault.message}"[:_SHOWN])
-
-
-def require_schema(schema: object) -> None:
-    """Check a schema and its references.
-
-    Raises:
-        ValueError: it is no schema, or refers to something that it does not contain.
-    """
-    from jsonschema import SchemaError
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
-
-    if not isinstance(schema, Mapping):
-        raise ValueError("a schema is an object")
-    try:
-        _validator(schema).check_schema(schema)
-    except SchemaError as error:
-        raise ValueError(f"no JSON schema: {error.json_path}: {error.message}"[:_SHOWN]) from None
-    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
-    for reference in _references(schema):
-        try:
-            resolver.lookup(reference)
-        except Unresolvable:
-            raise ValueError(f"the schema has no {reference!r}, and nothing is fetched") from None
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if isinstance(reference := schema.get("$ref"), str):
-            yield reference
-        for each in schema.values():
-            yield from _references(each)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from _references(each)
-
-
-def _validator(schema: Any) -> Any:
-    """Return jsonschema's validator of a schema's own draft, which fetches nothing."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
-
-
 # --- log-probabilities ----------------------------------------------------------------------------
 
 
@@ -380,7 +281,6 @@ _KINDS: dict[str, type[Scorer]] = {
     "choice": Choice,
     "perplexity": Perplexity,
     "likelihood": Likelihood,
-    "json-schema": JsonSchema,
     "similarity": Similarity,
 }
 
@@ -388,15 +288,4 @@ _KINDS: dict[str, type[Scorer]] = {
 @hookimpl
 def vox_scorer(spec: ScorerSpec) -> Scorer:
     """Return a built-in scorer."""
-    given = dict(spec.options)
-    if spec.name == "json-schema" and isinstance(given.get("schema"), str):
-        given["schema"] = _schema_file(spec.folder / given["schema"])
-    return _KINDS[spec.name](**given)
-
-
-def _schema_file(path: Path) -> object:
-    """Return the JSON document in a file, or raise `UnusableScorer`."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise UnusableScorer(f"scorer 'json-schema': schema: {path}: {error}") from error
+    return _KINDS[spec.name](**spec.options)

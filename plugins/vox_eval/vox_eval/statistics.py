@@ -234,9 +234,8 @@ def _tango(wins: Doubles, losses: Doubles, count: int, bound: float) -> Doubles:
 
 
 def visible_share(count: int, alpha: float, discordant: float = 0.5) -> float | None:
-    """Return the smallest difference of two proportions that `mcnemar` finds with a power of 80 %;
-    None if it finds none. The power is exact (Duffy 1984, "Asymptotic and exact power for the
-    McNemar test and its analogue with R controls per case", Biometrics 40).
+    """Return the smallest difference of two proportions that `mcnemar` finds with a power of 80 %,
+    by simulation; None if it finds none.
 
     Args:
         alpha: level of significance.
@@ -244,10 +243,9 @@ def visible_share(count: int, alpha: float, discordant: float = 0.5) -> float | 
             independent models which have half of them right, and no two independent models of
             equal accuracy have more.
     """
-    power = _mcnemar_power(count, alpha)
 
     def enough(difference: float) -> bool:
-        return power(difference, max(discordant, difference)) >= POWER
+        return power_of_shares(count, difference, 0.0, 1, discordant, alpha / 2) >= POWER
 
     if not enough(1.0):
         return None
@@ -269,43 +267,13 @@ def visible_shift(count: int, alpha: float) -> float | None:
     return (z + NormalDist().inv_cdf(POWER)) / math.sqrt(count - z**2 / 2)
 
 
-def _mcnemar_power(count: int, alpha: float) -> Callable[[float, float], float]:
-    """Return the power of `mcnemar` as a function of difference and share of discordant examples:
-    the mean over their binomial number of the power given that number."""
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-
-    def binomial(number: int, share: float) -> Doubles:
-        """Return the probabilities of 0 to `number` successes."""
-        if share == 1:
-            sure: Doubles = np.eye(1, number + 1, number)[0]
-            return sure
-        k = np.arange(number + 1)
-        ways = logs[number] - logs[k] - logs[k[::-1]]
-        found: Doubles = np.exp(ways + k * math.log(share) + k[::-1] * math.log(1 - share))
-        return found
-
-    limits: dict[int, int] = {}
-
-    def limit(number: int) -> int:
-        """Return how many k, from 0, are significant of `number` discordant examples."""
-        if number not in limits:
-            limits[number] = int((2 * binomial(number, 0.5).cumsum() <= alpha).sum())
-        return limits[number]
-
-    def power(difference: float, discordant: float) -> float:
-        numbers, total = binomial(count, discordant), 0.0
-        for number in np.flatnonzero(numbers > 1e-7).tolist():
-            reached = limit(number)
-            if 0 < reached <= number // 2 + 1:
-                given = binomial(number, (1 + difference / discordant) / 2)
-                total += numbers[number] * (given[:reached].sum() + given[-reached:].sum())
-        return total
-
-    return power
-
-
 def power_of_shares(
-    rows: int, mean: float, bound: float, cycles: int, discordant: float = 0.5
+    rows: int,
+    mean: float,
+    bound: float,
+    cycles: int,
+    discordant: float = 0.5,
+    alpha: float = ONE_SIDED,
 ) -> float:
     """Return how often `above` finds a difference of two proportions over all rows, and each of
     equal cycles has one above `bound`, by simulation.
@@ -313,6 +281,7 @@ def power_of_shares(
     Args:
         mean: the true difference.
         discordant: share of the rows that one model alone has right.
+        alpha: level of significance, one-sided.
     """
     rng, discordant = np.random.default_rng(SEED), max(discordant, abs(mean))
     shares = (discordant + mean) / 2, (discordant - mean) / 2, 1 - discordant
@@ -322,11 +291,11 @@ def power_of_shares(
     found_D = (gains_YD > bound * sizes_Y[:, None]).all(0)
     wins_D, losses_D, _ = counts_YD3.sum(0).T
     if bound:
-        z = NormalDist().inv_cdf(1 - ONE_SIDED)
+        z = NormalDist().inv_cdf(1 - alpha)
         found_D &= _tango(wins_D, losses_D, rows, bound) >= z
     else:
         numbers_D = wins_D + losses_D
-        limits = {count: _limit(count) for count in np.unique(numbers_D).tolist()}
+        limits = {count: _limit(count, alpha) for count in np.unique(numbers_D).tolist()}
         found_D &= losses_D <= [limits[count] for count in numbers_D.tolist()]
     return float(found_D.mean())
 
@@ -364,10 +333,10 @@ def rows_needed(power: Callable[[int], float], least: int) -> int | None:
     return high
 
 
-def _limit(count: int) -> int:
+def _limit(count: int, alpha: float) -> int:
     """Return the largest number of losses of `count` discordant examples that `above` finds
     significant; -1 if none is."""
     k = np.arange(count // 2 + 1)
     steps = np.log(count - k[1:] + 1) - np.log(k[1:])
     logs = np.concatenate([[0.0], np.cumsum(steps)]) - count * math.log(2)
-    return int((np.exp(logs).cumsum() <= ONE_SIDED).sum()) - 1
+    return int((np.exp(logs).cumsum() <= alpha).sum()) - 1

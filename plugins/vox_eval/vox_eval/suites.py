@@ -161,8 +161,12 @@ class Suite:
     @property
     def digest(self) -> str:
         """SHA-256 of everything of the tasks that decides scores, in hex."""
-        decides = {task.id: task.to_json() for task in self.tasks}
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        return tasks_digest({task.id: task.to_json() for task in self.tasks})
+
+
+def tasks_digest(tasks: Mapping[str, Any]) -> str:
+    """Return the digest of a suite whose tasks are given as evaluation.json has them."""
+    return hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()
 
 
 def read_suites(paths: Sequence[Path], limit: int = 0, model: str = "") -> Suite:

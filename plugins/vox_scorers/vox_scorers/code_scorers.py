@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import platform
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,12 +45,14 @@ class Python(Scorer):
         seconds: for setup, answer and tests of a row together.
         memory_mib: of each process.
         processes: at once, threads included.
+        python: version that answers run on.
     """
 
     parallel: ClassVar[int] = 2
     seconds: float = Field(10.0, gt=0, le=600)
     memory_mib: int = Field(512, ge=64)
     processes: int = Field(8, ge=1, le=256)
+    python: str = Field(default_factory=platform.python_version, init=False)
 
     def check(self, example: Example) -> None:
         for name, least in (("tests", 1), ("setup", 0)):
@@ -139,6 +142,7 @@ class Repair(Scorer):
 
     parallel: ClassVar[int] = Python.parallel
     check_with: Annotated[InstanceOf[Scorer], PlainSerializer(_named)]
+    check_package: str
     rounds: int = Field(2, ge=1, le=16)
     message: str = "This is not right:\n\n{why}\n\nCorrect it, and give the whole answer again."
 
@@ -176,19 +180,20 @@ def vox_scorer(spec: ScorerSpec) -> Scorer:
                 f"scorer 'python': programs cannot be run apart from the host here: {error}"
             ) from error
     if spec.name == "repair":
-        given["check_with"] = _inner(given.pop("check", "python"), spec)
+        inner = _inner(given.pop("check", "python"), spec)
+        given["check_with"], given["check_package"] = inner
     return _KINDS[spec.name](**given)
 
 
-def _inner(named: object, spec: ScorerSpec) -> Scorer:
-    """Return the scorer that `repair` asks."""
+def _inner(named: object, spec: ScorerSpec) -> tuple[Scorer, str]:
+    """Return the scorer that `repair` asks, and its package."""
     table = {"name": named} if isinstance(named, str) else named
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise UnusableScorer("scorer 'repair': check: name a scorer, or a table with its name")
     given = {key.replace("-", "_"): value for key, value in table.items() if key != "name"}
-    scorer, _ = find_scorer(ScorerSpec(table["name"], given, spec.folder))
+    scorer, package = find_scorer(ScorerSpec(table["name"], given, spec.folder))
     if scorer.asks != "answer" or not scorer.binary or isinstance(scorer, Repair):
         raise UnusableScorer(
             f"scorer 'repair': check: {table['name']!r} does not say right or wrong of an answer"
         )
-    return scorer
+    return scorer, package

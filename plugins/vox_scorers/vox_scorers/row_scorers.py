@@ -7,18 +7,36 @@ constraints    the answer keeps every constraint of its row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from vox_eval.scorer import Example, Output, Score, Scorer, ScorerSpec, hookimpl, options
+from pydantic import Field
+
+from vox_eval.scorer import (
+    Example,
+    Output,
+    Score,
+    Scorer,
+    ScorerSpec,
+    UnusableScorer,
+    hookimpl,
+    options,
+)
 from vox_scorers.suites import CONSTRAINTS, unmet
 
 
 @options
 class Gym(Scorer):
-    """What reasoning-gym's verifier says of an answer, from 0 to 1; 0 if it raises."""
+    """What reasoning-gym's verifier says of an answer, from 0 to 1; 0 if it raises.
+
+    Args:
+        verifiers: version of reasoning-gym.
+    """
 
     binary: ClassVar[bool] = False
+    verifiers: str = Field(default_factory=partial(version, "reasoning-gym"), init=False)
 
     def check(self, example: Example) -> None:
         if not isinstance(example.fields.get("gym"), Mapping):
@@ -57,5 +75,7 @@ class Constraints(Scorer):
 @hookimpl
 def vox_scorer(spec: ScorerSpec) -> Scorer:
     """Return a scorer of this module."""
+    if spec.name == "reasoning-gym" and find_spec("reasoning_gym") is None:
+        raise UnusableScorer("scorer 'reasoning-gym': pip install reasoning-gym")
     kinds: dict[str, type[Scorer]] = {"reasoning-gym": Gym, "constraints": Constraints}
     return kinds[spec.name](**spec.options)
