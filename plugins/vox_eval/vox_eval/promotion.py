@@ -236,8 +236,8 @@ def _evidence(gate: Gate, cards: Mapping[str, Scorecard], suites: Mapping[str, s
 
 
 def _mixed(folders: Mapping[str, Path]) -> list[str]:
-    """Return what is wrong with the models of the evaluations: several on one side, or one on
-    both."""
+    """Return the faults of evaluations that are of several models on one side, or of one model on
+    both sides."""
     found: dict[str, set[tuple[str, ...]]] = {side: set() for side in SIDES}
     for key, folder in folders.items():
         model = files.read_json(folder / EVALUATION)["model"]
