@@ -1,4 +1,4 @@
-"""Where the time goes from `vox train` to its first finished step, on this machine, now.
+"""Profile the start of `vox train`: time per phase until the first step is done.
 
 Each round starts the command anew in a process that notes when the functions of `PHASES` end, and
 stops after the first step. The table has, for each phase, the median over the rounds of wall time

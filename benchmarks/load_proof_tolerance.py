@@ -1,4 +1,4 @@
-"""Where the tolerances of `probe.json` come from (`vox_core/run/load_proof.py`).
+"""Measure the tolerances of `probe.json` (`vox_core/run/load_proof.py`).
 
 Trains SmolLM2 for a few steps on sums, in float32 and bfloat16 on the cpu and in bfloat16 on mlx,
 opens each adapter in every backend and dtype, and prints the distance of the log-probabilities from

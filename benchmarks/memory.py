@@ -1,4 +1,4 @@
-"""What is predicted of memory against what real runs take: the origin of `[memory]` in manifests.
+"""Compare predicted with measured peak memory: the origin of `[memory]` in manifests.
 
     python benchmarks/memory.py                       every setting, on the CPU; some minutes
     python benchmarks/memory.py --backend cuda        the same on a GPU
@@ -128,7 +128,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def child(name: str, backend: str, *, show: bool) -> dict[str, object]:
-    """One setting in a process of its own."""
+    """Measure one setting in a process of its own."""
     environ = {key: v for key, v in os.environ.items() if not key.startswith("MALLOC_")}
     command = [sys.executable, __file__, "--child", name, "--backend", backend]
     command += ["--show"] * show
@@ -182,7 +182,7 @@ def rows(length: int) -> list[dict[str, str]]:
 
 
 def documents_per_step(length: int, tokens: int) -> int:
-    """One micro-batch a step; of the mixed ones a dozen documents."""
+    """Return the documents that make one micro-batch; a dozen of mixed lengths."""
     return tokens // length if length else 12
 
 

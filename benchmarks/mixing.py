@@ -1,4 +1,4 @@
-"""How long `vox data mix` takes for a million short rows, beside `wc -l` and `json.loads` of each.
+"""Time `vox data mix` on a million short rows, against `wc -l` and `json.loads` of each.
 
     python benchmarks/mixing.py [ROWS]
 

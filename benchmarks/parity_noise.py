@@ -1,4 +1,4 @@
-"""How far each backend's float32 is from float64: the origin of tests/parity/tolerances.py.
+"""Measure each backend's float32 error against float64: the origin of tests/parity/tolerances.py.
 
     python benchmarks/parity_noise.py
 

@@ -1,4 +1,4 @@
-"""What `vox plan` foretells against what runs of SmolLM2-135M really take.
+"""Compare the predictions of `vox plan` with runs of SmolLM2-135M.
 
     python benchmarks/plan_accuracy.py                   eight settings, two runs of each
     python benchmarks/plan_accuracy.py --only bf16       one of them
@@ -41,7 +41,7 @@ MEMORY, TIME = 0.15, 0.30
 
 
 class Setting(NamedTuple):
-    """One of the eight.
+    """A setting to plan and run.
 
     Args:
         flags: of `vox plan`.
@@ -147,7 +147,7 @@ def _typed(flag: str, value: object) -> list[str]:
 
 
 class Done(NamedTuple):
-    """What a command printed, and the most of it that was resident."""
+    """Output and peak resident memory (bytes) of a command."""
 
     out: str
     memory: int | None
@@ -169,7 +169,7 @@ main()
 
 
 def vox(place: Path, *arguments: str) -> Done:
-    """One command in a process of its own, without settings of the C library's allocator."""
+    """Run a command in a process of its own, without settings of the C library's allocator."""
     environ = {k: v for k, v in os.environ.items() if not re.match("MALLOC_|VOX_TRAIN_", k)}
     reading, writing = os.pipe()
     command = [sys.executable, "-c", _CHILD, str(writing), *arguments]

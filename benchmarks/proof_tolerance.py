@@ -1,4 +1,4 @@
-"""Where the tolerance of the merge proof comes from (`vox_core/run/proof.py`).
+"""Measure the tolerance of the merge's verification (`vox_core/run/proof.py`).
 
 Trains a short adapter on each tiny family, merges it into bfloat16, float16 and float32 copies of
 the base, and prints the relative difference of the logits as a multiple of u * sqrt(L): u the

@@ -236,7 +236,7 @@ def memory(pid: int) -> int:
 
 
 def round_of(data: Path, python: str, scratch: Path) -> dict[str, dict[str, Any]]:
-    """One measurement of each, the cache empty at first."""
+    """Measure each once, with an empty cache at first."""
     for folder in ("documents", "rows", "digests"):
         shutil.rmtree(scratch / "cache" / folder, ignore_errors=True)
     found = {}

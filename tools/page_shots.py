@@ -59,7 +59,7 @@ def shoot_preview(program: str, folder: Path) -> None:
 
 
 def shoot_serve(program: str, folder: Path, run: str) -> None:
-    """One question to a run and its base, greedy, with the probabilities of where they part."""
+    """Screenshot a question to a run and its base, greedy, with probabilities where they differ."""
     named = ("--name", f"vox-help={run}", "--port", "0")
     serving = [sys.executable, "-m", "vox_core.cli", "serve", *named]
     server = subprocess.Popen(serving, stdout=subprocess.PIPE, text=True)

@@ -103,7 +103,7 @@ def setting_row(kind: type[config.Section], name: str, field: FieldInfo) -> list
 
 
 def takes(field: FieldInfo) -> str:
-    """What a setting takes, in words."""
+    """Describe the values of a setting."""
     if config.is_table(field):
         return "table of texts"
     kind = value_type(field)
@@ -187,7 +187,7 @@ needs beside those on the package index.
 
 
 def plugin_part(entry: PluginEntry) -> str:
-    """One plugin: each key that it has."""
+    """Format a plugin's section: a table of its keys."""
     rows = [
         [f"`{info.alias}`", in_words(value)]
         for name, info in PluginEntry.model_fields.items()
@@ -246,7 +246,7 @@ _ABOUT_LINES = (
 
 
 def line_schema(name: str) -> dict[str, Any]:
-    """What the lines of one event are."""
+    """Return the JSON schema of an event's lines."""
     schema = telemetry.models()[name].model_json_schema()
     properties = {
         key: {k: v for k, v in each.items() if k != "title"}

@@ -148,7 +148,7 @@ class Source:
 
 
 class CatalogEntry(BaseModel):
-    """One table of a catalog; fields have Python names, keys those of the file."""
+    """A table of the catalog; keys are kebab-case in the file, fields snake_case."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -285,7 +285,7 @@ class LiveDisplay:
 
 
 class NotebookDisplay:
-    """One output of the notebook cell, updated in place: lines, and the bar below them."""
+    """A notebook cell's output, updated in place: lines, and the bar below them."""
 
     def __init__(self) -> None:
         from IPython import display

@@ -82,7 +82,7 @@ def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its dtype by safetensors' name, its shape, and where a file's data has it."""
+    """A tensor's dtype by safetensors' name, its shape, and its byte offset in a file."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What is measured: one cell for each model, dtype and kind of data."""
+"""Cells of the benchmark: one for each model, dtype and kind of data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vox_core.contract import DType, Quant
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One table of the results.
+    """Model, dtype, data and trainers of one table of results.
 
     Args:
         steps: optimizer steps of a run; the first is not counted.

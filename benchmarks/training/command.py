@@ -80,7 +80,7 @@ def _parser(module: str, device: str) -> argparse.ArgumentParser:
 
 
 def _chosen(cells: list[Cell], given: argparse.Namespace) -> list[Cell]:
-    """The cells that were asked for, changed as was asked for."""
+    """Select the cells of the command line, with its changes."""
     named = {key: getattr(given, key) for key in ("model", "rounds", "steps", "per_step")}
     changes = {key: value for key, value in named.items() if value is not None}
     if given.trainer:

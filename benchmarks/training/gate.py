@@ -26,8 +26,10 @@ MOVED = {"fp32": 0.02, "bf16": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far the losses are from the reference, at which step most, and whether that is near
-    enough. `worst` is relative; infinite if a loss is missing or not a number."""
+    """Largest distance of the losses from the reference, its step, and whether it passes.
+
+    `worst` is relative; infinite if a loss is missing or not a number.
+    """
 
     passed: bool
     worst: float
@@ -36,7 +38,7 @@ class Verdict:
     expected: float
 
     def told(self) -> str:
-        """In words, for a row that is void."""
+        """Format the verdict for a void row."""
         return f"loss {self.found:.5f} at step {self.step}, expected {self.expected:.5f}"
 
 

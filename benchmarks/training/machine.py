@@ -1,4 +1,4 @@
-"""Where and with what it was measured."""
+"""Describe the machine and the installed versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed."""
+    """Versions of the installed distributions."""
     found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:

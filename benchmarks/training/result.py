@@ -1,4 +1,4 @@
-"""What was measured, what follows from it, and its JSON."""
+"""Results of a cell: rounds, rows, JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTERPARTS = {"mlx-lm": "vox-mlx"}
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One answer of each trainer that has one, and the roof in FLOP per second."""
+    """Answers of a round's trainers, and the roof in FLOP per second."""
 
     answers: Mapping[str, Answer]
     roof: float
@@ -26,7 +26,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trainer in one cell. Numbers are None where there is no result.
+    """Result of a trainer in a cell. Numbers are None where there is none.
 
     Args:
         tokens_per_second: real tokens, padding never counted, over all steps but the first.
@@ -106,7 +106,7 @@ class Measured:
         return self._unmoved(trainer, self.reference) if verdict.passed else verdict.told()
 
     def _unmoved(self, trainer: str, reference: Answer) -> str | None:
-        """How much too far or too little its adapter moved, in the worst round."""
+        """Return how far off the adapter's distance from its start is, in the worst round."""
         answers = [r.answers[trainer] for r in self.rounds]
         moved = max((a.moved / reference.moved for a in answers), key=lambda m: abs(m - 1))
         if abs(moved - 1) <= MOVED[self.cell.dtype]:

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices of a model's own shapes, now.
+"""Measure matrix-product throughput at a model's own shapes.
 
     python -m benchmarks.training.roof SHAPE DTYPE DEVICE ROWS
 
@@ -27,7 +27,7 @@ def measure(shape: Shape, dtype: str, device: str, rows: int) -> float:
 
 
 def _seconds(size: tuple[int, int], dtype: str, device: str, rows: int) -> float:
-    """One forward product and one gradient of the input."""
+    """Time a forward product and the gradient of its input."""
     import torch
 
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

@@ -1,4 +1,4 @@
-"""One cell: the documents, the reference, and interleaved rounds of new processes."""
+"""Run a cell: documents, reference, and interleaved rounds of new processes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Bench:
         return Round(answers, self._roof(cell))
 
     def _run(self, task: Task, name: str) -> Answer | str:
-        """One process; its answer, or the last line of what went wrong."""
+        """Run a trainer's process; return its answer, or the last line of its error."""
         folder = Path(task.documents).parent
         told, answered = folder / f"{name}.task.json", folder / f"{name}.answer.json"
         replace(task, out=str(folder / name)).write(told)

@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 
 
 def cells_of(row: Json) -> list[str]:
-    """One row, as text under HEADINGS; a void one says why and has no numbers."""
+    """Format a row under HEADINGS; a void one has its reason instead of numbers."""
     if row["void"]:
         return [row["trainer"], f"void: {row['void']}"]
     return [
@@ -52,7 +52,7 @@ def markdown(rows: Sequence[Json]) -> str:
 
 
 def notes(rows: Sequence[Json]) -> str:
-    """How each trainer that answered computed: its attention, and how documents lay in rows."""
+    """List each trainer's attention and layout of documents in rows."""
     told = [f"{r['trainer']}: {r['attention']}, {r['layout']}" for r in rows if r["attention"]]
     return f"Attention and layout: {'; '.join(told)}." if told else ""
 

@@ -1,4 +1,4 @@
-"""What one process is told, and what it answers. Both are JSON on the disk."""
+"""Task of a trainer's process, and its answer, as JSON files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One training from start to saved adapter.
+    """A training from start to saved adapter.
 
     Args:
         model, adapter: folders; `adapter` holds what training starts from, in PEFT's layout.
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it. Times are seconds since the command was given.
+    """Result of a task. Times are seconds since the command was given.
 
     Args:
         marks: when each step was done, its loss known.
@@ -80,7 +80,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Diary:
-    """Where a trainer writes down each step that is done, and how it computes them."""
+    """Records a trainer's steps, and its attention and layout."""
 
     losses: list[float] = field(default_factory=list)
     marks: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Diary:
     layout: str = ""
 
     def step(self, loss: float) -> None:
-        """A step is done, and `loss` is known: nothing of it is still under way on a device."""
+        """Record a finished step; the device has no work of it left."""
         import time
 
         self.losses.append(loss)

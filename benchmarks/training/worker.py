@@ -1,4 +1,4 @@
-"""One trainer, once, in this process.
+"""Run a trainer once, in this process.
 
     python -m benchmarks.training.worker TASK.json ANSWER.json STARTED
 

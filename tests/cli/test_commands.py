@@ -50,7 +50,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(vox, monkeypatch)
         "steps            3 of 3 in 0:12 (startup 4.2 s)",
         "loss             3.0000",
         "validation loss  4.0000 -> 1.0000 (75 % lower)",
-        "next: vox chat runs/a   or   vox merge runs/a",
+        "next: vox chat runs/a   or   vox serve runs/a   or   vox merge runs/a",
     ]
     assert WHY in done.err
     assert "step 3/3" in done.err
@@ -87,11 +87,9 @@ def test_a_short_run_ends_with_a_hint(vox, monkeypatch) -> None:
         lines = vox("train", "--out", "runs/a").out.splitlines()
         return [line for line in lines if line.startswith("hint")]
 
-    assert hints() == [
-        "hint: 3 steps are few. Try --epochs 3 (9 steps), --lr 1e-3, or more than 20 examples"
-    ]
-    without_rate = ["hint: 3 steps are few. Try --epochs 3 (9 steps), or more than 20 examples"]
-    assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == without_rate
+    said = "hint: 3 steps are few. Try --epochs 12 --batch-size 4{} (about 60 steps), or more than"
+    assert hints() == [said.format(" --lr 1e-3") + " 20 examples"]
+    assert hints(model=Path("runs/a/model")) == hints(lr=3e-3) == [said.format("") + " 20 examples"]
     assert hints(epochs=None) == hints(best_step=2, best_loss=0.5) == []
     monkeypatch.setattr("vox_core.cli.train.SHORT_RUN", 3)
     assert hints() == []
@@ -156,7 +154,7 @@ def test_a_command_to_run_next_is_quoted_for_a_shell(vox, monkeypatch, tmp_path)
     def last(*command: str) -> str:
         return vox(*command).out.splitlines()[-1]
 
-    chat, merge = last("train", "--out", run).removeprefix("next: ").split("   or   ")
+    chat, _serve, merge = last("train", "--out", run).removeprefix("next: ").split("   or   ")
     assert (shlex.split(chat), shlex.split(merge)) == (["vox", "chat", run], ["vox", "merge", run])
     assert said(last("merge", run, "--out", there), "next: ") == ["vox", "chat", there]
     services["train"].stopped = True

@@ -55,7 +55,7 @@ def quickstart(ctx: click.Context, out: Path) -> None:
 
 
 class Tour:
-    """One quickstart, with its files in the folder `out`."""
+    """The steps of `vox quickstart`, with their files in the folder `out`."""
 
     def __init__(self, ctx: click.Context, out: Path) -> None:
         self._ctx, self._out = ctx, out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,8 +20,6 @@ from vox_core.errors import command
 if TYPE_CHECKING:
     from vox_core.run.artifacts import TrainReport
 
-MORE = 3
-"""Factor of steps that the hint after a short run suggests."""
 TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
     heading: tuple(names.split())
     for heading, names in {
@@ -109,22 +108,22 @@ def _show(report: TrainReport) -> None:
     if hint := _hint(report):
         click.echo(hint)
     if not report.stopped:
-        merge = command("vox", "merge", report.run)
-        then = f"load the checkpoint {report.model}" if report.model else merge
-        click.echo(printable(f"next: {command('vox', 'chat', report.run)}   or   {then}"))
+        steps = [command("vox", step, report.run) for step in ("chat", "serve", "merge")]
+        steps[2:] = [f"load the checkpoint {report.model}"] if report.model else steps[2:]
+        click.echo(printable(f"next: {'   or   '.join(steps)}"))
 
 
 def _hint(report: TrainReport) -> str:
     """Suggest settings that train longer, after a short run that was still improving."""
-    whole = report.steps == report.total_steps
-    better = report.best_step is None or report.best_step == report.steps
-    if report.epochs is None or report.steps >= SHORT_RUN or not (whole and better):
+    best = report.best_step in (None, report.steps) and report.steps == report.total_steps
+    if not (best and report.epochs and report.rows and report.steps < SHORT_RUN):
         return ""
+    epochs = max(3 * report.epochs, math.ceil(60 * 4 / report.rows))  # sixty steps of four
     # Whole models are wrecked by it.
-    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3,"
+    rate = "" if report.model or (report.lr or 0) >= 1e-3 else " --lr 1e-3"
     return (
-        f"hint: {report.steps} steps are few. Try --epochs {MORE * report.epochs:g} "
-        f"({MORE * report.steps} steps),{rate} or more than {report.rows} examples"
+        f"hint: {report.steps} steps are few. Try --epochs {epochs:g} --batch-size 4{rate} "
+        f"(about {report.rows * epochs / 4:.0f} steps), or more than {report.rows} examples"
     )
 
 

@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a document of a group lies in a step's batches.
+    """Position of a group's document in a step's batches.
 
     Args:
         label: what it is in its group, such as chosen.

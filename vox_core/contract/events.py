@@ -71,7 +71,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveMetrics(Event):
-    """What an objective measured in a step, as means over its groups."""
+    """Metrics of the objective in a step, as means over its groups."""
 
     name: ClassVar[str] = "objective"
     step: int

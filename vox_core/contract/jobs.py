@@ -137,7 +137,7 @@ class RowStream:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding of `vox_doctor`."""
+    """Result of one check of `vox_doctor`."""
 
     name: str
     ok: bool

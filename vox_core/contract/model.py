@@ -1,4 +1,4 @@
-"""What a backend returns: a `Model` that scores and generates, or a `Trainer` that also learns.
+"""Interface of a backend: a `Model` scores and generates, a `Trainer` also learns.
 
 The core drives and a backend computes: order, schedule, losses, skipped steps, checkpoints,
 stopping and sampling are the core's. Plain Python and numpy cross the seam.
@@ -31,7 +31,7 @@ Weigh: TypeAlias = "Callable[[Floats], Floats]"
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step of AdamW (Loshchilov & Hutter, arXiv:1711.05101).
+    """Hyperparameters of one AdamW step (Loshchilov & Hutter, arXiv:1711.05101).
 
     Args:
         number: of this update, from 1, for the bias correction. Skipped steps are not counted.

@@ -25,8 +25,8 @@ with an answer of another row."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One document of a group, at its trained positions. With `Objective.top_k`, log-probabilities
-    are (K, M): of the M tokens that the teacher finds most likely, in its order.
+    """Log-probabilities and reward of a document at its K trained positions. With `Objective.top_k`
+    they are (K, M): of the teacher's M most likely tokens, in its order.
 
     Args:
         label: the name that `examples` gave it, such as `chosen`; `rollout` for sampled ones.
@@ -49,7 +49,7 @@ Group: TypeAlias = Sequence[Side]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a whole step holds, over all calls of `weigh` and all ranks.
+    """Counts over a whole step: all calls of `weigh`, all ranks.
 
     Args:
         groups: number of groups.
@@ -98,7 +98,7 @@ class Reward(ABC):
 
 
 class Objective(ABC):
-    """What a step minimises.
+    """Loss of a step, as weights of its tokens' log-probabilities.
 
     Attributes:
         options_of_examples: names of the options that decide `needs` or the documents of a row;
@@ -109,7 +109,7 @@ class Objective(ABC):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What `weigh` is given besides log-probabilities of documents."""
+        """Inputs of `weigh` besides the documents' log-probabilities."""
         return frozenset()
 
     @property

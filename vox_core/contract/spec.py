@@ -156,7 +156,7 @@ SFT = ObjectiveSpec()
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """How a model answers prompts to learn from.
+    """Sampling and rewards of the answers that a model learns from.
 
     Args:
         reward: what judges the answers; a file's function with the SHA-256 of the file.
@@ -237,7 +237,7 @@ class ModuleShape:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """How one backend carries out a contract.
+    """Execution of a contract on one backend: device, precision, micro-batches, modules.
 
     Args:
         modules: path -> shape of every linear module that gets an adapter.

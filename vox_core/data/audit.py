@@ -127,7 +127,7 @@ def require_sound(audits: Mapping[str, Audit]) -> None:
 
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:
-    """How many ids the model of a config.json has embeddings for."""
+    """Return the vocabulary size in a config.json: number of embeddings; None if it has none."""
     for part in (config, config.get("text_config")):
         size = part.get("vocab_size") if isinstance(part, Mapping) else None
         if isinstance(size, int) and size > 0:
@@ -177,7 +177,7 @@ Level: TypeAlias = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of finding: an error stops the run before it starts, a warning is printed, and an
+    """A kind of finding: an error stops the run before it starts, a warning is printed, and an
     info stands in `preflight.json` and in the preview.
 
     Args:

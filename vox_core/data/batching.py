@@ -86,7 +86,7 @@ class Ordering:
     levels_D: NDArray[np.float32] | None = None
 
     def spec(self) -> OrderSpec:
-        """What of it the contract says."""
+        """Return the order as the contract records it."""
         sha256 = hashlib.sha256()
         for name, values_D in (("sources", self.sources_D), ("levels", self.levels_D)):
             if values_D is not None:

@@ -173,7 +173,7 @@ class CheckedFile:
 
     @property
     def identity(self) -> str:
-        """What decides which rows these are: those of the file, and which of them are used."""
+        """Digest of the rows in use: that of the file, and of the choice among its rows."""
         return self.key if self.chosen is None else f"{self.key}:{self.chosen.digest}"
 
     @property

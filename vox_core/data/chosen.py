@@ -338,7 +338,7 @@ def _require_some(code_N: Codes, policy: DataPolicy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """What became of the rows of a file.
+    """Counts of a file's rows: used, held out, left out.
 
     Args:
         rows: all of them, malformed ones too.
@@ -444,13 +444,13 @@ class Report:
         }
 
     def told(self) -> Iterator[str]:
-        """What was chosen, in words; nothing where every row is used."""
+        """Yield a line per file with rows left out, and one about duplicates."""
         yield from (str(file) for file in self.files if file.used < file.rows)
         count = sum(file.left_out.get(each, 0) for file in self.files for each in _DUPLICATES)
         yield from _some(self.duplicates, count, "duplicate is left out", "duplicates are left out")
 
     def warnings(self) -> Iterator[str]:
-        """What somebody should look at."""
+        """Yield warnings: malformed rows, and validation rows that are trained on."""
         bad: Counter[str] = Counter()
         for file in self.files:
             bad.update(file.malformed)
@@ -472,7 +472,7 @@ def _some(rows: Sequence[NamedRow], count: int, one: str, several: str) -> Itera
 def report_of(
     train: CheckedRows, valid: CheckedRows, code_N: Codes, pairs_P2: Pairs, near: Mapping[int, int]
 ) -> Report:
-    """What became of every row.
+    """Summarise the choice: counts per file, duplicates, leaks into the validation rows.
 
     Args:
         code_N: of each training row.

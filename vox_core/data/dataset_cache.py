@@ -197,7 +197,7 @@ def _open(
 
 
 def workers_for(size: int) -> int:
-    """How many child processes pay for so many bytes of data files."""
+    """Return the number of child processes worth starting for `size` bytes of data files."""
     workers = min(_MOST_WORKERS, _cpus(), 1 + size // _BYTES_FOR_ONE_MORE)
     return workers if size >= _BYTES_FOR_ONE else 0
 

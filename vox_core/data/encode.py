@@ -86,7 +86,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """What became of a record: its documents (several only for a text that was split), or none and
+    """An encoded record: its documents (several only for a text that was split), or none and
     the reason.
 
     Args:
@@ -235,7 +235,7 @@ _DROPPED = {
 
 @dataclass
 class EncodeStats:
-    """What became of some rows.
+    """Counts and findings over encoded rows.
 
     Args:
         rows: all of them.
@@ -340,7 +340,7 @@ def stats_of(
 def _count(
     stats: EncodeStats, encoder: Encoder, sides: Sequence[Encoded], numbers: Mapping[Path, int]
 ) -> None:
-    """Count one row: once, whatever the number of its sides, except for `lengths`."""
+    """Count a row once; `lengths` has one entry per side."""
     stats.dropped.update({side.dropped for side in sides if side.dropped})
     stats.truncated.update({s.cut for s in sides if s.cut != "none" and not s.dropped})
     rendered = [(side, side.rendered) for side in sides if side.rendered]
@@ -403,9 +403,9 @@ def _trained(rendered: Rendered, at: int) -> bool:
 
 
 def serving_difference(renderer: Renderer, record: Record) -> str | None:
-    """What differs before the first turn where something does; None if nothing does.
+    """Compare the rendered row with a server's prompt at each trained assistant turn.
 
-    Looked at are the assistant's turns that are trained.
+    Returns the first difference in words, or None.
 
     Raises:
         RenderError: the record cannot be rendered.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """One thing that is wrong with a row."""
+    """A fault of a row, with its location."""
 
     code: Code
     location: Location
@@ -121,7 +121,7 @@ def all_of(*reads: Callable[[], Any]) -> list[Any]:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls `value`, for messages."""
+    """Return the JSON type of `value`, for messages."""
     return "null" if value is None else _TYPES.get(type(value), "a number")
 
 

@@ -42,7 +42,7 @@ ATTRIBUTES = (*WORDS, "rating", "difficulty", "tags")
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a row says of itself, for those who choose among rows."""
+    """Attributes of a row that filters and curricula use."""
 
     rating: float | None = None
     category: str | None = None
@@ -212,7 +212,7 @@ def _nearest(name: str, cutoff: float = 0.6) -> str | None:
 
 
 def _meant(name: str) -> str | None:
-    """What an unknown field may be meant as, where one is missing."""
+    """Return the field that an unknown name may stand for; None if there is no near one."""
     if name in (*CONTENT, *QUESTION):
         return None
     return _ELSEWHERE_CALLED.get(name) or _nearest(name)

@@ -42,8 +42,7 @@ _KINDS: dict[str, Kind] = {
 
 
 class Format(NamedTuple):
-    """What a file holds, how it is compressed, and the name that a plugin provides (`.parquet`,
-    `hf:`)."""
+    """Format and compression of a file, and the name that a plugin provides (`.parquet`, `hf:`)."""
 
     kind: Kind
     compression: Compression
@@ -51,7 +50,7 @@ class Format(NamedTuple):
 
 
 def format_of(path: Path) -> Format:
-    """What a file is; one of an unknown suffix is JSONL."""
+    """Return the format of a file by its suffix or scheme; JSONL if unknown."""
     if scheme := _scheme(path):
         return Format("plugin", "", scheme)
     suffix, compression = _suffixes(path)
@@ -83,7 +82,7 @@ def is_plain(path: Path) -> bool:
 
 
 def place_of(path: Path, number: int) -> str:
-    """Where a row stands, for messages: a line of JSONL, or a row; 0 is the whole file."""
+    """Format a row's place for messages: a line of JSONL, or a row; 0 is the whole file."""
     if not number:
         return str(path)
     return f"{path}, {'line' if format_of(path).kind == 'jsonl' else 'row'} {number}"

@@ -76,7 +76,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def no_text(start: bytes) -> RowFault | None:
-    """What a file is that begins so, if that is no text in UTF-8."""
+    """Recognise the first bytes of a file that is not UTF-8 text; None if they may be."""
     return next((meaning for mark, meaning in _MARKS.items() if start.startswith(mark)), None)
 
 

@@ -75,7 +75,7 @@ _SPOKEN_BY: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation.
+    """A turn of a conversation.
 
     Args:
         extra: what else the chat template is given of it: tool_calls (with arguments as objects),
@@ -158,7 +158,7 @@ def _role(found: object, place: Location, roles: Mapping[str, Role]) -> Role:
 
 
 def _extra(item: dict[str, object], role: Role, place: Location) -> dict[str, Any]:
-    """What the template is given besides role and content."""
+    """Return the fields for the chat template besides role and content."""
     said = {key: value for key, value in item.items() if value is not None and value != []}
     for name, speaker in _SPOKEN_BY.items():
         if name in said and role != speaker:

@@ -70,8 +70,8 @@ class Placed(NamedTuple):
 
 
 def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
-    """One line for each file, line and fault; a fault that recurs in a file is a single line with
-    its first rows."""
+    """Format faults, one per line; a fault that recurs in a file becomes one line with its first
+    rows."""
     rows: dict[tuple[Path, object], list[int]] = {}
     for path, line, fault in faults:
         rows.setdefault((path, fault), []).append(line)
@@ -91,7 +91,7 @@ def listed(faults: Sequence[tuple[Path, int, object]]) -> list[str]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What the system says of a data file, as D001."""
+    """Raise I/O errors of a data file as D001."""
     try:
         yield
     except (OSError, StorageError) as error:

@@ -214,7 +214,7 @@ class Renderer:
 
     @contextmanager
     def _template_faults(self) -> Iterator[None]:
-        """What a template raises is a fault of the row; taking too much is the template's own."""
+        """Raise a template's fault as the row's; exceeding time or memory is the template's own."""
         try:
             yield
         except TemplateFault as fault:
@@ -231,7 +231,7 @@ class Renderer:
 
 
 def weight_of(message: Message) -> float:
-    """How much of what a message says is trained."""
+    """Return the loss weight of a message: its own, or 1 for the assistant and 0 for others."""
     if message.weight is None:
         return 1.0 if message.role == "assistant" else 0.0
     return message.weight
@@ -266,8 +266,9 @@ class Turns:
         self._marker = ""
 
     def span(self, turn: int) -> Span:
-        """What the model says in an assistant's turn, and the token that ends it; a RenderError
-        where that is not clear, as in the methods below."""
+        """Return the span of an assistant's answer with its end-of-turn token.
+
+        Raises RenderError where the template leaves it unclear, as the methods below do."""
         text, start = self._text, self.start(turn)
         closer = self._closer.search(text, start)
         if closer and text[start : closer.start()].strip() == self._chat[turn].content.strip():
@@ -287,7 +288,7 @@ class Turns:
         return Span(start, closer.end() if closer else stop, closed=closer is not None)
 
     def start(self, turn: int) -> int:
-        """Where the model begins to speak."""
+        """Return the index of the answer's first character."""
         for find in (self.prompt, self.before_content):
             before = find(turn)
             if before is not None and self._text.startswith(before):
@@ -318,7 +319,7 @@ class Turns:
         return alone[: closer.start()] if closer else alone
 
     def before_content(self, turn: int) -> str | None:
-        """What the template writes before the content of a message; None if it leaves that out."""
+        """Return the text before a message's content; None if the template omits the content."""
         parts = self._around(turn)
         return parts[0] if parts else None
 
@@ -332,12 +333,12 @@ class Turns:
         )
 
     def _around(self, turn: int) -> tuple[str, str] | None:
-        """What stands before and after the content of a message; None if that is left out."""
+        """Return the text before and after a message's content; None if it is omitted."""
         chat, marked = self._chat, replace(self._chat[turn], content=self._mark())
         return self._parts([*chat[:turn], marked, *chat[turn + 1 :]])
 
     def _start_of_calls(self, turn: int) -> int | None:
-        """Where a turn begins whose content the template leaves out because it calls tools.
+        """Return the start of a turn with tool calls, whose content the template omits.
 
         The message takes the place of all up to the next user's, with words instead of calls: what
         is still the same then stands before what the model says.

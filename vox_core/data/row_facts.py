@@ -1,4 +1,4 @@
-"""What filters, dedup and split need of each row of a file, in columns, and what they make of it.
+"""Columns that filters, deduplication and the split read, and their decisions.
 
 Facts are taken in one pass over the rows and depend on no policy, so the cache keeps them by the
 file's SHA-256, and another policy reads no row. A row takes 64 bytes.

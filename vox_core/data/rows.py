@@ -1,4 +1,4 @@
-"""What a JSON object of a data file means: which form its row has, and what that says.
+"""Parse a JSON object of a data file: recognise its row form, and return a `Record`.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}     ShareGPT
@@ -64,7 +64,7 @@ NO_FILE = Path()
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of a data file.
+    """A parsed row of a data file.
 
     Args:
         source: the file.
@@ -75,7 +75,7 @@ class Record:
         unused: names of fields that mean nothing to vox.
         rejected: of a preference, all messages up to and with the rejected answer.
         tools: JSON schemas of the functions that the assistant may call.
-        form: what the row's form is called, such as "Alpaca".
+        form: name of the row's form, such as "Alpaca".
     """
 
     kind: Kind
@@ -206,7 +206,7 @@ def _answer(fields: Fields) -> tuple[str, str]:
 
 
 def form_of_completion(prompt: str, answer: str) -> str:
-    """What a form is called, by the names of its two fields."""
+    """Return the name of a row form by the names of its two fields."""
     if answer == "completion":
         return "prompt/completion"
     if (prompt, answer) == QUESTION:

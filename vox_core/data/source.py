@@ -231,7 +231,7 @@ def _guarded(plugin: str, rows: Iterable[Mapping[str, object]]) -> Iterator[Mapp
 
 
 def most_bytes(size: int) -> int:
-    """What may come out of a file of `size` bytes."""
+    """Return the most bytes that a compressed file of `size` bytes may expand to."""
     return max(FREE_BYTES, MAX_RATIO * size)
 
 
@@ -262,7 +262,7 @@ def _expanded(path: Path, format_: Format, folder: Path) -> Iterator[Path]:
 
 
 def _pieces(raw: IO[bytes], path: Path, compression: str) -> Iterator[bytes]:
-    """What the file holds, expanded.
+    """Yield the decompressed content of a file.
 
     Raises:
         DataError: D010, zstandard is not installed.

@@ -176,7 +176,7 @@ def text_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _end(data: bytes) -> int:
-    """Where a document ends: with the file, after the last line end, or between characters."""
+    """Return the end of a document: of the file, of the last line, or of a character."""
     if len(data) < PIECE:
         return len(data)
     if end := data.rfind(b"\n") + 1:

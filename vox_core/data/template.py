@@ -166,7 +166,7 @@ _REASONED = (_TALK[0], Message("assistant", _SAID, {"reasoning_content": _REASON
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a template writes, and how it wants to be given calls.
+    """Parts of a message that a chat template renders, and its format of tool calls.
 
     Args:
         tools, calls, answers, reasoning: whether it writes them. Where that cannot be told it is

@@ -266,7 +266,7 @@ def _misfits(plan: InstallPlan, sites: Sequence[Path]) -> Iterator[str]:
 
 
 def _distribution(target: Target, plan: InstallPlan) -> str | None:
-    """Canonical name; of a folder whose metadata tells none, the one that was built from it."""
+    """Return a target's canonical name; for a folder without metadata, the name it was built as."""
     sources = {str(local_path(change.source)): change.name for change in plan.changes}
     return target.distribution or sources.get(target.requirement)
 

@@ -65,7 +65,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where an interpreter keeps its packages.
+    """An interpreter's folders of packages and commands.
 
     Args:
         python: the interpreter.
@@ -116,7 +116,7 @@ class Environment:
         return f"{self.prefix} ({KINDS[self.kind]})"
 
     def installed(self) -> Installed:
-        """What the interpreter sees now."""
+        """Read the distributions that the interpreter sees."""
         found = Installed({}, {}, {})
         for each in metadata.distributions(path=[*self.path]):
             with suppress(OSError, ValueError, KeyError, TypeError):  # damaged metadata
@@ -134,7 +134,7 @@ class Environment:
         return place in {folder.resolve() for folder in self.folders}
 
     def place_of(self, site: Path, prefix: Path) -> Path:
-        """Where a site-packages folder of `uv pip install --prefix` would lie here."""
+        """Map a site-packages folder below `--prefix` to its folder in this environment."""
         place = self.prefix / site.relative_to(prefix)
         return place if place in self.folders else self.site_packages
 
@@ -213,7 +213,7 @@ def is_met(need: Requirement, versions: Mapping[str, str]) -> bool:
 
 
 def requirements(texts: Sequence[str]) -> Iterator[Requirement]:
-    """Those of the texts that are valid and whose markers hold here."""
+    """Parse requirements; skip invalid ones and those whose markers do not hold here."""
     for text in texts:
         with suppress(InvalidRequirement):
             need = Requirement(text)
@@ -222,7 +222,7 @@ def requirements(texts: Sequence[str]) -> Iterator[Requirement]:
 
 
 def closure(names: Sequence[str], needs: Mapping[str, Sequence[Requirement]]) -> list[str]:
-    """Those of `names` that are in `needs`, and what they require there; sorted."""
+    """Return `names` and everything they require, as far as `needs` has it; sorted."""
     found: set[str] = set()
     waiting = [*names]
     while waiting:

@@ -65,7 +65,7 @@ _GIT = re.compile(r"(?P<name>[\w.-]+) @ git\+")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One distribution that comes, goes, or comes in another version or with other content.
+    """A distribution that is added, removed, or replaced by other content.
 
     Args:
         name: canonical.
@@ -94,7 +94,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class InstallPlan:
-    """What will be done, and where.
+    """Changes to an environment, with what `apply` needs to make them.
 
     Args:
         changes: nothing is to be done if there are none.
@@ -320,7 +320,7 @@ def _changes(
 
 
 def _version_at(url: str) -> str:
-    """The version that a wheel's name or a folder's metadata tells without building."""
+    """Read the version from a wheel's name or a folder's metadata, without building."""
     if file_name(url).endswith(".whl"):
         return str(parse_wheel_filename(file_name(url))[1])
     return str(project_table(local_path(url) or Path("-")).get("version", UNKNOWN))
@@ -463,7 +463,7 @@ def _require_as_named(
 
 
 def _newer(plugin: Found, catalog: Mapping[str, PluginEntry], there: Installed) -> Target | str:
-    """Where an upgrade of `plugin` comes from, or why there is none."""
+    """Return the target of an upgrade of `plugin`, or the reason for none."""
     name = canonicalize_name(plugin.distribution)
     distribution = there.distributions.get(name)
     if is_editable(distribution):

@@ -149,7 +149,7 @@ def project_table(folder: Path) -> Mapping[str, Any]:
 
 
 def needs_build(folder: Path) -> bool:
-    """Whether only a build tells what the project in a folder requires."""
+    """Whether the project in a folder must be built to know its requirements."""
     project = project_table(folder)
     dynamic = {"version", "dependencies", "optional-dependencies"}
     return "name" not in project or not dynamic.isdisjoint(project.get("dynamic", ()))

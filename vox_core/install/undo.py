@@ -54,7 +54,7 @@ class OpenChange:
         return folder(self.site) / _KEPT / self.kept[path]
 
     def put_back(self, path: str) -> None:
-        """One file as it was, at once or not at all."""
+        """Restore one file atomically."""
         temporary = Path(f"{path}.vox-tmp")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)

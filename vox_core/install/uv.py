@@ -125,7 +125,7 @@ class Uv:
         return [self.program, "pip", verb, *self.config, *python, *options, *arguments]
 
     def plan(self, wanted: Sequence[str], constraints: Sequence[str]) -> list[Resolved]:
-        """What an installation would bring that is not there.
+        """Resolve requirements; return the distributions that would be installed.
 
         Args:
             wanted: requirements and options of `uv pip install`.

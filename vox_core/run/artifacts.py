@@ -1,4 +1,4 @@
-"""What a run leaves beside its checkpoints: adapter or model, manifest, tokenizer, card, report.
+"""Write a run's results: adapter or model, manifest, tokenizer, model card, report.
 
 Written at the end and at a stop; written again when a resumed run ends. Each file is replaced
 whole, the adapter's own two first, so that a folder with an adapter always has one that loads, and
@@ -59,7 +59,7 @@ _OF_THE_CORE = ("vox-ml", "numpy", "transformers", "tokenizers")
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What came of a run. Losses are None where nothing was measured.
+    """Result of a run. Losses are None where nothing was measured.
 
     Args:
         seconds: from the start of planning to the last write.
@@ -249,7 +249,7 @@ def _write_model(folder: Path, inputs: RunInputs, plan: ExecutionPlan, state: Tr
 
 
 def base_name(model: LocalModel) -> str:
-    """What an adapter's configuration says of its base."""
+    """Return the base model's name for an adapter's configuration."""
     # PEFT resolves this as a hub id or a path; a catalog id means nothing to it. A path into this
     # machine's cache means nothing elsewhere: it is the last resort.
     return model.hub or str(model.path.resolve())

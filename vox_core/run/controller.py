@@ -1,4 +1,4 @@
-"""What follows from the events of a run: stopping, the best step, skipped steps, warnings.
+"""React to the events of a run: early stopping, best step, skipped steps, warnings.
 
 Nothing here trains or writes a checkpoint. All that decides is a function of what was measured, so
 a resumed run decides as the uninterrupted one.
@@ -74,7 +74,7 @@ collapsed, the loss of a batch scatters around it."""
 
 
 def rate_warning(lr: float, method: Method) -> Notice | None:
-    """What to say of a learning rate that nobody uses."""
+    """Return a warning about an unusual learning rate; None if it is usual."""
     most, default = (MOST_FULL_LR, FULL_LR) if method == "full" else (MOST_LR, LORA_LR)
     if LEAST_LR <= lr <= most:
         return None
@@ -181,7 +181,7 @@ class RunController:
         self.settle: Callable[[], None] = lambda: None
 
     def __call__(self, event: Event) -> Iterator[Notice]:
-        """What follows from the event; T001 if too many steps in a row were not finite."""
+        """Yield notices about an event; raise T001 after too many non-finite steps in a row."""
         if self._plan.inputs.objective is None:  # another loss has another scale
             yield from self._losses(event)
         if isinstance(event, StepSkipped):

@@ -206,7 +206,7 @@ class Generator:
 
 
 class Rows:
-    """One caller's rows in the running batch of a `Generator`."""
+    """A caller's rows in the running batch of a `Generator`."""
 
     def __init__(self, generator: Generator, log_probs: bool) -> None:
         self._generator, self._log_probs = generator, log_probs

@@ -131,7 +131,7 @@ def plain_copy(weights: Weights, beside: Path) -> Iterator[Path]:
 
 
 def trained_weights(source: ModelReference, *, exact: bool = True) -> Weights:
-    """What the adapter of `source` was trained on; see `as_trained`."""
+    """Return the weights that the adapter of `source` was trained on; see `as_trained`."""
     model_type = source.base.model_type
     return as_trained(source.weights, source.quant, model_type, source.trained_in, exact=exact)
 

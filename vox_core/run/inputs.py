@@ -343,7 +343,7 @@ def choose_for(
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """What a run trains on, and what it is validated on.
+    """Training and validation data of a run.
 
     Args:
         audits: what was found of the masks; by training and validation.
@@ -376,7 +376,7 @@ def build_datasets(settings: TrainSettings, inputs: RunInputs) -> Datasets:
 
 @dataclass(frozen=True)
 class Opener:
-    """What files are opened with.
+    """Opens data files with a model's tokenizer, an objective and a length limit.
 
     Args:
         config: the model's config.json.

@@ -42,7 +42,7 @@ class Untouched(KeyboardInterrupt):
 
 
 class Learner:
-    """One learner of a trainer, which takes steps.
+    """Takes optimizer steps with one learner of a trainer.
 
     Args:
         objective: None for supervised training.

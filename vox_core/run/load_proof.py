@@ -66,7 +66,7 @@ class ProbeDocument(BaseModel):
 
 
 class AdapterProbe(BaseModel):
-    """What `probe.json` says."""
+    """Content of `probe.json`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,7 +78,7 @@ class AdapterProbe(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """How a loaded adapter compares with the one that was trained; root mean squares in nats.
+    """A loaded adapter compared with the trained one; root mean squares in nats.
 
     Args:
         effect: of the adapter on the log-probabilities, at the end of training.

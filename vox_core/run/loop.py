@@ -225,7 +225,7 @@ def _epochs_after(plan: RunPlan, step: int) -> float:
 
 
 class StepSource(Protocol):
-    """Where the batches of a run come from: its documents, or the model's own answers."""
+    """Source of a run's batches: its documents, or the model's own answers."""
 
     metrics: Mapping[str, float]
 

@@ -65,7 +65,7 @@ _DTYPES: dict[str, DType] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 @dataclass(frozen=True, slots=True)
 class Requantised:
-    """What `--quant` wrote; every tensor on the disk is the merged one's quantisation.
+    """Result of `--quant`; each tensor on disk is the quantised merged tensor.
 
     `distance` is that of its logits from the merged model's; None where no backend loads it.
     """
@@ -76,7 +76,7 @@ class Requantised:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What was written, and the proof that it is right."""
+    """Result of a merge, with its verification."""
 
     out: Path
     base: str
@@ -148,7 +148,7 @@ def merge(
 
 
 def _onto(source: ModelReference, trained: Weights, settings: MergeSettings) -> Weights:
-    """What the adapter is added to."""
+    """Return the weights that the adapter is added to."""
     if settings.onto == "base":
         return source.weights
     if settings.dtype != "auto":  # rounded to that once, after the adapter was added
@@ -159,7 +159,7 @@ def _onto(source: ModelReference, trained: Weights, settings: MergeSettings) -> 
 
 @contextmanager
 def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
-    """Where the plain merged model goes: into `folder`, or beside it until it is quantised."""
+    """Yield the folder for the plain merged model: `folder`, or a temporary one to quantise."""
     if quant == "none":
         yield folder
         return
@@ -169,7 +169,7 @@ def _plain_place(folder: Path, quant: Quant) -> Iterator[Path]:
 
 @dataclass
 class _Merger:
-    """One merge, in a folder that nobody sees yet.
+    """Merges tensor by tensor into a temporary folder.
 
     Args:
         onto: what the adapter is added to: the base's own weights, or `trained`.

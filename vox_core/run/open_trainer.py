@@ -80,7 +80,7 @@ Prompts: TypeAlias = "str | Sequence[str | Sequence[Mapping[str, str]]]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """What the learners of one base share; `groups` numbers the prompts of all samples."""
+    """State shared by the learners of one base; `groups` numbers the prompts of all samples."""
 
     inputs: RunInputs
     plan: ExecutionPlan

@@ -102,7 +102,7 @@ def possible_quants(
     tensors: Mapping[str, HasShape],
     saved: Collection[str] = (),
 ) -> tuple[Quant, ...]:
-    """Those of a backend's quantisations that a run on the model may have.
+    """Filter a backend's quantisations by those possible for the model.
 
     Args:
         stored: what the model's files are quantised to.
@@ -196,7 +196,7 @@ def _adapter_spec(settings: TrainSettings, inputs: RunInputs) -> AdapterSpec:
 
 
 def rollout_spec(settings: TrainSettings, inputs: RunInputs) -> RolloutSpec:
-    """How the model answers prompts to learn from, and the teacher, if any."""
+    """Return the rollout settings of a run, and its teacher's digest."""
     teacher = inputs.teacher.digest() if inputs.teacher else ""
     if not learns_from_answers(inputs.objective):
         return RolloutSpec(teacher=teacher)
@@ -368,14 +368,14 @@ def _whole_faults(
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens the model has positions for; None where its configuration names no limit."""
+    """Return the model's context length in tokens; None if its configuration has no limit."""
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions")
     return longest if isinstance(longest, int) else None
 
 
 def _experts(config: Mapping[str, Any], tensors: Mapping[str, HasShape]) -> str | None:
-    """What shows that the model is a mixture of experts; None if nothing does."""
+    """Return the evidence for a mixture of experts, a key or a tensor; None if there is none."""
     for key, value in {**config, **text_config(config)}.items():
         if _HOW_MANY_EXPERTS.search(key) and isinstance(value, int) and value > 0:
             return f"{key} = {value} in config.json"

@@ -1,4 +1,4 @@
-"""What a run has measured: losses, validations and skipped steps over every resume; memory, times.
+"""Measurements of a run across resumes: losses, validations, skipped steps, memory, times.
 
 Each checkpoint holds `Progress` up to its step, so a resumed run decides as the uninterrupted one
 would have. A better validation is strictly lower; one that is not a number never is. The validation

@@ -1,4 +1,4 @@
-"""What a reference on the command line stands for: a base model, or an adapter and its base.
+"""Resolve a reference to a base model, or to an adapter and its base.
 
 A reference is a run folder, a folder saved by PEFT or mlx-lm, the name of a promoted model, or
 anything that `models.resolve` knows (merged folders included). A run of the method `full` is a
@@ -184,7 +184,7 @@ class ModelReference:
 
     @property
     def quant(self) -> Quant:
-        """What the base is quantised to: by its files, or else by the run that trained on it."""
+        """Quantisation of the base: that of its files, or else of the run that trained on it."""
         if self.weights.quant != "none":
             return self.weights.quant
         said = self.manifest.get("quant")
@@ -415,7 +415,7 @@ def _base_described(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """What vox wrote of the adapter; empty for one that vox did not save."""
+    """Read `vox_adapter.json`; empty for an adapter that vox did not save."""
     return RunFolder(folder).read(MANIFEST) if (folder / MANIFEST).is_file() else {}
 
 

@@ -118,7 +118,7 @@ class PreviousRun:
 
     @cached_property
     def newest(self) -> checkpoint.StateRecord | None:
-        """What the newest readable checkpoint says; None before the first."""
+        """Read the record of the newest readable checkpoint; None before the first."""
         for folder in numbered(self.run.checkpoints):
             try:
                 return checkpoint.read_record(folder)
@@ -133,7 +133,7 @@ class PreviousRun:
         return used[-1].backend if used else str(self.plan["backend"])
 
     def ended(self, total: int, patience: int) -> str | None:
-        """How the run has ended, in words; None if it can go on.
+        """Say how the run has ended; None if it can go on.
 
         Args:
             total, patience: of the run as it is to go on.
@@ -376,7 +376,7 @@ def describe_changes(
     since: str = "the run began",
     then: str = "when it began",
 ) -> list[str]:
-    """What has changed, in words: the files first, then each field of the contract.
+    """Describe changes: the files first, then each field of the contract.
 
     Args:
         recorded: what has `sources`, as `plan.json`.
@@ -563,7 +563,7 @@ def read_plan(path: Path, flags: Mapping[str, Any]) -> PinnedPlan:
 
 
 def _read_exact(path: Path) -> tuple[Mapping[str, Any], str]:
-    """What the run has to be, and its digest; P010 if the file is no such plan."""
+    """Read a plan's `exact` part and its digest; P010 if the file is no such plan."""
     try:
         read = bounded_json.read(path)
     except (OSError, ValueError) as error:

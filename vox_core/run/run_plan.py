@@ -97,7 +97,7 @@ class RunPlan:
         return report.left_out(side) if report else {}
 
     def notices(self) -> Iterator[Notice]:
-        """What a person should know of the data before the run."""
+        """Yield notices and warnings about data and settings."""
         rows = self.inputs.rows
         steps = _count(self.contract.total_steps, "step")
         yield Notice(f"{plan.data_size(self.contract)}; {steps}")
@@ -237,7 +237,7 @@ def _going_on(made: RunPlan, previous: PreviousRun, *, auto: bool) -> RunPlan:
 
 
 def account(dataset: Dataset, left_out: Mapping[str, int]) -> dict[str, Any]:
-    """What became of the rows.
+    """Count the rows of a data set: used, left out, dropped, truncated.
 
     Args:
         left_out: reason -> rows that the data filters left out; none of the others below.

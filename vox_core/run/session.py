@@ -113,7 +113,7 @@ class _CallbackFailed(BaseException):
 
 
 class Session:
-    """One process at work on a run, from its first write to its last.
+    """A process's work on a run, from its first write to its last.
 
     Attributes:
         start: the state that it goes on from.

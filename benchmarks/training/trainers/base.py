@@ -1,5 +1,4 @@
-"""What the peers in torch share: the base, its adapter and the optimizer, as a user of PEFT would
-set them up."""
+"""Base model, adapter and optimizer of the torch peers, as a user of PEFT sets them up."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def adapted(task: Task, dtype: str, *, adapter_as_base: bool) -> PeftModel:
 
 
 def adamw(task: Task, model: PeftModel) -> torch.optim.AdamW:
-    """torch's fused AdamW, which transformers takes too unless it is told otherwise."""
+    """Return torch's fused AdamW, the default of transformers, too."""
     import torch
 
     spec = task.optimizer
@@ -96,7 +95,7 @@ def padding_free(task: Task) -> bool:
 
 
 def attention_of(model: PeftModel) -> str:
-    """What its base was loaded with, whatever was asked for."""
+    """Return the attention that the base was loaded with."""
     base: Any = model.get_base_model()
     return str(base.config._attn_implementation)
 

@@ -286,7 +286,7 @@ _LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture of llama.cpp.
+    """An architecture of llama.cpp: names of its tensors and metadata.
 
     Args:
         layer: module of a layer in transformers -> tensor of a layer in GGUF.

@@ -290,7 +290,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MlxFormat:
-    """One of MLX's formats."""
+    """A quantisation format of MLX."""
 
     mode: Literal["affine", "mxfp4", "nvfp4"]
     bits: int

@@ -56,7 +56,7 @@ def call(command: Sequence[str], limit_s: float, folder: Path, environ: Mapping[
 
 
 def _report_of(guard: subprocess.Popen[bytes], limit_s: float) -> bytes:
-    """What the guard says; nothing if somebody has killed it."""
+    """Read the guard's report; empty if the guard was killed."""
     assert guard.stdout is not None
     with suppress(subprocess.TimeoutExpired):
         guard.wait(limit_s)

@@ -101,7 +101,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What training left: an event of each step, and the state before the first and after each."""
+    """Result of training: an event per step, and the states before the first and after each."""
 
     events: Sequence[StepDone | StepSkipped]
     states: Sequence[TrainState]

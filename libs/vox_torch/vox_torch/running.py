@@ -223,7 +223,7 @@ class Base:
 
 
 class Together:
-    """One forward pass for all rows, over their own caches."""
+    """Computes all rows in one forward pass, over their own caches."""
 
     in_chunks = True
 
@@ -256,7 +256,7 @@ class Together:
 
 
 class OneByOne:
-    """One forward pass a row, over transformers' own cache."""
+    """Computes each row in a forward pass of its own, over transformers' cache."""
 
     def __init__(self, base: Base, *, in_chunks: bool) -> None:
         self._base = base

@@ -37,7 +37,7 @@ _FILE_MODE, _UNIX = 0o100644, 3
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One wheel as the lock has it. `name` is canonical, `sha256` in hex, `size` in bytes."""
+    """A wheel's entry in the lock. `name` is canonical, `sha256` in hex, `size` in bytes."""
 
     name: str
     version: str

@@ -138,7 +138,7 @@ def found() -> tuple[str, list[Card]]:
 
 
 def require_new_enough(cards: Sequence[Card]) -> None:
-    """Raise Unusable if the first GPU is too old for bitsandbytes, whatever the others are."""
+    """Raise Unusable if the first GPU is too old for bitsandbytes."""
     first, *others = cards
     if first.capability >= OLDEST:
         return

@@ -152,7 +152,7 @@ def _s(number: int) -> str:
 def stats(
     files: tuple[Path, ...], config_file: Path | None, as_json: bool, **flags: Any
 ) -> StatsReport:
-    """What there is in the data: rows, lengths, duplicates, languages, attributes.
+    """Count rows, lengths, duplicates, languages and attributes of data files.
 
     FILES are data files, as --data names them. All rows are counted, whatever is chosen among them;
     tokens are those of the chosen ones. Lengths are in characters, and nothing is tokenised, unless
@@ -391,7 +391,7 @@ def _run(text: str, weight: float, special: bool, colour: bool, weights: bool) -
 
 
 def _styled(line: str, style: dict[str, Any]) -> str:
-    """One line by itself: a background that goes over its end would colour the rest of it."""
+    """Style one line by itself, so that its background ends with it."""
     return click.style(line, **style) if line and style else line
 
 

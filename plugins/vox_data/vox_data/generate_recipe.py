@@ -59,7 +59,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Sampling(Section):
-    """How answers are sampled."""
+    """Sampling of answers."""
 
     section: ClassVar[str] = "sampling"
 

@@ -49,7 +49,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What became of the rows of one source.
+    """Counts of a source's rows: taken, repeated, left out.
 
     Args:
         path: as the recipe has it.
@@ -280,7 +280,7 @@ def _require_known(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> Non
 
 
 def _reduced(recipe: MixRecipe, pools: Sequence[Pool]) -> list[Pool]:
-    """What may be drawn from each source: every row once, and no more than its cap."""
+    """Return the rows to draw from: each once, at most a source's cap."""
     if recipe.dedup == "exact":
         pools = without_duplicates(pools)
     return [
@@ -299,7 +299,7 @@ def _capped(pool: Pool, cap: int | None, seed: int, number: int) -> Pool:
 
 
 def _counts(where: Path, recipe: MixRecipe, pools: Sequence[Pool]) -> list[int]:
-    """How many rows each source gives.
+    """Compute the number of rows from each source.
 
     Raises:
         DataError: D030.

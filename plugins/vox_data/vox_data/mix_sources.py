@@ -151,7 +151,7 @@ def pieces(
 
 
 def _places(pool: Pool) -> tuple[Ints, Ints]:
-    """Where each row of a pool begins in its file, and its bytes without whitespace around it."""
+    """Return each row's offset and length in its file in bytes, without surrounding whitespace."""
     wanted = set(pool.facts.line_R[pool.row_N].tolist())
     found: list[tuple[int, int]] = []
     with readable(pool.file.path):

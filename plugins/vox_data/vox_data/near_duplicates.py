@@ -109,7 +109,7 @@ def _bands(threshold: float) -> list[slice]:
 
 
 def _mixed(hashes_KH: Hashes) -> NDArray[np.uint64]:
-    """One hash of the hashes of a band."""
+    """Combine the hashes of a band into one."""
     mixed_K = np.zeros(len(hashes_KH), np.uint64)
     for column_K in hashes_KH.T.astype(np.uint64):
         mixed_K = (mixed_K ^ column_K) * _PRIME

@@ -72,7 +72,7 @@ class PreviewReport:
         return self.audit.findings if self.audit else ()
 
     def facts(self) -> dict[str, str]:
-        """What there is to say of them, by label."""
+        """Return a summary of the shown rows, by label."""
         tokens, trained = sum(len(r.ids) for r in self.shown), sum(r.trained for r in self.shown)
         rows = len({(each.source, each.line) for each in self.shown})  # an objective shows several
         told = {

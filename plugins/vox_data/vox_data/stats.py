@@ -59,7 +59,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What a limit does: documents that are longer, and the tokens that they have beyond it."""
+    """Effect of a length limit: documents that exceed it, and their tokens beyond it."""
 
     seq_len: int
     rows: int

@@ -29,17 +29,17 @@ _WITHOUT_LIMIT = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One row, token by token.
+    """A row's tokens with their texts, weights and findings.
 
     Args:
-        form: what the form of the row is called.
+        form: name of the row's form.
         texts: what each token stands for in the text; the rest of a character that several tokens
             make up is empty.
         ids, weights: of each token; the weight of one that is cut away is 0.
         special: positions of special tokens.
         kept: tokens up to which the row is not cut away.
         starts: positions where another document begins, of a text that is split.
-        findings: ids of what the audit says of this row.
+        findings: ids of the audit's findings in this row.
         fault: why the row cannot be rendered; then there are no tokens.
     """
 

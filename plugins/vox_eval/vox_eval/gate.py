@@ -80,7 +80,7 @@ class Requirement(Section):
 
     @property
     def bound(self) -> float:
-        """What the difference has to exceed."""
+        """Bound that the difference has to exceed."""
         return 0.0 if self.not_inferior is None else -self.not_inferior
 
     @property
@@ -152,7 +152,7 @@ class Gate(Section):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the evidence says of one task on one backend.
+    """Evidence about a task on a backend, and its verdict.
 
     Args:
         demand: the requirement, or "not worse" for a guard.

@@ -45,7 +45,7 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """What was compared.
+    """Comparison of training rows with a suite's.
 
     Args:
         files: training files with their SHA-256.

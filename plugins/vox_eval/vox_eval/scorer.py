@@ -1,4 +1,4 @@
-"""What a scorer is, and how one is found by its name.
+"""Define scorers, and find one by its name.
 
 An installed package provides a scorer by an entry point of the scorer's name in the group
 `vox_eval.plugins`. The entry point is an object with the hook `vox_scorer`, imported when a suite
@@ -74,7 +74,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the model gave for an example.
+    """Output of the model for an example.
 
     Args:
         text: the answer; empty where a scorer asks for choices or a text.

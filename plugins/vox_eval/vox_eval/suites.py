@@ -76,7 +76,7 @@ _FORMS: dict[Asks, str] = {
 
 
 class TaskSampling(Section):
-    """How answers of a task are sampled."""
+    """Sampling of a task's answers."""
 
     section: ClassVar[str] = "sampling"
 

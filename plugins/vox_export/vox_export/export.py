@@ -62,7 +62,7 @@ _TEXTS = ("Hello, world! 12345 is a number.", "  Grüße aus Köln;\n\n\t東京�
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written, and how it compares with base + adapter.
+    """Result of an export, with its comparison to base + adapter.
 
     Args:
         file: the GGUF file; None where the folder itself is the model.

@@ -31,8 +31,8 @@ _LINEAR_ROPE = frozenset({"default", "linear", "yarn"})
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a tensor differs in GGUF: `apply` on (O, ...) as stored, `undo` its inverse, and `rows`
-    what `apply` does to the rows alone, which is all of it for B of a low-rank update."""
+    """Layout of a tensor in GGUF: `apply` converts (O, ...) as stored, `undo` is its inverse, and
+    `rows` permutes the rows alone, which is all of it for B of a low-rank update."""
 
     apply: Callable[[Array], Array]
     undo: Callable[[Array], Array]

@@ -72,7 +72,7 @@ ROUNDED_CARRIED = (0.1, 2.0)
 
 
 class Scorer(Protocol):
-    """What computes a model."""
+    """A model's log-probabilities, computed by vox or by llama.cpp."""
 
     @property
     def name(self) -> str: ...

@@ -54,7 +54,7 @@ _SPECIAL_BY_LOOK = re.compile("<\\|.*\\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mas
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a GGUF file says of a tokenizer.
+    """A tokenizer's metadata in a GGUF file.
 
     Args:
         model: `gpt2` for byte-level BPE, `llama` for SentencePiece.

@@ -155,7 +155,7 @@ class _Tree:
             self._documented[file] = [_documented(*each) for each in several]
 
     def of(self, file: SourceFile) -> Iterator[Definition]:
-        """What one file defines."""
+        """Yield the definitions in a file."""
         if (module := self._modules.get(file)) is None:
             return
         stub = file.path.suffix == ".pyi"

@@ -52,7 +52,7 @@ class Item:
 
 @dataclass
 class Documented:
-    """What a docstring says; each text is empty, and each list too, where it says nothing."""
+    """A parsed docstring; texts and lists are empty where a section is missing."""
 
     signature: str = ""
     text: str = ""
@@ -145,7 +145,7 @@ def _admonition(section: Any, found: Documented) -> str | None:
 
 
 def _fields_apart(doc: str) -> tuple[str, str]:
-    """The words and the fields: griffe takes for the last field's whatever comes after it."""
+    """Split prose from fields; griffe adds prose after the last field to that field."""
     words: list[str] = []
     fields: list[str] = []
     in_field = False

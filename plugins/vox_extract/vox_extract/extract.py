@@ -26,7 +26,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExtractReport:
-    """What was written.
+    """Counts of an extraction.
 
     Args:
         files: that were read.

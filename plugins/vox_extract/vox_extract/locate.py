@@ -1,4 +1,4 @@
-"""What a word on the command line names, and its files: without importing what it names.
+"""Find the source files of a name on the command line, without importing anything.
 
     stdlib          the whole standard library
     json            a module or package of the standard library
@@ -73,7 +73,7 @@ class Library:
     files: tuple[SourceFile, ...]
 
     def provenance(self, file: SourceFile, line: int, thing: str) -> dict[str, str | int]:
-        """Where a row is from."""
+        """Return the provenance of a row."""
         return {
             "package": self.package,
             "version": self.version,
@@ -99,7 +99,7 @@ class Reader:
         self._total, self._progress, self._done = total, progress, 0
 
     def read(self, file: SourceFile, parse: Callable[[bytes], T]) -> T | None:
-        """What `parse` makes of a regular file; None if it is unreadable."""
+        """Parse a regular file; None if it is unreadable."""
         try:
             if not file.path.is_file():  # a pipe would block
                 raise ValueError("it is no regular file")
@@ -254,7 +254,7 @@ def of_path(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> Library:
 
 
 def _of_folder(folder: Path, name: str) -> Project:
-    """What a pyproject.toml in the folder or above says, and the licence beside it."""
+    """Read name, version and licence from a pyproject.toml in the folder or above."""
     found = project_of(folder)
     declared = found.licence or provenance.nearby(folder)
     return Project(found.name or name, found.version, declared)

@@ -79,7 +79,7 @@ def one_line(text: str) -> str:
 
 
 def deprecations(text: str) -> str:
-    """What the text's `deprecated` directives say."""
+    """Return the text of the `deprecated` directives."""
     lines = text.split("\n")
     found: list[Block] = []
     for index, line in enumerate(lines):
@@ -129,7 +129,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[Block]:
 
 
 def _next(lines: Sequence[str], index: int, depth: int) -> tuple[list[Block], int]:
-    """What begins at a line that is not blank, and where the next thing may begin."""
+    """Parse the block that begins at a non-blank line; return it and the next line's index."""
     line = lines[index].strip()
     if line.startswith(">>> ") or line == ">>>":
         end = _until_blank(lines, index)

@@ -51,14 +51,14 @@ _KNOWN: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def of_metadata(metadata: Message | Mapping[str, Any]) -> str | None:
-    """What a distribution declares of itself."""
+    """Return the licence in a distribution's metadata."""
     expression = _line(metadata.get("License-Expression"))
     declared = _line(metadata.get("License"))
     return expression or declared or _of_classifiers(_all(metadata, "Classifier"))
 
 
 def of_project(project: Mapping[str, Any]) -> str | None:
-    """What the `[project]` of a pyproject.toml declares."""
+    """Return the licence in the `[project]` of a pyproject.toml."""
     given = project.get("license")
     if isinstance(given, Mapping):
         given = given.get("text")
@@ -67,9 +67,9 @@ def of_project(project: Mapping[str, Any]) -> str | None:
 
 
 def nearby(folder: Path) -> str | None:
-    """What a licence file in the folder says, or in the nearest folder above that has one.
+    """Recognise the licence file in the folder, or in the nearest folder above that has one.
 
-    A folder that is the root of a repository is the last one looked at.
+    The search ends at the root of a repository.
     """
     for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
         if found := next(filter(None, map(_of_file, _licence_files(each))), None):
@@ -143,7 +143,7 @@ class Project:
 
 
 def project_of(folder: Path) -> Project:
-    """What the pyproject.toml in the folder or the nearest above it says; it may say nothing."""
+    """Read the nearest pyproject.toml, in the folder or above; fields it lacks are None."""
     for each in [folder, *folder.parents][: FOLDERS_ABOVE + 1]:
         if (each / _NAME).is_file():
             return _read(each / _NAME)

@@ -57,7 +57,7 @@ def rows_of(
 
 
 def _add(found: Documented, init: Documented) -> None:
-    """What `__init__` says of its class, where the class itself says nothing."""
+    """Fill missing sections of a class's docstring from its `__init__`."""
     found.text = found.text or init.text
     found.parameters = found.parameters or init.parameters
     found.raises = found.raises or init.raises
@@ -100,7 +100,7 @@ class _Maker:
                 yield self._row(kind, answer, part=name, same=answer)
 
     def listed(self, kind: str, items: Sequence[Item]) -> Iterator[Extracted]:
-        """One question for all that is returned, yielded or raised."""
+        """Yield one question about all returned, yielded or raised values."""
         if not any(item.text.strip() for item in items):
             return
         items = [_exception(item) for item in items] if kind == "raises" else items

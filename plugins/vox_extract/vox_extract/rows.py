@@ -1,4 +1,4 @@
-"""One row, the provenance that goes with it, and which rows are kept.
+"""Extracted rows with their provenance, and the filter that keeps them.
 
 A row is a conversation of two turns, with the names that vox's own filters know: `category` is the
 kind of question, `task_family` the kind of source, `lane` is always "extracted". Where it is from
@@ -77,7 +77,7 @@ class Sieve:
     _said: set[bytes] = field(default_factory=set)
 
     def keep(self, rows: Iterable[Extracted]) -> Iterator[Extracted]:
-        """Those that are kept, in order."""
+        """Yield the rows to keep, in order."""
         for row in rows:
             if reason := self._against(row):
                 self.left_out[reason] += 1
@@ -116,7 +116,7 @@ def spread(rows: Sequence[Extracted], limit: int) -> list[Extracted]:
 
 
 def fitting(parts: Sequence[str], max_characters: int) -> int:
-    """How many whole parts fit, with a blank line between them; the first one in any case."""
+    """Return how many parts fit, with a blank line between them; at least one."""
     length = 0
     for count, part in enumerate(parts):
         length += len(part) + 2 * bool(count)
@@ -126,7 +126,7 @@ def fitting(parts: Sequence[str], max_characters: int) -> int:
 
 
 def choose(templates: Sequence[str], *key: str) -> str:
-    """One of the templates: always the same one for the same key."""
+    """Choose a template by a hash of the key."""
     return templates[int.from_bytes(_digest(*key)[:4]) % len(templates)]
 
 

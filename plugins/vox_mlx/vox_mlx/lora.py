@@ -80,7 +80,7 @@ class Terms(NamedTuple):
 
 
 class Lora(nn.Module):  # type: ignore[misc]
-    """One adapter's tensors for one linear layer.
+    """An adapter's tensors for one linear layer.
 
     `lora_A`, `lora_B` and `magnitude` are set from outside; `settle` precomputes what decoding
     needs of them, and `unsettle` forgets it when they change.

@@ -77,7 +77,7 @@ class _Block(NamedTuple):
 def kept_by_layer(
     model: Architecture, layer: Layer, adapted: Collection[str], *, fused: bool = False
 ) -> Elements:
-    """What one layer keeps; `fused`: its norms and feed-forwards are."""
+    """Count the activations that a layer keeps; `fused`: its norms and feed-forwards are."""
     total = _kept_by_norms(model, layer, fused)
     for block in _blocks(model, layer):
         kept = _kept_by_block(model, block, adapted, fused)
@@ -87,8 +87,8 @@ def kept_by_layer(
 
 
 def working_of_layer(model: Architecture, layer: Layer) -> Elements:
-    """What the backward of one layer needs beside that: the gradients of its largest block, and the
-    gradient of the residual stream."""
+    """Count a layer's temporary gradients in the backward pass: those of its largest block, and of
+    the residual stream."""
     widest = max(
         (_width(block) * _share(model, block) for block in _blocks(model, layer)), default=0
     )
@@ -113,7 +113,7 @@ def _kept_by_norms(model: Architecture, layer: Layer, fused: bool) -> Elements:
 
 
 def _width_before(norm: str, layer: Layer, width: int) -> int:
-    """What a norm inside attention reads: all heads of `q_proj` for `q_norm`."""
+    """Return the input width of a norm inside attention: all heads of `q_proj` for `q_norm`."""
     parent, _, name = norm.rpartition(".")
     before = layer.linear.get(f"{parent}.{name.partition('_')[0]}_proj")
     return before.out_features if before else width
@@ -141,7 +141,7 @@ def _kept_inside(model: Architecture, block: _Block, written: int, fused: bool) 
 
 
 def _kept_by_state(model: Architecture, block: _Block) -> Elements:
-    """What a layer of linear attention keeps beside what it reads and writes."""
+    """Count the states that a layer of linear attention keeps."""
     state = model.state
     if state is None or not _LINEAR_ATTENTION.search(block.path):
         return Elements()

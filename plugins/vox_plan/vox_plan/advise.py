@@ -63,7 +63,7 @@ def vox_plan_run(
 
 
 def cached(plan: RunPlan) -> Tuned | None:
-    """What the cache has for this run; None where the run may not be tuned."""
+    """Return the cached tuning for this run; None if there is none, or the run cannot be tuned."""
     if not _tunable(plan):
         return None
     tuned = tuning_cache.load(tuning_cache.cache_key(plan, plan.settings))

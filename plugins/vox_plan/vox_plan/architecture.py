@@ -42,11 +42,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the language model.
+    """A layer of the language model.
 
     Args:
         linear: path of each linear module -> its shape.
-        norms: path of each norm -> what is known of it.
+        norms: path of each norm -> its width and kind.
     """
 
     linear: Mapping[str, ModuleShape]
@@ -55,7 +55,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a layer of linear attention passes from token to token: a matrix a head."""
+    """State of a layer of linear attention, passed from token to token: a matrix per head."""
 
     heads: int
     key: int
@@ -112,7 +112,7 @@ def read_architecture(
     config: Mapping[str, Any],
     stored: Collection[str] = (),
 ) -> Architecture:
-    """What the two say.
+    """Read a model's architecture from its tensors and its config.json.
 
     Args:
         tensors: of the base's files, by name.

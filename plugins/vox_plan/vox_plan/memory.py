@@ -268,7 +268,7 @@ def _laid(model: Architecture, demand: Demand, profile: MemoryProfile) -> int:
 
 
 def _layers_with_gradients(model: Architecture, demand: Demand) -> Sequence[Layer]:
-    """Those from the first that trains anything; below it nothing is kept."""
+    """Return the layers from the first trained one; those below keep no activations."""
     if any(tensor not in model.head for tensor in demand.saved):
         return model.layers
     for index, layer in enumerate(model.layers):

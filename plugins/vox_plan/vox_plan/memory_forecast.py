@@ -147,7 +147,7 @@ def options(
 
 
 def fitting(grid: Iterable[Option], memory: int) -> list[Option]:
-    """Those that leave a tenth of `memory` free."""
+    """Return the options that leave a tenth of `memory` free."""
     return [option for option in grid if option.peak <= (1 - SPARE) * memory]
 
 

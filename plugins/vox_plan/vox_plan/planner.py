@@ -240,7 +240,7 @@ def _merge(run: RunPlan) -> MergePlan:
 
 
 def _machine_memory(run: RunPlan) -> tuple[int | None, int | None]:
-    """The machine's total and free memory: a merge works there, whatever device trains."""
+    """Return the machine's total and free memory, in bytes, in which a merge works."""
     for device in run.inputs.selection.hardware.devices:
         if device.tag == "cpu":
             return device.memory_bytes, device.available_bytes

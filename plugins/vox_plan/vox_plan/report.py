@@ -101,7 +101,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What `vox merge` of the run needs: the machine's memory, and room on the disk.
+    """Needs of `vox merge`: the machine's memory, and disk space.
 
     Args:
         disk: bytes of the merged model, and of temporary files beside it.

@@ -217,7 +217,7 @@ def undropped(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def disagreement(found: Timing, expected: Timing, dtype: DType) -> str | None:
-    """How a candidate's numbers differ from the reference step's; None if they do not."""
+    """Compare a candidate's loss and gradient norm with the reference step's; None if equal."""
     if not math.isclose(found.loss, expected.loss, rel_tol=_APART[dtype]):
         return f"loss {found.loss:.6g}, expected {expected.loss:.6g}"
     if not math.isclose(found.norm, expected.norm, rel_tol=_NORMS_APART[dtype]):
@@ -235,7 +235,7 @@ def _skipped(step: StepSkipped) -> TrainingError:
 
 
 def _first_documents(run: RunPlan) -> list[Document]:
-    """Those of the first steps, about `TOKENS` tokens of them."""
+    """Return the documents of the first steps, about `TOKENS` tokens of them."""
     contract, documents = run.contract, run.data.train
     chosen: list[Document] = []
     tokens = 0

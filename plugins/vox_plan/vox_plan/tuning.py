@@ -34,7 +34,7 @@ MARGIN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What `--tune-budget` stands for.
+    """Limits of a search, by the name that `--tune-budget` takes.
 
     Args:
         seconds: after which no further candidate is begun.

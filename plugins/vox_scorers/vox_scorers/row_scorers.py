@@ -29,7 +29,7 @@ from vox_scorers.suites import CONSTRAINTS, unmet
 
 @options
 class Gym(Scorer):
-    """What reasoning-gym's verifier says of an answer, from 0 to 1; 0 if it raises.
+    """Score an answer with reasoning-gym's verifier, from 0 to 1; 0 if it raises.
 
     Args:
         verifiers: version of reasoning-gym.

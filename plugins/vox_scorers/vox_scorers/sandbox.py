@@ -58,7 +58,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended.
+    """Result of a program with its tests.
 
     Args:
         passed: all its tests ran, and none raised.

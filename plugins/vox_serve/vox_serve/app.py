@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the text of an answer follows, and how it is read.
+    """Grammar of an answer's text, and its parser.
 
     Args:
         matcher: its grammar.

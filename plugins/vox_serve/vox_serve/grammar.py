@@ -1,4 +1,4 @@
-"""What an answer must follow: JSON schemas, regular expressions, tool calls; by llguidance.
+"""Constrain answers to JSON schemas, regular expressions or tool calls, by llguidance.
 
 llguidance (extra `grammar`) compiles a constraint for a tokenizer and gives, before each token, the
 tokens that may follow. An answer ends when its grammar is complete. Keywords of JSON Schema that
@@ -31,7 +31,7 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must follow.
+    """Constraint of an answer.
 
     Args:
         param: the field of the request.

@@ -182,7 +182,7 @@ class Message(BaseModel):
 
     @property
     def rendered(self) -> dict[str, Any]:
-        """What the chat template gets."""
+        """Arguments of the chat template."""
         role = "system" if self.role == "developer" else self.role
         beside = {name: value for name in _SPOKEN_BY if (value := getattr(self, name))}
         return {"role": role, "content": self.content, **beside}
@@ -230,7 +230,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What answers must follow."""
+        """Return the constraint of the answers."""
         if self.json_schema:
             return Constraint("response_format", "json", self.json_schema.schema_)
         json = Constraint("response_format", "json", {"type": "object"})
@@ -256,7 +256,7 @@ class StructuredOutputs(BaseModel):
 
     @property
     def constraint(self) -> Constraint:
-        """What answers must follow."""
+        """Return the constraint of the answers."""
         if self.regex is not None:
             return Constraint("structured_outputs", "regex", self.regex)
         if self.choice is not None:
@@ -309,7 +309,7 @@ class _Request(BaseModel):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What answers must follow; None: nothing."""
+        """Constraint of the answers; None if there is none."""
         return self.structured_outputs.constraint if self.structured_outputs else None
 
     @property
@@ -374,7 +374,7 @@ class ChatRequest(_Request):
 
     @property
     def top(self) -> int | None:
-        """How many alternatives get log-probabilities; None: no log-probabilities at all."""
+        """Number of alternatives with log-probabilities; None for no log-probabilities."""
         return self.top_logprobs if self.logprobs else None
 
 

@@ -46,7 +46,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 
 
 class Form(ABC):
-    """How the answers to one request are written.
+    """Format of the answers to a request.
 
     Args:
         logprobs: whether log-probabilities were requested.

@@ -85,7 +85,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How a loaded adapter was verified.
+    """Verification of a loaded adapter.
 
     Args:
         effect: how far it changes log-probabilities, in nats.

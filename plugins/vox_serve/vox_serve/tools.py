@@ -28,7 +28,7 @@ _CALLED = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a family writes calls: `head`, the calls with `joint` between them, `tail`.
+    """A family's format of tool calls: `head`, the calls with `joint` between them, `tail`.
 
     Args:
         arguments: key of the arguments, beside `name`.
@@ -166,7 +166,7 @@ class Calls:
         return start, stop + len(form.end), held[inside:stop]
 
     def _ready(self, last: bool) -> int:
-        """Return how many of the characters held are words whatever comes."""
+        """Return how many of the held characters are certainly prose."""
         held, marker = self._held, self._format.marker
         if last:
             return len(held)

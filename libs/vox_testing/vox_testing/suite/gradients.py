@@ -57,8 +57,7 @@ def test_weights_of_both_signs_cancel(vox_subject: Subject) -> None:
 
 @trains
 def test_positions_without_weight_get_no_gradient(vox_subject: Subject) -> None:
-    """Whether they are scored or not, and whatever their targets are; a document's last position is
-    one of them."""
+    """Scored or not, with any target; a document's last position is one of them."""
     start = stirred(vox_subject.start(vox_subject.plan()))
     some = signed(batch(documents(3)))
     trained_T = some.weights_T != 0

@@ -38,7 +38,7 @@ def test_learners_on_one_base_are_as_alone(vox_subject: Subject) -> None:
 @trains
 @needs(learners=True)
 def test_gradients_of_learners_stay_apart(vox_subject: Subject) -> None:
-    """One accumulates, another discards and is removed, and the base is the base all the while."""
+    """A learner's gradient is unchanged by another that discards and is removed; the base stays."""
     plan = vox_subject.plan()
     first, second, _ = _starts(vox_subject, plan)
     some, expected = signed(batch(documents(2))), vox_subject.train(STEPS[:1], plan, first)

@@ -21,7 +21,7 @@ from vox_testing.tolerance import tolerance
 @trains
 @each_method
 def test_the_first_loss_is_the_base_models(vox_subject: Subject, method: Method) -> None:
-    """B = 0 at the start, so the adapter has no effect yet, whatever the method.
+    """B = 0 at the start, so the adapter of any method has no effect yet.
 
     Nor has it later, at a rate of 0: one loss alone may be near by chance in a short dtype.
     """

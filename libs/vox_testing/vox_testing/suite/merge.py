@@ -69,7 +69,7 @@ def test_a_merge_rounds_once_to_the_bases_dtype(vox_subject: Subject, method: Me
 @pytest.mark.parametrize("base", ["F32", "BF16"])
 @pytest.mark.parametrize("dtype", get_args(DType))
 def test_a_merge_is_in_the_dtype_asked_for(vox_subject: Subject, dtype: DType, base: str) -> None:
-    """Whatever the base is stored in, and whatever the backend computes in."""
+    """For every dtype of the base's files, and of the backend's computation."""
     adapter, targets, weights = material(vox_subject)
     stored, wanted = numpy_dtype(base), numpy_dtype(STORED_AS[dtype])
 

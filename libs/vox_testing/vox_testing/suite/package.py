@@ -100,7 +100,7 @@ def test_the_dtype_that_auto_becomes_is_declared(vox_declared: Declared) -> None
 def test_undeclared_capabilities_are_refused(
     vox_declared: Declared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the manifest does not list is refused by vox, at plan time.
+    """vox refuses while planning what the manifest does not list.
 
     So a backend is never handed such a job, and need not look for one: what it declares is what
     the other tests ask of it.

@@ -35,8 +35,7 @@ VISIBLE = 1e-2
 
 @trains
 def test_dropout_is_a_function_of_the_seed(vox_subject: Subject) -> None:
-    """The same seed gives the same log-probabilities and gradient, whatever came before; to the bit
-    on a CPU. Another gives others."""
+    """Equal seeds give equal log-probabilities and gradients, on a CPU bit for bit."""
     plan, some = vox_subject.plan(dropout=DROPOUT), batch(documents(2))
     with vox_subject.learning(plan, stirred(vox_subject.start(plan))) as trainer:
         first, other, again = (trainer.accumulate(some, seed, NAME) for seed in (3, 4, 3))

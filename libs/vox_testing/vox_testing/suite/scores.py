@@ -30,7 +30,7 @@ LEARNT = 1e-3
 @loads
 @each_method
 def test_log_probs_are_the_references(vox_subject: Subject, method: Method) -> None:
-    """Of base and adapter, where `scored_T` says so, whatever the weights."""
+    """Base and adapter, at the positions of `scored_T`, with any weights."""
     reference, adapter = Reference.of(vox_subject.model), effective(vox_subject, method)
     some = scored()
     unweighted = replace(some, weights_T=np.zeros_like(some.weights_T))
