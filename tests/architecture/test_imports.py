@@ -39,6 +39,7 @@ PACKAGES = {
     "vox_runs": ROOT / "plugins/vox_runs/vox_runs",
     "vox_engines": ROOT / "plugins/vox_engines/vox_engines",
     "vox_serve": ROOT / "plugins/vox_serve/vox_serve",
+    "vox_tinker": ROOT / "plugins/vox_tinker/vox_tinker",
     "vox_data": ROOT / "plugins/vox_data/vox_data",
     "vox_bundle": ROOT / "plugins/vox_bundle/vox_bundle",
     "vox_extract": ROOT / "plugins/vox_extract/vox_extract",
@@ -63,6 +64,7 @@ BROUGHT_BY = {
     "pydantic_core": "pydantic",
     "griffe": "griffelib",
     "markdown_it": "markdown-it-py",
+    "google": "protobuf",
     "yaml": "pyyaml",
 }
 

@@ -14,7 +14,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -25,6 +25,7 @@ from vox_core.contract import (
     Batch,
     DataIdentity,
     ExecutionPlan,
+    ModelIdentity,
     Notice,
     Objective,
     Place,
@@ -79,15 +80,43 @@ Prompts: TypeAlias = "str | Sequence[str | Sequence[Mapping[str, str]]]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shared:
-    """State shared by the learners of one base; `groups` numbers the prompts of all samples."""
+class TrainingBase:
+    """A base in memory that learners share.
 
+    Args:
+        settings: as they were given.
+        plan: of a learner with these settings.
+        groups: numbers the prompts of all samples.
+    """
+
+    settings: TrainSettings
     inputs: RunInputs
     plan: ExecutionPlan
     trainer: Trainer
     encoder: Encoder
     generator: Generator
     groups: Iterator[int] = field(default_factory=itertools.count)
+
+    def plan_with(self, **changed: Any) -> ExecutionPlan:
+        """Plan a learner whose adapter has other settings, such as `rank`, `targets` or `seed`.
+
+        Raises:
+            ConfigError: a setting is not valid.
+            PlanError: the base cannot be trained so.
+        """
+        given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+        chosen = validate(TrainSettings, {**given, **changed})
+        return _planned(chosen, self.inputs, self.plan.contract.model)
+
+    def write_adapter(self, folder: Path, plan: ExecutionPlan, state: TrainState) -> None:
+        """Write an adapter to an empty folder, in files that vox and PEFT load."""
+        write_adapter_folder(folder, self.inputs, plan, state)
+
+    def save_state(self, folder: Path, plan: ExecutionPlan, state: TrainState) -> Path:
+        """Write adapter, optimizer state and step to `folder/step-N`."""
+        contract, made_with = plan.contract, versions(self.inputs.backend)
+        about = {"contract": contract.digest, "seed": contract.seed, "versions": made_with}
+        return checkpoint.save(folder, state, checkpoint.Origin.model_validate(about))
 
 
 class OpenTrainer:
@@ -98,7 +127,9 @@ class OpenTrainer:
         close: frees the memory; a second call does nothing.
     """
 
-    def __init__(self, shared: Shared, name: str, seed: int, close: Callable[[], None]) -> None:
+    def __init__(
+        self, shared: TrainingBase, name: str, seed: int, close: Callable[[], None]
+    ) -> None:
         contract = replace(shared.plan.contract, seed=seed)
         self._plan = replace(shared.plan, contract=contract)
         self._shared, self._name, self.close = shared, name, close
@@ -269,7 +300,7 @@ class OpenTrainer:
         """
         files.require_absent(Path(path), "save to another path, or remove this one first")
         with files.atomic_folder(Path(path)) as folder:
-            write_adapter_folder(folder, self._shared.inputs, self._plan, self.state)
+            self._shared.write_adapter(folder, self._plan, self.state)
         return Path(path)
 
     def load(self, reference: str | Path) -> None:
@@ -285,11 +316,7 @@ class OpenTrainer:
 
     def save_state(self, folder: str | Path) -> Path:
         """Write adapter, optimizer state and step to `folder/step-N`; gradients are not kept."""
-        contract = self._plan.contract
-        made_with = versions(self._shared.inputs.backend)
-        about = {"contract": contract.digest, "seed": contract.seed, "versions": made_with}
-        origin = checkpoint.Origin.model_validate(about)
-        return checkpoint.save(Path(folder), self.state, origin)
+        return self._shared.save_state(Path(folder), self._plan, self.state)
 
     def load_state(self, folder: str | Path) -> None:
         """Go on from the newest state that `save_state` wrote to `folder`.
@@ -345,7 +372,24 @@ def open_trainer(
     backend_origin: Origin | None = None,
     progress: models.Progress | None = None,
 ) -> OpenTrainer:
-    """Load a model to train; close the result.
+    """Load a model to train; close the result. See `open_training_base`."""
+    with ExitStack() as stack:
+        base = stack.enter_context(open_training_base(settings, observe, backend_origin, progress))
+        made = OpenTrainer(base, NAME, base.plan.contract.seed, stack.close)
+        if base.inputs.start:
+            base.trainer.add_adapter(REFERENCE, base.inputs.start.adapter)
+        made.close = stack.pop_all().close
+    return made
+
+
+@contextmanager
+def open_training_base(
+    settings: TrainSettings,
+    observe: Observe = ignore,
+    backend_origin: Origin | None = None,
+    progress: models.Progress | None = None,
+) -> Iterator[TrainingBase]:
+    """Load a model that learners are added to, for as long as the block lasts.
 
     Args:
         settings: those named in `SETTINGS` count.
@@ -369,26 +413,27 @@ def open_trainer(
     chosen = start.adopted(chosen) if start else chosen
     inputs = read_inputs(chosen, backend_origin, None, progress, only_planned=True, start=start)
     observe(Notice(inputs.selection.why))
-    plan = make_plan(chosen, inputs, build_datasets(chosen, inputs), identity(inputs.model))
+    plan = _planned(chosen, inputs, identity(inputs.model))
     if start:
         start.require_same(plan)
-    contract = replace(plan.contract, data=DataIdentity("", 0, 0, 0), total_steps=0)
-    plan = replace(plan, contract=contract)
     encoder = Encoder(load_tokenizer(inputs.model.tokenizer), inputs.seq_len)
     job = TrainJob(plan, inputs.model.path, probe(encoder))
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-")))
-        trainer = stack.enter_context(closing(inputs.backend.train(job, Context(scratch, observe))))
-        hardware = inputs.selection.hardware
-        generator = stack.enter_context(
-            closing(batch_generator(trainer, inputs.config, plan.dtype, hardware, inputs.weights))
-        )
-        shared = Shared(inputs, plan, trainer, encoder, generator)
-        made = OpenTrainer(shared, NAME, contract.seed, stack.close)
-        if start:
-            trainer.add_adapter(REFERENCE, start.adapter)
-        made.close = stack.pop_all().close
-    return made
+    hardware = inputs.selection.hardware
+    with (
+        tempfile.TemporaryDirectory(prefix="vox-") as scratch,
+        closing(inputs.backend.train(job, Context(Path(scratch), observe))) as trainer,
+        closing(
+            batch_generator(trainer, inputs.config, plan.dtype, hardware, inputs.weights)
+        ) as generator,
+    ):
+        yield TrainingBase(chosen, inputs, plan, trainer, encoder, generator)
+
+
+def _planned(settings: TrainSettings, inputs: RunInputs, model: ModelIdentity) -> ExecutionPlan:
+    """Return the plan of a learner without data and schedule."""
+    plan = make_plan(settings, inputs, build_datasets(settings, inputs), model)
+    contract = replace(plan.contract, data=DataIdentity("", 0, 0, 0), total_steps=0)
+    return replace(plan, contract=contract)
 
 
 Groups: TypeAlias = Sequence[Sequence[Place]]

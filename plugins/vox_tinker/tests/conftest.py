@@ -1,0 +1,79 @@
+"""A server over a tiny model in a thread of this process, and clients of the real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vox_core.api.settings import TrainSettings
+from vox_testing.tiny import make_model
+
+pytest.importorskip("tinker", reason="tinker is not installed")
+
+if TYPE_CHECKING:
+    import tinker
+    import uvicorn
+
+    from vox_tinker.sessions import Served
+
+KEY = "tml-for-tests-only"
+
+
+@contextmanager
+def running(served: dict[str, Served], root: Path, key: str | None = None) -> Iterator[str]:
+    """Answer from a thread; yields the URL."""
+    from vox_tinker.checkpoints import Store
+    from vox_tinker.server import answer, listening
+
+    servers: list[uvicorn.Server] = []
+    with closing(listening("127.0.0.1", 0)) as listener:
+        work = answer(served, Store(root), key, listener, started=servers.append)
+        thread = threading.Thread(target=asyncio.run, args=(work,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            servers[0].should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("tinker") / "base")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def url(base: Path, runs: Path) -> Iterator[str]:
+    from vox_tinker.server import opened
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("TINKER_TELEMETRY", "0")
+        patch.setenv("TINKER_API_KEY", KEY)
+        settings = TrainSettings(backend="cpu", dtype="fp32")
+        served = stack.enter_context(opened("tiny", str(base), settings, lambda _: None))
+        yield stack.enter_context(running({"tiny": served}, runs))
+
+
+@pytest.fixture(scope="module")
+def service(url: str) -> Iterator[tinker.ServiceClient]:
+    import tinker
+
+    client = tinker.ServiceClient(base_url=url)
+    yield client
+    client.close("success").result()
+
+
+@pytest.fixture
+def client(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    return service.create_lora_training_client("tiny", rank=4, seed=1).result()

@@ -1,0 +1,282 @@
+"""The verbs through the real SDK: learning, sampling, order, repeated requests, keys, refusals."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from plugins.vox_tinker.tests.conftest import KEY
+from plugins.vox_tinker.tests.data import ADAM, DATA, datum, sampled
+from tinker import types
+from tinker.proto.request_conv import forward_backward_request_to_proto
+
+PROMPT = types.ModelInput.from_ints([10, 20, 30])
+
+
+def test_it_learns_and_samples(client: tinker.TrainingClient) -> None:
+    losses = []
+    for _ in range(5):
+        done, stepped = client.forward_backward(DATA, "cross_entropy"), client.optim_step(ADAM)
+        found = done.result()
+        metrics = stepped.result().metrics
+        assert metrics is not None
+        assert metrics["grad_norm"] > 0
+        losses.append(found.metrics["loss:sum"])
+        computed = -sum(
+            np.dot(each["logprobs"].to_numpy(), given.loss_fn_inputs["weights"].to_numpy())
+            for each, given in zip(found.loss_fn_outputs, DATA, strict=True)
+        )
+        assert losses[-1] == pytest.approx(computed, rel=1e-6)  # float32 against float64
+    assert losses == sorted(losses, reverse=True)
+    sampler = client.save_weights_and_get_sampling_client().result()
+    params = types.SamplingParams(max_tokens=6, seed=3)
+    found = sampler.sample(PROMPT, 2, params, topk_sample_logprobs=3).result()
+    assert found.sequences[0].tokens != found.sequences[1].tokens
+    sequence = found.sequences[0]
+    assert sequence.topk_logprobs is not None
+    for token, log_prob, top in zip(
+        sequence.tokens, sequence.logprobs or [], sequence.topk_logprobs, strict=True
+    ):
+        assert top is not None
+        assert len(top) == 3
+        assert log_prob == dict(top).get(token, log_prob) <= top[0][1]
+    whole = types.ModelInput.from_ints([10, 20, 30, *sequence.tokens])
+    again = sampler.sample(
+        whole, 1, types.SamplingParams(max_tokens=1), include_prompt_logprobs=True,
+        topk_prompt_logprobs=100,
+    ).result()  # fmt: skip
+    scores = again.prompt_logprobs
+    assert scores is not None
+    assert scores[0] is None
+    # With a KV cache and without: the same sums in another order, in float32.
+    np.testing.assert_allclose(sequence.logprobs, scores[3:], atol=1e-4)
+    assert again.topk_prompt_logprobs is not None
+    for token, score, top in zip(whole.to_ints(), scores, again.topk_prompt_logprobs, strict=True):
+        if top is not None:
+            assert dict(top).get(token, score) == pytest.approx(score, abs=1e-4)
+    repeated = sampler.sample(PROMPT, 2, params).result()
+    assert [s.tokens for s in repeated.sequences] == [s.tokens for s in found.sequences]
+
+
+def test_forward_changes_nothing(client: tinker.TrainingClient) -> None:
+    first = client.forward(DATA, "cross_entropy").result()
+    second = client.forward_backward(DATA, "cross_entropy").result()
+    assert first.metrics == second.metrics
+    for one, two in zip(first.loss_fn_outputs, second.loss_fn_outputs, strict=True):
+        assert one["logprobs"].tolist() == two["logprobs"].tolist()
+
+
+def test_several_targets_are_the_sum_of_their_losses(client: tinker.TrainingClient) -> None:
+    targets, weights = np.array([[20, 1], [30, 2], [40, 3]]), np.array([[1, 0.5]] * 3, np.float32)
+    both = types.Datum(
+        model_input=types.ModelInput.from_ints([10, 20, 30]),
+        loss_fn_inputs={"target_tokens": targets, "weights": weights},
+    )
+    found = client.forward([both], "cross_entropy").result()
+    assert found.loss_fn_outputs[0]["logprobs"].shape == [3, 2]
+    alone = [
+        types.Datum(
+            model_input=both.model_input,
+            loss_fn_inputs={"target_tokens": targets[:, k], "weights": weights[:, k].copy()},
+        )
+        for k in range(2)
+    ]
+    assert client.forward(alone, "cross_entropy").result().metrics["loss:sum"] == pytest.approx(
+        found.metrics["loss:sum"], rel=1e-6
+    )
+
+
+def test_stops(client: tinker.TrainingClient) -> None:
+    sampler = client.save_weights_and_get_sampling_client().result()
+    free = types.SamplingParams(max_tokens=8, temperature=0, stop=[])
+    found = sampler.sample(PROMPT, 1, free).result().sequences[0]
+    assert (len(found.tokens), found.stop_reason) == (8, "length")
+    third = found.tokens[2]
+    until = found.tokens.index(third) + 1
+    at_it = types.SamplingParams(max_tokens=8, temperature=0, stop=[third])
+    stopped = sampler.sample(PROMPT, 1, at_it).result().sequences[0]
+    assert (stopped.tokens, stopped.stop_reason) == (found.tokens[:until], "stop")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def changed(**inputs: Any) -> list[types.Datum]:
+    tokens = types.ModelInput.from_ints([1, 2, 3])
+    given = {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0], **inputs}
+    return [types.Datum(tokens, {name: each for name, each in given.items() if each is not None})]
+
+
+REFUSED: dict[str, tuple[list[types.Datum], str, dict[str, float] | None, str]] = {
+    "token": ([datum([1, 2, 999])], "cross_entropy", None, "999 is outside of the vocabulary"),
+    "NaN": (changed(weights=[1.0, float("nan"), 1.0]), "cross_entropy", None, "'weights'"),
+    "lengths": (changed(weights=[1.0]), "cross_entropy", None, "'weights'] has the shape [1]"),
+    "long": ([datum([1] * 513)], "cross_entropy", None, "512 that the model can read"),
+    "missing": (changed(weights=None), "cross_entropy", None, "'weights' is missing"),
+    "unknown": (changed(advantages=[1.0] * 3), "cross_entropy", None, "'advantages'"),
+    "loss": (changed(), "stable_reinforce", None, "loss_fn='stable_reinforce'"),
+    "option": ([sampled(1, 4)], "ppo", {"beta": 1.0}, "loss_fn_config['beta']"),
+    "image": (
+        [
+            types.Datum(
+                types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png")]),
+                {"target_tokens": [1]},
+            )
+        ],
+        "cross_entropy",
+        None,
+        "image is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_faulty_data_is_refused_by_its_field(name: str, client: tinker.TrainingClient) -> None:
+    data, loss, config, words = REFUSED[name]
+    failing = client.forward_backward(data, loss, config)  # type: ignore[arg-type]
+    stepped = client.optim_step(ADAM)
+    with pytest.raises(tinker.RequestFailedError) as error:
+        failing.result()
+    assert error.value.category is types.RequestErrorCategory.User
+    assert words in str(error.value)
+    with pytest.raises(tinker.RequestFailedError, match="no gradients to apply"):
+        stepped.result()
+    assert client.forward_backward(DATA, "cross_entropy").result().metrics["loss:sum"] > 0
+
+
+def test_a_failed_pass_takes_its_step_along(client: tinker.TrainingClient) -> None:
+    client.forward_backward(DATA, "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError):
+        client.forward_backward(changed(weights=None), "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match="request 2 failed"):
+        client.optim_step(ADAM).result()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 600}, "max_tokens=600"),
+        ({"max_tokens": 2, "top_p": 0.0}, "top_p"),
+        ({"max_tokens": 2, "temperature": -1.0}, "temperature"),
+        ({"max_tokens": 2, "top_k": 0}, "top_k"),
+    ],
+)
+def test_faulty_sampling_is_refused(
+    change: dict[str, Any], words: str, service: tinker.ServiceClient
+) -> None:
+    sampler = service.create_sampling_client(base_model="tiny").result()
+    with pytest.raises(tinker.RequestFailedError, match=words):
+        sampler.sample(PROMPT, 1, types.SamplingParams(**change)).result()
+    with pytest.raises(tinker.RequestFailedError, match="prompt_alt_tokens_k"):
+        sampler.sample(
+            PROMPT, 1, types.SamplingParams(max_tokens=1), prompt_alt_tokens_k=1
+        ).result()
+
+
+MODELS: dict[str, tuple[Callable[[tinker.ServiceClient], Any], type[Exception], str]] = {
+    "model": (lambda s: s.create_lora_training_client("other"), tinker.NotFoundError, "use tiny"),
+    "rank": (
+        lambda s: s.create_lora_training_client("tiny", rank=4096),
+        tinker.RequestFailedError,
+        "rank",
+    ),
+    "optimizer": (
+        lambda s: s.create_lora_training_client("tiny", optimizer=types.DimuonOptimizerConfig()),
+        tinker.BadRequestError,
+        "optimizer_config",
+    ),
+    "path": (
+        lambda s: s.create_training_client_from_state("tinker://x/weights/y"),
+        tinker.NotFoundError,
+        "tinker://x/weights/y",
+    ),
+    "sampler": (
+        lambda s: s.create_sampling_client(model_path="tinker://x/weights/y"),
+        tinker.NotFoundError,
+        "tinker://x/weights/y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_not_there_is_refused(name: str, service: tinker.ServiceClient) -> None:
+    make, kind, words = MODELS[name]
+    with pytest.raises(kind, match=words):
+        make(service).result()
+
+
+# --- below the SDK --------------------------------------------------------------------------------
+
+
+class Raw:
+    """Requests in any order."""
+
+    def __init__(self, url: str, client: tinker.TrainingClient) -> None:
+        self._http = httpx.Client(base_url=url + "/api/v1", headers={"X-API-Key": KEY})
+        self.model_id = client.model_id
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return self._http.post(path, json=body)
+
+    def passed(self, seq_id: int, data: list[types.Datum]) -> httpx.Response:
+        given = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
+        request = types.ForwardBackwardRequest(given, self.model_id, seq_id)
+        content = forward_backward_request_to_proto(request).SerializeToString()
+        kind = {"Content-Type": "application/x-protobuf"}
+        return self._http.post("forward_backward", content=content, headers=kind)
+
+    def stepped(self, seq_id: int, lr: float = 1e-2) -> httpx.Response:
+        body = {"model_id": self.model_id, "seq_id": seq_id, "adam_params": {"learning_rate": lr}}
+        return self.post("optim_step", body)
+
+    def result(self, found: httpx.Response) -> httpx.Response:
+        return self.post("retrieve_future", {"request_id": found.json()["request_id"]})
+
+
+@pytest.fixture
+def raw(url: str, client: tinker.TrainingClient) -> Raw:
+    return Raw(url, client)
+
+
+def test_requests_are_carried_out_in_their_order_and_once(raw: Raw) -> None:
+    second, first = raw.stepped(2), raw.passed(1, DATA)
+    assert "metrics" in raw.result(second).json(), "the gradients were there"
+    assert raw.passed(1, DATA).json() == first.json()
+    assert raw.stepped(2).json() == second.json()
+    assert "metrics" in raw.result(raw.stepped(2)).json()
+    third = raw.result(raw.stepped(3)).json()
+    assert "no forward_backward" in third["error"], "neither was done again"
+    other = raw.stepped(2, lr=1.0)
+    assert (other.status_code, "another content" in other.text) == (400, True)
+
+
+def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
+    assert raw.post("optim_step", {"model_id": "x"}).status_code == 422
+    extra = {"model_id": raw.model_id, "seq_id": 1, "adam_params": {"new_field": 1}}
+    found = raw.post("optim_step", extra)
+    assert (found.status_code, "new_field" in found.text) == (422, True)
+    assert raw.post("forward_backward", {}).status_code == 415
+    assert raw.post("copy_weights", {}).status_code == 404
+    assert raw.post("retrieve_future", {"request_id": "x"}).status_code == 410
+    unknown = {"session_id": str(uuid.uuid4())}
+    assert raw.post("session_heartbeat", unknown).status_code == 404
+    assert raw.post("telemetry", {"events": []}).json() == {"status": "accepted"}
+    rebound = httpx.get(url + "/api/v1/healthz", headers={"Host": "evil.example"})
+    assert rebound.status_code == 403
+
+
+def test_a_finished_session_frees_its_clients(url: str, base: Path) -> None:
+    service = tinker.ServiceClient(base_url=url)
+    client = service.create_lora_training_client(str(base), rank=2).result()
+    raw = Raw(url, client)
+    service.close("success").result()
+    assert raw.stepped(1).status_code == 404
+    session = client.model_id.partition(":")[0]
+    assert raw.post("session_heartbeat", {"session_id": session}).status_code == 410

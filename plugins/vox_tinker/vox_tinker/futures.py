@@ -1,0 +1,101 @@
+"""Results of requests by id, retrieved by long polling.
+
+A client that loses its connection retrieves again, so a result is kept after it was retrieved: the
+last `KEPT` finished ones. Everything here runs on the event loop's thread, but `resolve_soon`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinker import types
+
+from vox_core.errors import InputError, VoxError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+KEPT = 4096
+log = logging.getLogger("vox_tinker")
+
+
+class Refused(Exception):
+    """A request that cannot be carried out, in words for the user.
+
+    Args:
+        status: of the HTTP response, where the request is refused before it is queued.
+    """
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The body of a result."""
+
+    content: bytes
+    media_type: str = "application/json"
+
+    @classmethod
+    def of(cls, model: BaseModel) -> Answer:
+        """Return one of the SDK's types as JSON."""
+        return cls(model.model_dump_json(exclude_none=True).encode())
+
+
+def outcome(compute: Callable[[], Answer]) -> Answer:
+    """Return what `compute` returns, or its error as the SDK's `RequestFailedResponse`."""
+    user, server = types.RequestErrorCategory.User, types.RequestErrorCategory.Server
+    try:
+        return compute()
+    except Refused as error:
+        text, category = str(error), user
+    except VoxError as error:
+        text, category = str(error), user if isinstance(error, InputError) else server
+    except Exception as error:  # whatever a backend raises ends this request, not the server
+        log.exception("a request failed")
+        text, category = f"internal error: {type(error).__name__}", server
+    return Answer.of(types.RequestFailedResponse(error=text, category=category))
+
+
+class Futures:
+    """Results by request id."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._futures: dict[str, asyncio.Future[Answer]] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._futures
+
+    def create(self, request_id: str) -> None:
+        """Begin a result; the oldest finished ones are forgotten."""
+        if len(self._futures) >= 2 * KEPT:
+            done = [name for name, future in self._futures.items() if future.done()]
+            for name in done[:-KEPT]:
+                del self._futures[name]
+        self._futures[request_id] = self._loop.create_future()
+
+    def resolve_soon(self, request_id: str, answer: Answer) -> None:
+        """Set a result, from any thread."""
+        self._loop.call_soon_threadsafe(self._resolve, request_id, answer)
+
+    def _resolve(self, request_id: str, answer: Answer) -> None:
+        if not self._futures[request_id].done():
+            self._futures[request_id].set_result(answer)
+
+    async def retrieve(self, request_id: str, seconds: float) -> Answer | None:
+        """Wait for a result; None if it is not there in time.
+
+        Raises:
+            Refused: 410, there is no such request.
+        """
+        if (future := self._futures.get(request_id)) is None:
+            raise Refused(f"request {request_id!r} is not known; send it again", 410)
+        await asyncio.wait({future}, timeout=seconds)
+        return future.result() if future.done() else None

@@ -1,0 +1,261 @@
+"""Samplers, and their requests as rows of the running batch.
+
+A sampler is a base model, or saved weights on one. Adapters are read when they are needed; the
+least recently used ones leave the memory.
+
+Everything but `SampleWork.of` runs on the engine's thread.
+
+Shape legend: P tokens of a prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vox_core.api.generating import AnswerText, Prompt, Sampling, end_of_turn_ids
+from vox_core.api.models import positions, resolve_reference
+from vox_core.api.plans import vocabulary_size
+from vox_core.contract import Batch
+from vox_tinker.engine import Engine, Row
+from vox_tinker.futures import Answer, Refused, outcome
+from vox_tinker.training import require_tokens
+from vox_tinker.wire import prompt_tokens, sample_answer
+
+if TYPE_CHECKING:
+    from tinker import types
+
+    from vox_core.api.training import TrainingBase
+    from vox_core.contract import AdapterState, Floats
+
+LOADED = 8
+"""Adapters of samplers that are in memory at once, unless more are in use."""
+MOST_SAMPLES = 1024
+MOST_TOP = 100
+
+
+class Adapters:
+    """Adapters of samplers in the memory of a base."""
+
+    def __init__(self, base: TrainingBase) -> None:
+        self._base = base
+        self._used: Counter[str] = Counter()
+        self._loaded: dict[str, None] = {}  # the least recently used one first
+
+    def acquire(self, folder: Path | None) -> str | None:
+        """Load an adapter, unless it is there, and keep it until `release`; return its name."""
+        if folder is None:
+            return None
+        name = str(folder)
+        if name not in self._loaded:
+            self._make_room()
+            self._base.trainer.add_adapter(name, self._read(folder))
+        self._loaded.pop(name, None)
+        self._loaded[name] = None
+        self._used[name] += 1
+        return name
+
+    def release(self, name: str | None) -> None:
+        """Let go of an adapter."""
+        if name is not None:
+            self._used[name] -= 1
+
+    def forget(self, folder: Path) -> None:
+        """Read a folder again when it is next needed, because it was replaced."""
+        if (name := str(folder)) in self._loaded and not self._used[name]:
+            self._remove(name)
+
+    def _make_room(self) -> None:
+        for name in [name for name in self._loaded if not self._used[name]]:
+            if len(self._loaded) < LOADED:
+                return
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        del self._loaded[name], self._used[name]
+        self._base.generator.forget(name)
+        self._base.trainer.remove_adapter(name)
+
+    def _read(self, folder: Path) -> AdapterState:
+        found = resolve_reference(str(folder), base=str(self._base.inputs.model.path)).adapter
+        if found is None:
+            raise Refused(f"{folder.name}: the saved weights are not readable", 404)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleWork:
+    """A request for samples, checked.
+
+    Args:
+        folder: of the sampler's weights; None: the base.
+        top: number of most likely tokens that are wanted for each sampled one.
+        prompt_top: and for each token of the prompt.
+        scored: number of the prompt's last tokens that are scored.
+    """
+
+    base: TrainingBase
+    folder: Path | None
+    tokens: list[int]
+    sampling: Sampling
+    count: int
+    stop: types.SamplingParams
+    top: int
+    prompt_top: int
+    scored: int
+
+    @classmethod
+    def of(
+        cls, base: TrainingBase, folder: Path | None, request: types.SampleRequest, seed: int
+    ) -> SampleWork:
+        """Check a request.
+
+        Args:
+            seed: for a request without one.
+
+        Raises:
+            Refused: naming the field.
+        """
+        tokens, params = prompt_tokens(request.prompt), request.sampling_params
+        inputs = base.inputs
+        vocabulary = vocabulary_size(inputs.config, inputs.weights.tensors)
+        if not tokens:
+            raise Refused("prompt: it has no token")
+        require_tokens(np.array(tokens), vocabulary, "prompt")
+        _require_supported(request)
+        room = positions(inputs.config)
+        most = params.max_tokens
+        if room is not None:
+            if (room := room - len(tokens)) < 1:
+                raise Refused(f"prompt: {len(tokens)} tokens leave no room for a sample")
+            most = room if most is None else most
+            if most > room:
+                raise Refused(
+                    f"sampling_params.max_tokens={most}: the model can read {room} tokens after "
+                    "this prompt"
+                )
+        if most is None or most < 1:
+            raise Refused("sampling_params.max_tokens: it must be 1 or more")
+        sampling = Sampling(
+            max_tokens=most,
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            seed=seed if params.seed is None else params.seed,
+        )
+        last = request.prompt_logprobs_last_n
+        wanted = bool(request.prompt_logprobs or request.topk_prompt_logprobs)
+        if last is not None and not 1 <= last < len(tokens):
+            raise Refused(f"prompt_logprobs_last_n={last}: it must be 1 to {len(tokens) - 1}")
+        return cls(
+            base, folder, tokens, sampling, request.num_samples, params,
+            request.topk_sample_logprobs, request.topk_prompt_logprobs,
+            (last or len(tokens) - 1) if wanted else 0,
+        )  # fmt: skip
+
+    def start(
+        self, engine: Engine, adapters: Adapters, resolve: Callable[[Answer], None]
+    ) -> list[Row]:
+        """Score the prompt, and queue the rows; `resolve` is called when all have ended."""
+        name = adapters.acquire(self.folder)
+        try:
+            scores_P = self._prompt_scores(name) if self.scored else None
+            best = self._prompt_best(name) if self.prompt_top else None
+        except BaseException:
+            adapters.release(name)
+            raise
+        left = self.count
+
+        def finished(_: Row) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                adapters.release(name)
+                resolve(outcome(lambda: _answer(rows, scores_P, best, self.top)))
+
+        rows = [Row(self._prompt(name, index), finished) for index in range(self.count)]
+        engine.sample(rows)
+        return rows
+
+    def _prompt(self, adapter: str | None, index: int) -> Prompt:
+        return Prompt(
+            self.tokens, replace(self.sampling, row=index), self._ended(), adapter, self.top
+        )
+
+    def _ended(self) -> Callable[[int], bool]:
+        """Return what ends a row: the end of the turn, and the stops of the request."""
+        stop, tokenizer = self.stop.stop, self.base.encoder.tokenizer
+        if stop is not None and not stop:
+            return lambda _: False
+        asked = [stop] if isinstance(stop, str) else list(stop or ())
+        ids = {each for each in asked if isinstance(each, int)}
+        texts = [each for each in asked if isinstance(each, str)]
+        ends = ids | set(end_of_turn_ids(tokenizer))
+        return AnswerText(tokenizer, ends, texts).add
+
+    def _prompt_scores(self, adapter: str | None) -> Floats:
+        """Return log-probabilities of the prompt's tokens, float32 (P,); NaN where not scored."""
+        tokens_P = np.array(self.tokens, np.int64)
+        targets_P = np.append(tokens_P[1:], 0)
+        scored_P = np.zeros(len(tokens_P), bool)
+        scored_P[len(tokens_P) - 1 - self.scored : -1] = True
+        batch = Batch(
+            tokens_P,
+            targets_P,
+            np.zeros(len(tokens_P), np.float32),
+            np.zeros(1, np.int64),
+            scored_P,
+        )
+        found_P = self.base.trainer.log_probs(batch, adapter)
+        return np.append(np.nan, np.where(scored_P, found_P, np.nan)[:-1]).astype(np.float32)
+
+    def _prompt_best(self, adapter: str | None) -> list[list[tuple[int, float]]]:
+        """Return the most likely tokens at each of the prompt's tokens that is scored."""
+        logits_PV = self.base.trainer.logits(np.array(self.tokens, np.int64), adapter)
+        found: list[list[tuple[int, float]]] = [[] for _ in range(len(self.tokens) - self.scored)]
+        for logits_V in logits_PV[len(self.tokens) - 1 - self.scored : -1].astype(np.float64):
+            best = np.argsort(-logits_V, kind="stable")[: self.prompt_top]
+            norm = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())
+            found.append([(int(each), float(logits_V[each] - norm)) for each in best])
+        return found
+
+
+def _answer(
+    rows: Sequence[Row],
+    scores_P: Floats | None,
+    best: Sequence[Sequence[tuple[int, float]]] | None,
+    top: int,
+) -> Answer:
+    if failed := [row.failed for row in rows if row.failed]:
+        raise RuntimeError(failed[0])
+    if any(row.cancelled for row in rows):
+        raise Refused("the request was cancelled")
+    return sample_answer([row.tokens for row in rows], scores_P, best, top)
+
+
+def _require_supported(request: types.SampleRequest) -> None:
+    params = request.sampling_params
+    if request.target_prompt_logprobs is not None:
+        raise Refused("target_prompt_logprobs is not supported")
+    if request.prompt_alt_tokens_k:
+        raise Refused("prompt_alt_tokens_k is not supported")
+    if request.record_stability_info:
+        raise Refused("record_stability_info is not supported, as is loss_fn='stable_reinforce'")
+    for name, value, least, most in (
+        ("num_samples", request.num_samples, 1, MOST_SAMPLES),
+        ("topk_sample_logprobs", request.topk_sample_logprobs, 0, MOST_TOP),
+        ("topk_prompt_logprobs", request.topk_prompt_logprobs, 0, MOST_TOP),
+    ):
+        if not least <= value <= most:
+            raise Refused(f"{name}={value}: it must be {least} to {most}")
+    if not 0 <= params.temperature < np.inf:
+        raise Refused(f"sampling_params.temperature={params.temperature}: it must be 0 or more")
+    if not 0 < params.top_p <= 1:
+        raise Refused(f"sampling_params.top_p={params.top_p}: it must be above 0, and at most 1")
+    if params.top_k == 0 or params.top_k < -1:
+        raise Refused(f"sampling_params.top_k={params.top_k}: it must be -1, or 1 or more")

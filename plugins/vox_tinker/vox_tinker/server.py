@@ -1,0 +1,218 @@
+"""From settings to a server that answers until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from vox_core.api.files import make_folder
+from vox_core.api.plans import seeded
+from vox_core.api.settings import TrainSettings
+from vox_core.api.training import open_training_base
+from vox_core.contract import TrainState
+from vox_core.errors import ConfigError
+from vox_tinker.app import LOOPBACK, Api
+from vox_tinker.checkpoints import Store
+from vox_tinker.engine import Engine
+from vox_tinker.sampling import Adapters
+from vox_tinker.sessions import Served, Sessions
+
+if TYPE_CHECKING:
+    from vox_core.api.models import Observe, Progress
+    from vox_core.api.plans import Origin
+
+MIN_KEY = 16
+PREFIX = "tml-"
+"""What the SDK wants an API key to begin with."""
+KEPT = 8192
+"""Cached tokens of ended rows, for the samples of one prompt."""
+IDLE = "idle"
+"""Name of a learner of rank 1 that each base has, so that it computes without a client."""
+
+
+def serve(
+    models: Sequence[str],
+    settings: TrainSettings,
+    host: str,
+    port: int,
+    out: Path,
+    key: str | None,
+    *,
+    ready: Callable[[str, Mapping[str, Served]], None],
+    observe: Observe,
+    progress: Progress | None = None,
+    backend_origin: Origin | None = None,
+) -> None:
+    """Serve models until SIGTERM or SIGINT.
+
+    Args:
+        models: references, or `NAME=REFERENCE` to serve one under another name.
+        out: folder of the runs.
+        ready: called before the first request is answered.
+
+    Raises:
+        InputError: found before a model is loaded.
+    """
+    require_key(host, key)
+    named = named_models(models)
+    with closing(listening(host, port)) as listener, ExitStack() as stack:
+        make_folder(out)
+        served = {
+            name: stack.enter_context(
+                opened(name, reference, settings, observe, progress, backend_origin)
+            )
+            for name, reference in named.items()
+        }
+        address, bound = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        ready(f"http://{shown}:{bound}", served)
+        with _ignored(signal.SIGINT, signal.SIGTERM):
+            asyncio.run(answer(served, Store(out), key, listener, local=host in LOOPBACK))
+
+
+@contextmanager
+def opened(
+    name: str,
+    reference: str,
+    settings: TrainSettings,
+    observe: Observe,
+    progress: Progress | None = None,
+    backend_origin: Origin | None = None,
+) -> Iterator[Served]:
+    """Load a base, for as long as the block lasts."""
+    chosen = settings.model_copy(
+        update={"model": reference, "method": "lora", "rank": 1, "alpha": 1.0, "dropout": 0.0}
+    )
+    with open_training_base(chosen, observe, backend_origin, progress) as base:
+        base.trainer.add_learner(IDLE, TrainState(0, seeded(base.plan, base.inputs.weights)))
+        base.generator.keep = KEPT
+        with closing(Engine(base.generator)) as engine:
+            yield Served(name, base, engine, Adapters(base))
+
+
+async def answer(
+    served: Mapping[str, Served],
+    store: Store,
+    key: str | None,
+    listener: socket.socket,
+    *,
+    local: bool = True,
+    started: Callable[[uvicorn.Server], None] = lambda _: None,
+) -> None:
+    """Answer requests until a signal comes, or `should_exit` of the server is set."""
+    sessions = Sessions(served, store, local=local)
+    config = uvicorn.Config(
+        Api(sessions, key).app,
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
+    )
+    server = uvicorn.Server(config)
+    started(server)
+    await server.serve([listener])
+    for each in served.values():
+        each.engine.close()
+    sessions.close()
+
+
+def named_models(models: Sequence[str]) -> dict[str, str]:
+    """Return name -> reference.
+
+    Raises:
+        ConfigError: C004, there is none; C002, two have one name.
+    """
+    found: dict[str, str] = {}
+    for each in models:
+        name, _, reference = each.rpartition("=")
+        name = name or reference
+        if name in found or not reference:
+            raise ConfigError(
+                "C002",
+                "each model needs a name of its own",
+                where="--model",
+                found=each,
+                remedy="write --model NAME=MODEL",
+            )
+        found[name] = reference
+    if not found:
+        raise ConfigError(
+            "C004",
+            "there is no model to serve",
+            where="--model",
+            remedy="name one: --model smollm2-135m",
+        )
+    return found
+
+
+def require_key(host: str, key: str | None) -> None:
+    """Check the key.
+
+    Raises:
+        ConfigError: C002, it is too short, or no key to the SDK; C004, the address needs one.
+    """
+    if key is not None and (len(key) < MIN_KEY or not key.startswith(PREFIX)):
+        raise ConfigError(
+            "C002",
+            "the API key cannot be used",
+            where="--api-key or VOX_API_KEY",
+            found=f"{len(key)} characters" if key.startswith(PREFIX) else f"no {PREFIX!r} in front",
+            expected=f"{PREFIX!r}, which the SDK insists on, and {MIN_KEY} characters or more",
+            remedy=f'make one with: python -c \'import secrets; print("{PREFIX}" + '
+            "secrets.token_urlsafe())'",
+        )
+    if key is None and host not in LOOPBACK:
+        raise ConfigError(
+            "C004",
+            "other machines could use the server without a key",
+            where="--host",
+            found=host,
+            expected="127.0.0.1, or an API key",
+            remedy="set VOX_API_KEY, or leave out --host",
+        )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, so that a port in use is found before a model is loaded.
+
+    Raises:
+        ConfigError: C002, the address cannot be used.
+    """
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )
+        # With its protocol named: asyncio sets TCP_NODELAY on such sockets only.
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        return listener
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            "C002",
+            "the server cannot listen on this address",
+            where="--host and --port",
+            found=f"{host}:{port}: {error}",
+            remedy="stop the other server, or choose another --port; 0 takes a free one",
+        ) from error
+
+
+@contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Let the command end as usual when uvicorn raises its signal again."""
+    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

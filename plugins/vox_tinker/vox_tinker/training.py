@@ -1,0 +1,447 @@
+"""A training client's learner: gradients, steps, and its saved weights.
+
+A datum has N input tokens and N targets. Its document in a batch is the inputs and the last target,
+so that a batch of shifted tokens is the one that `vox train` makes of the same document, and the
+numbers are the same bit for bit. Every target is scored, whatever its weight.
+
+Every method runs on the engine's thread.
+
+Shape legend: T positions of a batch, N of a datum; with several targets of a position, these stand
+for two dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tinker import types
+
+from vox_core.api.files import write_json
+from vox_core.api.models import linear_modules, positions
+from vox_core.api.plans import Document, has_tied_head, seeded, vocabulary_size
+from vox_core.api.runs import PLAN, RunFolder, locked
+from vox_core.api.training import Telemetry, cut_groups, load_newest, micro_batch_seed
+from vox_core.contract import Batch, Place, RunEnd, RunStart, StepDone, TrainState, Update
+from vox_tinker.checkpoints import STATE
+from vox_tinker.futures import Answer, Refused
+from vox_tinker.losses import Loss, loss_named, weighed
+from vox_tinker.wire import Example, Pass, pass_answer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from vox_core.api.training import TrainingBase
+    from vox_core.contract import ExecutionPlan, Floats
+
+ALPHA = 32.0
+"""LoRA alpha of every client: the API has no field for it."""
+_HEADS = ("lm_head", "embed_out", "output")
+
+
+@dataclass(slots=True)
+class Gradients:
+    """Statistics of the gradients since the last step; `failed`: why they cannot be applied."""
+
+    passes: int = 0
+    micro_batches: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+    tokens: int = 0
+    trained: int = 0
+    seconds: float = 0.0
+    failed: str = ""
+
+
+class Training:
+    """A learner on a base.
+
+    Args:
+        name: of the learner, and of the run.
+        folder: of the run; it is made.
+        state: to go on from; None: a new adapter.
+    """
+
+    def __init__(
+        self,
+        base: TrainingBase,
+        name: str,
+        folder: Path,
+        lora: types.LoraConfig,
+        state: TrainState | None = None,
+    ) -> None:
+        if state is not None and lora.seed is None:
+            lora = lora.model_copy(update={"seed": 0})
+        self._base, self._name, self.folder = base, name, folder
+        self.plan = planned(base, lora)
+        state = state or TrainState(0, seeded(self.plan, base.inputs.weights))
+        self._stack = ExitStack()
+        self._stack.enter_context(locked(RunFolder(folder)))
+        try:
+            self._begin(state)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _begin(self, state: TrainState) -> None:
+        plan, model = self.plan, self._base.inputs.model
+        settings = {"model": str(model.path), "rank": plan.contract.adapter.rank}
+        write_json(self.folder / PLAN, {**plan.to_json(), "settings": settings, "sources": {}})
+        self._telemetry = Telemetry(self.folder / "telemetry.jsonl")
+        start = RunStart(
+            str(self.folder),
+            model.id,
+            plan.backend,
+            plan.device,
+            plan.dtype,
+            plan.contract.digest,
+            state.step + 1,
+            0,
+            0,
+            0,
+            0,
+            plan.contract.quant,
+        )
+        self._telemetry(start)
+        self._base.trainer.add_learner(self._name, state)
+        self._step, self._skipped = state.step, state.skipped
+        self._gradients = Gradients()
+
+    def close(self) -> None:
+        """Free the memory, and end the run."""
+        self._base.trainer.remove_learner(self._name)
+        self._telemetry(RunEnd(self._step, "done", 0.0))
+        self._stack.close()
+
+    # --- the verbs --------------------------------------------------------------------------------
+
+    def run_pass(self, request: Pass) -> Answer:
+        """Score data, and add the gradient of their loss unless the request is `forward_only`.
+
+        Raises:
+            Refused: a datum, the loss or an option of it is wrong.
+        """
+        try:
+            return self._run_pass(request)
+        except BaseException:
+            if not request.forward_only:  # so that no step is taken without what failed
+                self._base.trainer.discard(self._name)
+                self._gradients = Gradients(failed=f"request {request.seq_id} failed")
+            raise
+
+    def _run_pass(self, request: Pass) -> Answer:
+        started = time.perf_counter()
+        loss, options = loss_named(request.loss_fn, request.config)
+        examples = request.examples()
+        self._require_sound(examples, loss)
+        batches = self._cut(examples)
+        found = [self._compute(each, loss, options, request.forward_only) for each in batches]
+        log_probs: list[Floats] = [np.zeros(0, np.float32)] * len(examples)
+        for batch, (_, log_probs_T) in zip(batches, found, strict=True):
+            for number, extent in batch.extents.items():
+                log_probs[number] = log_probs_T[extent]
+        total = math.fsum(value for value, _ in found)
+        if not request.forward_only:
+            self._count(batches, total, time.perf_counter() - started)
+        return pass_answer(log_probs, {"loss:sum": total})
+
+    def _compute(
+        self, data: Data, loss: Loss, options: Mapping[str, float], forward_only: bool
+    ) -> tuple[float, Floats]:
+        """Return the loss of a batch, and its log-probabilities, (T,)."""
+        trainer, name = self._base.trainer, self._name
+        given: dict[str, Any] = {**options, **data.inputs}
+        if forward_only:
+            log_probs_T = trainer.log_probs(data.batch, name)
+            return weighed(loss, log_probs_T, given)[0], log_probs_T
+        seed = micro_batch_seed(
+            self.plan.contract.seed, self._step + 1, self._gradients.micro_batches
+        )
+        self._gradients.micro_batches += 1
+        total = 0.0
+
+        def weights_of(log_probs_T: Floats) -> Floats:
+            nonlocal total
+            total, weights_T = weighed(loss, log_probs_T, given)
+            return weights_T
+
+        if "weights" in loss.inputs:  # which are known before
+            weights_T = data.inputs["weights"].astype(np.float32)
+            log_probs_T = trainer.accumulate(replace(data.batch, weights_T=weights_T), seed, name)
+            weights_of(log_probs_T)
+        elif self._one_pass:
+            log_probs_T = trainer.accumulate(data.batch, seed, name, weights_of)
+        else:
+            log_probs_T = trainer.log_probs(data.batch, name, seed)
+            weights_T = weights_of(log_probs_T)
+            trainer.accumulate(replace(data.batch, weights_T=weights_T), seed, name)
+        return total, log_probs_T
+
+    def step(self, params: types.OptimParams) -> Answer:
+        """Apply the gradients with AdamW.
+
+        Raises:
+            Refused: there are none, they are not finite, or a parameter is wrong; nothing changed.
+        """
+        if not isinstance(params, types.AdamParams):
+            raise Refused(f"optim_params.type={params.type!r} is not supported; use AdamParams")
+        _require_parameters(params)
+        gradients, self._gradients = self._gradients, Gradients()
+        if not gradients.passes:
+            why = gradients.failed or "no forward_backward since the last optim_step"
+            raise Refused(f"there are no gradients to apply: {why}")
+        update = Update(
+            number=self._step - self._skipped + 1,
+            lr=params.learning_rate,
+            total_weight=1.0,
+            clip=params.grad_clip_norm,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+        )
+        norm = self._base.trainer.update(update, self._name)
+        self._step += 1
+        if not math.isfinite(norm):
+            self._skipped += 1
+            raise Refused(f"the gradient norm is {norm}; nothing was changed")
+        mean = gradients.loss / gradients.weight if gradients.weight > 0 else gradients.loss
+        done = StepDone(
+            self._step,
+            mean,
+            params.learning_rate,
+            norm,
+            gradients.tokens,
+            gradients.trained,
+            gradients.seconds,
+        )
+        self._telemetry(done)
+        return Answer.of(types.OptimStepResponse(metrics={"grad_norm": norm}))
+
+    def write(self, folder: Path, *, with_state: bool) -> None:
+        """Write the adapter to a folder, and the state to `folder/state`."""
+        state = self._base.trainer.state(self._name)
+        state = replace(state, step=self._step, skipped=self._skipped)
+        self._base.write_adapter(folder, self.plan, state)
+        if with_state:
+            self._base.save_state(folder / STATE, self.plan, state)
+
+    def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Go on from saved weights of the same shape.
+
+        Raises:
+            Refused: their rank or modules differ.
+        """
+        state = saved_state(folder, optimizer=optimizer)
+        own = self._base.trainer.state(self._name).adapter.tensors()
+        saved = state.adapter.tensors()
+        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in saved.items()}:
+            raise Refused(
+                "path: the saved weights have another rank or other modules; make a client of "
+                "them with create_training_client_from_state"
+            )
+        self._base.trainer.remove_learner(self._name)
+        self._base.trainer.add_learner(self._name, state)
+        self._step, self._skipped = state.step, state.skipped
+        self._gradients = Gradients()
+
+    # --- data -------------------------------------------------------------------------------------
+
+    @property
+    def _one_pass(self) -> bool:
+        manifest = self._base.inputs.backend.found.manifest
+        return manifest is not None and manifest.capabilities.one_pass
+
+    def _require_sound(self, examples: Sequence[Example], loss: Loss) -> None:
+        """Refuse data that cannot be trained on, by the name of the field."""
+        inputs, weights = self._base.inputs, self._base.inputs.weights
+        longest = positions(inputs.config)
+        vocabulary = vocabulary_size(inputs.config, weights.tensors)
+        if not examples:
+            raise Refused("data: there is none")
+        for number, example in enumerate(examples):
+            _require_inputs(example, loss, f"data[{number}]")
+            count = len(example.tokens_N)
+            if longest is not None and count + 1 > longest:
+                raise Refused(
+                    f"data[{number}].model_input: {count} tokens and the last target are more than "
+                    f"the {longest} that the model can read; shorten it"
+                )
+            require_tokens(example.tokens_N, vocabulary, f"data[{number}].model_input")
+            targets = example.inputs["target_tokens"]
+            require_tokens(targets, vocabulary, f"data[{number}].loss_fn_inputs['target_tokens']")
+        shapes = {each.inputs["target_tokens"].shape[1:] for each in examples}
+        manifest = inputs.backend.found.manifest
+        if shapes != {()}:
+            if "weights" not in loss.inputs or len(shapes) > 1:
+                raise Refused(
+                    "loss_fn_inputs['target_tokens']: several targets per position need "
+                    "cross_entropy, and the same number in each datum of a request"
+                )
+            if manifest is None or not manifest.capabilities.several_targets:
+                raise Refused(
+                    "loss_fn_inputs['target_tokens']: the backend has one target per position"
+                )
+
+    def _cut(self, examples: Sequence[Example]) -> list[Data]:
+        """Lay data out as batches, as `vox train` does."""
+        documents = [
+            Document(
+                np.append(each.tokens_N, each.inputs["target_tokens"].reshape(-1)[-1:]),
+                np.zeros(len(each.tokens_N) + 1, np.float32),
+                Path(self._name),
+                number,
+                0,
+            )
+            for number, each in enumerate(examples)
+        ]
+        plan = self.plan
+        batches, groups = cut_groups(documents, plan.micro_batch_tokens, plan.packing)
+        places = [place for (place,) in groups]
+        return [
+            Data.of(
+                batch,
+                {n: (p, examples[n]) for n, p in enumerate(places) if p.batch == index},
+            )
+            for index, batch in enumerate(batches)
+        ]
+
+    def _count(self, batches: Iterable[Data], loss: float, seconds: float) -> None:
+        gradients = self._gradients
+        gradients.passes += 1
+        gradients.failed = ""
+        gradients.loss += loss
+        gradients.seconds += seconds
+        for data in batches:
+            gradients.tokens += len(data.batch.tokens_T)
+            trained = data.inputs.get("weights", data.inputs.get("advantages", np.zeros(0))) != 0
+            gradients.trained += int(trained.sum())
+            gradients.weight += float(data.inputs.get("weights", np.zeros(0)).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Data:
+    """A batch of data.
+
+    Args:
+        inputs: arrays of the loss, (T,), 0 where there is no target.
+        extents: number of a datum -> its positions.
+    """
+
+    batch: Batch
+    inputs: Mapping[str, NDArray[Any]]
+    extents: Mapping[int, slice]
+
+    @classmethod
+    def of(cls, batch: Batch, inside: Mapping[int, tuple[Place, Example]]) -> Data:
+        """Make one of a batch whose documents lie at these places."""
+        (_, first), *_ = inside.values()
+        shape = (len(batch.tokens_T), *first.inputs["target_tokens"].shape[1:])
+        arrays = {name: np.zeros(shape, each.dtype) for name, each in first.inputs.items()}
+        scored_T, extents = np.zeros(shape, bool), dict[int, slice]()
+        for number, (place, example) in inside.items():
+            start = place.extent.start
+            extents[number] = at = slice(start, start + len(example.tokens_N))
+            scored_T[at] = True
+            for name, values in example.inputs.items():
+                arrays[name][at] = values
+        targets_T = arrays.pop("target_tokens").astype(np.int64)
+        empty_T = np.zeros(shape, np.float32)
+        made = Batch(batch.tokens_T, targets_T, empty_T, batch.starts_D, scored_T)
+        return cls(made, arrays, extents)
+
+
+def _require_inputs(example: Example, loss: Loss, where: str) -> None:
+    """Refuse a datum whose arrays are not those of the loss, or that has other lengths."""
+    needed = {"target_tokens", *loss.inputs}
+    if missing := needed - example.inputs.keys():
+        raise Refused(f"{where}.loss_fn_inputs: {min(missing)!r} is missing")
+    if unknown := example.inputs.keys() - needed - {*loss.arrays}:
+        raise Refused(
+            f"{where}.loss_fn_inputs[{min(unknown)!r}] means nothing to this loss; leave it out"
+        )
+    shape, count = example.inputs["target_tokens"].shape, len(example.tokens_N)
+    if not count or shape[:1] != (count,) or len(shape) > 2 or 0 in shape:
+        raise Refused(
+            f"{where}.loss_fn_inputs['target_tokens'] has the shape {list(shape)}, and model_input "
+            f"{count} tokens; each needs a target"
+        )
+    for name, values in example.inputs.items():
+        if values.shape != shape:
+            raise Refused(
+                f"{where}.loss_fn_inputs[{name!r}] has the shape {list(values.shape)}, and "
+                f"target_tokens {list(shape)}"
+            )
+        if not np.isfinite(values).all():
+            raise Refused(f"{where}.loss_fn_inputs[{name!r}] has a NaN or infinite value")
+
+
+def require_tokens(tokens: NDArray[Any], vocabulary: int, where: str) -> None:
+    """Refuse tokens that the model has no embedding for."""
+    if tokens.dtype.kind != "i":
+        raise Refused(f"{where}: token ids must be int64")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or (vocabulary and high >= vocabulary):
+        wrong = low if low < 0 else high
+        raise Refused(f"{where}: token {wrong} is outside of the vocabulary, 0 to {vocabulary - 1}")
+
+
+def _require_parameters(params: types.AdamParams) -> None:
+    for name, value in params.model_dump().items():
+        least = 0.0
+        most = 1.0 if name.startswith("beta") else math.inf
+        if not (least <= value < most):
+            raise Refused(f"adam_params.{name}={value}: it must be a number from 0 to {most:g}")
+
+
+def saved_state(folder: Path, *, optimizer: bool) -> TrainState:
+    """Read saved weights; without `optimizer`, AdamW starts anew.
+
+    Raises:
+        Refused: they were saved for a sampler, without their state.
+    """
+    if not (folder / STATE).is_dir():
+        raise Refused("path: these weights have no training state; save them with save_state", 404)
+    state, _ = load_newest(folder / STATE)
+    return state if optimizer else TrainState(0, state.adapter)
+
+
+def planned(base: TrainingBase, lora: types.LoraConfig) -> ExecutionPlan:
+    """Plan a learner as a client asks for it.
+
+    Raises:
+        Refused: no module is left to train.
+        PlanError: the base cannot be trained so.
+    """
+    weights, model = base.inputs.weights, base.inputs.model
+    paths = linear_modules(weights.tensors, model.model_type)
+    asked = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": trains_head(base, lora)}
+    targets = tuple(path for path in paths if asked.get(_kind_of(path)))
+    if not targets:
+        raise Refused(
+            "train_attn, train_mlp, train_unembed: none of them has a module to train in this "
+            "model; an output head that is the embedding's (tied) has none of its own"
+        )
+    return base.plan_with(
+        method="lora", rank=lora.rank, alpha=ALPHA, dropout=0.0, seed=lora.seed, targets=targets
+    )
+
+
+def trains_head(base: TrainingBase, lora: types.LoraConfig) -> bool:
+    """Whether the output head gets an adapter; a tied one has no weights of its own."""
+    return lora.train_unembed and not has_tied_head(base.inputs.config)
+
+
+def _kind_of(path: str) -> str:
+    """Return whether a linear module is of attention, of the feed-forward layer, or the head."""
+    *owners, leaf = path.split(".")
+    if not owners:
+        return "unembed" if leaf in _HEADS else "other"
+    attention = any("attn" in each or "attention" in each for each in owners)
+    return "attn" if attention else "mlp"
