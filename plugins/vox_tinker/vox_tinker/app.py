@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -76,15 +77,11 @@ class Guard:
 
 
 class Api:
-    """The endpoints over what clients have made.
-
-    Args:
-        key: also signs the links for downloads.
-    """
+    """The endpoints over what clients have made; a link for a download is of this process."""
 
     def __init__(self, sessions: Sessions, key: str | None) -> None:
         self._sessions, self._store = sessions, sessions.store
-        self._secret = hashlib.sha256(b"vox tinker links " + (key or "").encode()).digest()
+        self._secret = secrets.token_bytes(32)
         self.app: ASGIApp = Guard(self._routed(), key)
 
     def _routed(self) -> Starlette:

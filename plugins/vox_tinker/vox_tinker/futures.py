@@ -81,13 +81,16 @@ class Futures:
                 del self._futures[name]
         self._futures[request_id] = self._loop.create_future()
 
-    def resolve_soon(self, request_id: str, answer: Answer) -> None:
-        """Set a result, from any thread."""
-        self._loop.call_soon_threadsafe(self._resolve, request_id, answer)
+    def resolve_soon(
+        self, request_id: str, answer: Answer, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Set a result, from any thread; `then` is called on the event loop's."""
 
-    def _resolve(self, request_id: str, answer: Answer) -> None:
-        if not self._futures[request_id].done():
+        def resolve() -> None:
             self._futures[request_id].set_result(answer)
+            then()
+
+        self._loop.call_soon_threadsafe(resolve)
 
     async def retrieve(self, request_id: str, seconds: float) -> Answer | None:
         """Wait for a result; None if it is not there in time.

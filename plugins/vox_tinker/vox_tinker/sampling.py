@@ -21,6 +21,7 @@ import numpy as np
 from vox_core.api.generating import AnswerText, Prompt, Sampling, end_of_turn_ids
 from vox_core.api.models import positions, resolve_reference
 from vox_core.api.plans import vocabulary_size
+from vox_core.api.rows import special_ids
 from vox_core.contract import Batch
 from vox_tinker.engine import Engine, Row
 from vox_tinker.futures import Answer, Refused, outcome
@@ -51,7 +52,7 @@ class Adapters:
         """Load an adapter, unless it is there, and keep it until `release`; return its name."""
         if folder is None:
             return None
-        name = str(folder)
+        name = f"{folder} {folder.stat().st_mtime_ns}"  # it may be replaced under its name
         if name not in self._loaded:
             self._make_room()
             self._base.trainer.add_adapter(name, self._read(folder))
@@ -64,11 +65,6 @@ class Adapters:
         """Let go of an adapter."""
         if name is not None:
             self._used[name] -= 1
-
-    def forget(self, folder: Path) -> None:
-        """Read a folder again when it is next needed, because it was replaced."""
-        if (name := str(folder)) in self._loaded and not self._used[name]:
-            self._remove(name)
 
     def _make_room(self) -> None:
         for name in [name for name in self._loaded if not self._used[name]]:
@@ -196,7 +192,7 @@ class SampleWork:
         ids = {each for each in asked if isinstance(each, int)}
         texts = [each for each in asked if isinstance(each, str)]
         ends = ids | set(end_of_turn_ids(tokenizer))
-        return AnswerText(tokenizer, ends, texts).add
+        return AnswerText(tokenizer, ends, texts, shown=special_ids(tokenizer)).add
 
     def _prompt_scores(self, adapter: str | None) -> Floats:
         """Return log-probabilities of the prompt's tokens, float32 (P,); NaN where not scored."""

@@ -436,10 +436,6 @@ class Sessions:
     def _write(
         self, training: Training, kind: Kind, name: str, request: Any, ttl: int | None = None
     ) -> str:
-        overwrite = getattr(request, "overwrite", False)
-        served = self._clients[request.model_id].served
-        if overwrite:
-            served.adapters.forget(self.store.folder(request.model_id) / kind / name)
         return self.store.save(
             request.model_id,
             kind,
@@ -447,7 +443,7 @@ class Sessions:
             partial(training.write, with_state=kind == "weights"),
             ttl_seconds=ttl or request.ttl_seconds,
             user_metadata=getattr(request, "user_metadata", None),
-            overwrite=overwrite,
+            overwrite=getattr(request, "overwrite", False),
         )
 
     def _load(self, request: types.LoadWeightsRequest, training: Training) -> Answer:
@@ -540,8 +536,11 @@ class Sessions:
             resolve(answer)
 
     def _finish(self, request_id: str, answer: Answer) -> None:
+        """End a request for samples, from any thread."""
+        self.futures.resolve_soon(request_id, answer, self._finished)
+
+    def _finished(self) -> None:
         self._unfinished -= 1
-        self.futures.resolve_soon(request_id, answer)
 
     def cancel(self, request_id: str) -> None:
         """Stop sampling for a request; nothing for others."""

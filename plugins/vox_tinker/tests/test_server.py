@@ -1,0 +1,122 @@
+"""Keys, addresses, names of models; weights that are replaced; and a server that is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import tinker
+from plugins.vox_tinker.tests.conftest import KEY, running
+from plugins.vox_tinker.tests.data import ADAM, DATA
+from tinker import types
+
+from vox_core.api.settings import TrainSettings
+from vox_core.errors import ConfigError
+from vox_tinker.server import named_models, opened, require_key
+
+PROMPT = types.ModelInput.from_ints([10, 20, 30])
+GREEDY = types.SamplingParams(max_tokens=8, temperature=0, stop=[])
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "words"),
+    [
+        ("0.0.0.0", None, "other machines"),
+        ("127.0.0.1", "tml-short", "9 characters"),
+        ("127.0.0.1", "a-long-key-without-it", "no 'tml-' in front"),
+    ],
+)
+def test_keys_that_are_refused(host: str, key: str | None, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        require_key(host, key)
+    assert words in str(error.value)
+
+
+def test_names_of_models() -> None:
+    assert named_models(["a/b", "Qwen/Qwen3-8B=/x"]) == {"a/b": "a/b", "Qwen/Qwen3-8B": "/x"}
+    for wrong in ([], ["a", "a=b"], ["a="]):
+        with pytest.raises(ConfigError):
+            named_models(wrong)
+
+
+def test_a_key_is_required_if_there_is_one(base: Path, tmp_path: Path) -> None:
+    settings = TrainSettings(backend="cpu", dtype="fp32")
+    with (
+        opened("tiny", str(base), settings, lambda _: None) as served,
+        running({"tiny": served}, tmp_path, KEY) as url,
+    ):
+        right, wrong = {"X-API-Key": KEY}, {"X-API-Key": KEY + "x"}
+        asked = url + "/api/v1/get_server_capabilities"
+        assert httpx.get(asked, headers={**right, "Host": "any.example"}).status_code == 200
+        assert httpx.get(asked).status_code == 401
+        assert httpx.get(asked, headers=wrong).status_code == 401
+        with pytest.raises(tinker.AuthenticationError, match="TINKER_API_KEY"):
+            tinker.ServiceClient(base_url=url, api_key="tml-another-key").holder  # noqa: B018
+
+
+def said(sampler: tinker.SamplingClient) -> list[int]:
+    return sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+
+
+def test_replaced_weights_are_those_that_are_sampled(
+    client: tinker.TrainingClient, service: tinker.ServiceClient
+) -> None:
+    path = client.save_state("again").result().path
+    before = said(service.create_sampling_client(model_path=path).result())
+    for _ in range(5):
+        client.forward_backward(DATA, "cross_entropy").result()
+        client.optim_step(ADAM).result()
+    client.save_state("again", overwrite=True).result()
+    after = said(service.create_sampling_client(model_path=path).result())
+    live = said(client.save_weights_and_get_sampling_client().result())
+    assert before != after == live
+
+
+@contextmanager
+def process(base: Path, runs: Path, port: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a server in a process of its own, and its URL."""
+    command = [
+        sys.executable, "-m", "vox_core.cli", "tinker", "serve", "--model", f"tiny={base}",
+        "--backend", "cpu", "--dtype", "fp32", "--port", port, "--out", str(runs),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        try:
+            yield started, started.stdout.readline().split()[-1]
+        finally:
+            started.kill()
+
+
+@pytest.mark.long
+def test_saved_weights_outlive_a_killed_server(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+
+    def learn(client: tinker.TrainingClient) -> float:
+        loss = client.forward_backward(DATA, "cross_entropy").result().metrics["loss:sum"]
+        client.optim_step(ADAM).result()
+        return loss
+
+    with process(base, tmp_path / "runs", "0") as (server, url):
+        service = tinker.ServiceClient(base_url=url)
+        client = service.create_lora_training_client("tiny", rank=4).result()
+        learn(client)
+        path = client.save_state("saved").result().path
+        expected = learn(client), learn(client)
+        sampler = service.create_sampling_client(model_path=path).result()
+        sampled = said(sampler)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    with process(base, tmp_path / "runs", url.rpartition(":")[2]):
+        assert said(sampler) == sampled
+        with pytest.raises(tinker.NotFoundError, match="not in memory any more"):
+            client.optim_step(ADAM).result()
+        again = service.create_training_client_from_state_with_optimizer(path).result()
+        assert (learn(again), learn(again)) == expected
