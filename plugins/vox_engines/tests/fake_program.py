@@ -14,8 +14,9 @@ import json
 import os
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +41,12 @@ def log_probs(document: list[int], adapter: str | None) -> list[float]:
                 found = each["adapter" if adapter else "base"]
                 return [value + shift for value in found[: len(document) - 1]]
     return [-(token % 7) - (0.5 if adapter else 0.0) for token in document[1:]]
+
+
+def token(text: str) -> dict[str, Any]:
+    """A token's log-probabilities, as llama.cpp has them."""
+    top = [{"token": each, "logprob": -float(n)} for n, each in enumerate((text, "other"))]
+    return {**top[0], "top_logprobs": top}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -77,6 +84,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+        if body.get("top_logprobs", body.get("logprobs")):
+            choice["logprobs"] = {"content": [token("te"), token("xt")]}
         if "messages" in body:
             choice["message"] = {"role": "assistant", "content": f"from {os.getpid()}"}
         else:
@@ -114,15 +123,21 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingMixIn, UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
 def main() -> None:
     if "--version" in ARGUMENTS:
         sys.stdout.write(f"version: {state().get('build', 9000)} (abc)")
         return
     with (HERE / "started.jsonl").open("a") as file:
         file.write(json.dumps([os.getpid(), ARGUMENTS]) + "\n")
+    (HERE / "environment.json").write_text(json.dumps(dict(os.environ)))
     if said := state().get("die"):
         sys.exit(said)
-    ThreadingHTTPServer((after("--host"), int(after("--port"))), Handler).serve_forever()
+    Server(after("--uds" if "--uds" in ARGUMENTS else "--host"), Handler).serve_forever()
 
 
 main()

@@ -120,7 +120,7 @@ def test_a_verified_program_answers_under_the_names_of_the_models(serving, fake,
     assert arguments[:2] == ["serve", str(trained.parent / "base")]
     assert arguments[arguments.index("--max-num-seqs") + 1] == "3"
     assert f"run={trained}" in arguments
-    assert arguments[-7:-4] == ["--enforce-eager", "--seed", "1"]
+    assert arguments[-5:-2] == ["--enforce-eager", "--seed", "1"]
     assert gone(pid)
 
 
@@ -223,7 +223,7 @@ def test_a_program_that_does_not_start_again_is_tried_until_it_does(
     assert all(gone(pid) for pid, _ in fake.started)
 
 
-def test_a_start_that_fails_in_any_way_is_tried_again(monkeypatch) -> None:
+def test_a_start_that_fails_in_any_way_is_tried_again(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(keeper, "FIRST_PAUSE", 0.01)
     starts, again = [], Event()
 
@@ -234,7 +234,7 @@ def test_a_start_that_fails_in_any_way_is_tried_again(monkeypatch) -> None:
         if len(starts) == 3:
             again.set()
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        return keeper.Process("fake", command, {}, "http://127.0.0.1:1", "key")
+        return keeper.Process("fake", command, {}, tmp_path / "engine.sock", "key")
 
     monkeypatch.setattr(keeper.Process, "wait_until_healthy", lambda self: None)
     kept = keeper.Keeper(start, lambda running: None)
@@ -311,7 +311,35 @@ def test_the_key_is_required_and_is_not_the_programs(serving, fake, monkeypatch)
         assert chat(client).status_code == 200
 
     assert serving(use).code == 0
-    assert KEY not in json.dumps([fake.started, fake.requests])
+    environment = json.loads((fake.folder / "environment.json").read_text())
+    assert "PATH" in environment
+    assert KEY not in json.dumps([fake.started, fake.requests, environment])
+
+
+def test_the_program_listens_on_a_socket_that_no_other_user_reaches(serving, fake) -> None:
+    place = Path()
+
+    def use(client: TestClient) -> None:
+        nonlocal place
+        ((_, arguments),) = fake.started
+        place = Path(arguments[arguments.index("--uds") + 1])
+        assert place.is_socket()
+        assert place.parent.stat().st_mode & 0o777 == 0o700
+        assert not {"--host", "--port"} & {*arguments}
+
+    assert serving(use).code == 0
+    assert place.name
+    assert not place.parent.exists()
+
+
+def test_a_folder_with_too_long_a_path_for_a_socket_is_refused(
+    serving, fake, monkeypatch, tmp_path
+) -> None:
+    (folder := tmp_path / ("long" * 30)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    done = serving(lambda client: pytest.fail("it served"))
+    assert (done.code, "TMPDIR" in done.err, "at most 103 bytes" in done.err) == (2, True, True)
+    assert fake.started == []
 
 
 @pytest.mark.parametrize(
@@ -374,7 +402,41 @@ def test_llama_cpp_gets_gguf_files_and_switches_adapters_on(serving, fake, monke
     (_, adapted), (_, base) = fake.requests[-2:]
     assert adapted["lora"] == [{"id": 0, "scale": 1.0}]
     assert (adapted["repeat_penalty"], "repetition_penalty" in adapted) == (1.5, False)
+    assert adapted["repeat_last_n"] > adapted["max_tokens"], "the prompt and the answer"
+    assert adapted["samplers"][:2] == ["penalties", "temperature"]
     assert base["lora"] == [{"id": 0, "scale": 0.0}]
+
+
+def test_llama_cpps_answers_have_openais_log_probabilities(serving, monkeypatch) -> None:
+    def write_model(job) -> None:
+        if job.out:
+            (job.out / "made.gguf").touch()
+
+    monkeypatch.setattr("vox_engines.programs.write_model", write_model)
+
+    def use(client: TestClient) -> None:
+        for top in (0, 1):
+            answer = chat(client, logprobs=True, top_logprobs=top).json()
+            found = answer["choices"][0]["logprobs"]["content"]
+            assert [each["logprob"] for each in found] == [0.0, 0.0]
+            assert [len(each["top_logprobs"]) for each in found] == [top, top]
+        assert "logprobs" not in chat(client).json()["choices"][0]
+        body = {"model": "base", "prompt": "1 + 1", "logprobs": 0}
+        answer = client.post("/v1/completions", json=body).json()
+        assert answer["choices"][0]["logprobs"] == {
+            "tokens": ["te", "xt"],
+            "token_logprobs": [0.0, 0.0],
+            "top_logprobs": [{"te": 0.0}, {"xt": 0.0}],
+            "text_offset": [0, 2],
+        }
+        for field in ("frequency_penalty", "presence_penalty"):
+            refused = chat(client, **{field: 0.5})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == field
+            assert "counts the tokens of the prompt too" in refused.text
+            assert chat(client, **{field: 0}).status_code == 200
+
+    assert serving(use, "--engine", "llama.cpp").code == 0
 
 
 def test_llama_cpp_with_an_adapter_that_it_does_not_compute_is_refused(
@@ -391,20 +453,19 @@ def test_llama_cpp_with_an_adapter_that_it_does_not_compute_is_refused(
 
 
 HELD = """
-import socket, sys
+import sys
+from pathlib import Path
 from vox_engines.keeper import Process
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    port = str(listener.getsockname()[1])
-running = Process("fake", [sys.argv[1], "--host", "127.0.0.1", "--port", port],
-                  {"VLLM_API_KEY": "k"}, f"http://127.0.0.1:{port}", "k")
+socket = Path(sys.argv[2])
+running = Process("fake", [sys.argv[1], "--uds", sys.argv[2]], {"VLLM_API_KEY": "k"}, socket, "k")
 running.wait_until_healthy()
 print("healthy", flush=True)
 sys.stdin.read()
 """
 
 
-def test_kill_9_of_vox_ends_the_program(fake) -> None:
-    command = [sys.executable, "-c", HELD, str(fake.folder / "vllm")]
+def test_kill_9_of_vox_ends_the_program(fake, tmp_path) -> None:
+    command = [sys.executable, "-c", HELD, str(fake.folder / "vllm"), str(tmp_path / "e.sock")]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as vox_itself:
         assert vox_itself.stdout.readline() == b"healthy\n"

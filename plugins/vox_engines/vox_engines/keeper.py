@@ -3,8 +3,9 @@
     Process   one process of the program, and requests to it
     Keeper    starts it, verifies it, and replaces it
 
-The program listens on a free port of 127.0.0.1 and requires a key that only this process has. It
-runs under `minder.py`, so that no process stays behind however vox ends.
+The program listens on a Unix socket in a folder that only this user can open, so that no other
+program can answer in its place, and requires a key that only this process has. It runs under
+`minder.py`, so that no process stays behind however vox ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -35,6 +37,10 @@ FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 _POLL = 0.1
 _REQUEST_SECONDS = 600.0
 _MINDER = [sys.executable, "-I", minder.__file__]
+_PRIVATE = {"VOX_API_KEY"}
+"""Variables that the program does not get."""
+URL = "http://engine"
+"""Of requests; the socket leads to the program, and not this name."""
 
 log = logging.getLogger("vox_serve")
 
@@ -45,30 +51,34 @@ class Process:
     Args:
         name: of the program, for errors.
         command, environment: what is started.
-        url: where it listens.
+        socket: where it listens; a file that an earlier process left there is removed.
         key: it requires.
-
-    Attributes:
-        url: see above.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], url: str, key: str
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        socket: Path,
+        key: str,
     ) -> None:
-        self.url, self._name, self._closed = url, name, False
+        self._name, self._socket, self._closed = name, socket, False
+        socket.unlink(missing_ok=True)
         self._lines = deque[str](maxlen=LAST_WORDS)
         self._client = httpx2.Client(
-            base_url=url,
+            base_url=URL,
             headers={"Authorization": f"Bearer {key}"},
             timeout=_REQUEST_SECONDS,
-            trust_env=False,
+            transport=httpx2.HTTPTransport(uds=str(socket)),
         )
+        inherited = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
         self._process = subprocess.Popen(
             [*_MINDER, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**inherited, **environment},
             start_new_session=True,
         )
         self._reader = Thread(target=self._read, daemon=True)
@@ -135,6 +145,8 @@ class Process:
         self._client.close()
 
     def _healthy(self) -> bool:
+        if not self._socket.exists():
+            return False
         try:
             return bool(self._client.get("/health", timeout=5.0).is_success)
         except httpx2.HTTPError:

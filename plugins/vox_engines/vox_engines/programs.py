@@ -30,7 +30,7 @@ from vox_engines import xllama
 if TYPE_CHECKING:
     from vox_serve.served import Selection, Served
 
-VLLM, LLAMA_CPP = "0.10", "7000"
+VLLM, LLAMA_CPP = "0.11", "7000"
 """The oldest releases that have every option and endpoint that vox uses."""
 DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FORCE = 1e6
@@ -56,8 +56,10 @@ class Program(ABC):
     rows: ClassVar[int]
     """Answers at once, where the user does not say."""
     rows_option: ClassVar[str]
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Fields of a request that the program names otherwise."""
+    differing: ClassVar[Mapping[str, str]] = {}
+    """Fields of a request that it computes otherwise than vox -> how."""
+    least_top: ClassVar[int] = 0
+    """Alternatives that must be requested so that a chosen token has its log-probability."""
 
     def __init__(self, command: Sequence[str], version: str) -> None:
         self.command, self.title = command, f"{self.name} {version}".rstrip()
@@ -78,8 +80,31 @@ class Program(ABC):
         options."""
 
     @abstractmethod
+    def listening(self, socket: Path) -> list[str]:
+        """Return the options for a Unix socket."""
+
+    @abstractmethod
     def addressed(self, model: Served) -> dict[str, Any]:
         """Return the fields of a request that choose the model."""
+
+    def translated(self, body: dict[str, Any], longest: int) -> dict[str, Any]:
+        """Return a request with the fields as the program names them.
+
+        Args:
+            longest: tokens of the longest prompt with its answer.
+        """
+        return body
+
+    def answered(
+        self, document: dict[str, Any], top: int, offsets: dict[int, int]
+    ) -> dict[str, Any]:
+        """Return an answer, or an event of one, as OpenAI has it.
+
+        Args:
+            top: requested alternatives of each token.
+            offsets: choice -> characters in earlier events.
+        """
+        return document
 
     @abstractmethod
     def rendered(
@@ -139,6 +164,10 @@ class Vllm(Program):
             options += ["--max-lora-rank", str(rank), "--lora-modules", *modules]
         return options
 
+    def listening(self, socket: Path) -> list[str]:
+        """See `Program`."""
+        return ["--uds", str(socket)]
+
     def addressed(self, model: Served) -> dict[str, Any]:
         """See `Program`; the template and the stop tokens are those that vox itself uses."""
         found: dict[str, Any] = {"model": model.name, "stop_token_ids": sorted(model.stop_tokens)}
@@ -164,7 +193,12 @@ class LlamaCpp(Program):
     """llama.cpp's server: base and adapters as GGUF files, which a plugin writes."""
 
     name, key_variable, rows, rows_option = "llama.cpp", "LLAMA_API_KEY", 4, "--parallel"
-    renamed: ClassVar[Mapping[str, str]] = {"repetition_penalty": "repeat_penalty"}
+    differing: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("frequency_penalty", "presence_penalty"), "it counts the tokens of the prompt too"
+    )
+    least_top = 1
+    samplers = ("penalties", "temperature", "top_k", "top_p", "min_p")
+    """In vox's order; its own has the temperature last."""
 
     _names: Sequence[str] = ()
 
@@ -204,6 +238,28 @@ class LlamaCpp(Program):
             options += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
         return options
 
+    def listening(self, socket: Path) -> list[str]:
+        """See `Program`."""
+        return ["--host", str(socket)]
+
+    def translated(self, body: dict[str, Any], longest: int) -> dict[str, Any]:
+        """See `Program`; by itself it penalises the last 64 tokens only."""
+        penalty = body.pop("repetition_penalty")
+        window = {"repeat_penalty": penalty, "repeat_last_n": longest}
+        return {**body, **window, "samplers": self.samplers}
+
+    def answered(
+        self, document: dict[str, Any], top: int, offsets: dict[int, int]
+    ) -> dict[str, Any]:
+        """See `Program`; it has one form of log-probabilities, that of chats."""
+        for choice in document.get("choices", ()):
+            found = choice.get("logprobs") or {}
+            for token in found.get("content") or ():
+                del token["top_logprobs"][top:]
+            if found and "text" in choice:
+                choice["logprobs"] = _lists(found["content"], choice["index"], offsets)
+        return document
+
     def addressed(self, model: Served) -> dict[str, Any]:
         """See `Program`; an adapter is switched on by its position."""
         scales = [float(name == model.adapter) for name in self._names]
@@ -240,6 +296,25 @@ class LlamaCpp(Program):
         with ThreadPoolExecutor(self.rows) as pool:
             parts = pool.map(part, [ends[at : at + step] for at in range(0, len(ends), step)])
             return [each for some in parts for each in some]
+
+
+def _lists(
+    tokens: Sequence[Mapping[str, Any]], index: int, offsets: dict[int, int]
+) -> dict[str, list[Any]]:
+    """Return log-probabilities in lists, as completions have them."""
+    starts = [offsets.get(index, 0)]
+    for token in tokens:
+        starts.append(starts[-1] + len(token["token"]))
+    offsets[index] = starts.pop()
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [
+            {each["token"]: each["logprob"] for each in (*token["top_logprobs"], token)}
+            for token in tokens
+        ],
+        "text_offset": starts,
+    }
 
 
 def find(name: str, python: Path | None) -> Program:

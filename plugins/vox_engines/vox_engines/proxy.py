@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import shlex
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +30,7 @@ from vox_core.api.files import read_json
 from vox_core.api.models import positions
 from vox_core.contract import DType, Notice
 from vox_core.errors import BackendError, ConfigError
-from vox_engines.keeper import Keeper, Process
+from vox_engines.keeper import URL, Keeper, Process
 from vox_engines.programs import Program, find
 from vox_serve.app import Api, Limits
 from vox_serve.guard import CLIENT_GONE, client_gone, json_response
@@ -57,6 +57,8 @@ RETRY_AFTER = 1
 NOISE: dict[DType, float] = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
 """Nats. A program batches and caches as it likes, so that one log-probability computed twice may
 differ by so much. Chosen, not measured: benchmarks/engines.py prints the distances."""
+LONGEST_SOCKET = 103
+"""Bytes of a Unix socket's path: macOS' limit; Linux has 107."""
 _CONVERSATION = (("user", PROBE), ("assistant", "42. Köln!"), ("user", "  and then?\n"))
 _FORWARDED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
@@ -91,18 +93,16 @@ def opened(
     rows = settings.max_batch or program.rows
     reads = positions(read_json(chosen.source.base.path / "config.json"))
     secret, proofs = secrets.token_urlsafe(), dict[str, Proof | None]()
-    with tempfile.TemporaryDirectory(prefix="vox-serve-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="vox-serve-") as scratch:  # only this user can open it
+        socket = _socket(Path(scratch))
         command = [*program.command, *program.prepared(chosen, served, dtype, Path(scratch))]
         command += [program.rows_option, str(rows), *shlex.split(settings.engine_args)]
         observe(Notice(f"starting {program.title} in {dtype}"))
 
         def start() -> Process:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                port = listener.getsockname()[1]
-            address = ["--host", "127.0.0.1", "--port", str(port)]
+            started = [*command, *program.listening(socket)]
             environment = {program.key_variable: secret}
-            url = f"http://127.0.0.1:{port}"
-            return Process(program.name, [*command, *address], environment, url, secret)
+            return Process(program.name, started, environment, socket, secret)
 
         def verify(running: Process) -> None:
             scores = cast("Model", _Scores(running, program, served))
@@ -116,7 +116,34 @@ def opened(
         with closing(Keeper(start, verify)) as keeper:
             gate = _Gate(keeper, rows, settings.queue)
             limits = Limits(settings.max_tokens, reads)
-            yield Proxy(program, gate, secret, served, limits, key), proofs, rows + settings.queue
+            client = httpx2.AsyncClient(
+                base_url=URL,
+                headers={"Authorization": f"Bearer {secret}"},
+                timeout=httpx2.Timeout(None, connect=5.0),
+                transport=httpx2.AsyncHTTPTransport(
+                    uds=str(socket), limits=httpx2.Limits(max_connections=None)
+                ),
+            )
+            yield Proxy(program, gate, client, served, limits, key), proofs, rows + settings.queue
+
+
+def _socket(scratch: Path) -> Path:
+    """Return the path of the program's socket.
+
+    Raises:
+        ConfigError: C002, the system allows no socket with so long a path.
+    """
+    path = scratch / "engine.sock"
+    if (length := len(os.fsencode(path))) > LONGEST_SOCKET:
+        raise ConfigError(
+            "C002",
+            "the folder for temporary files has too long a path for a Unix socket",
+            where="TMPDIR",
+            found=f"{path}, {length} bytes",
+            expected=f"at most {LONGEST_SOCKET} bytes",
+            remedy="set TMPDIR to a folder with a shorter path",
+        )
+    return path
 
 
 def _found(settings: ServeSettings, chosen: Selection) -> Program:
@@ -222,7 +249,7 @@ class Proxy(Api):
     """The endpoints, over a program.
 
     Args:
-        secret: the program's key.
+        client: of the program.
         key: see `Api`.
     """
 
@@ -230,19 +257,13 @@ class Proxy(Api):
         self,
         program: Program,
         gate: _Gate,
-        secret: str,
+        client: httpx2.AsyncClient,
         models: Mapping[str, Served],
         limits: Limits,
         key: str | None,
     ) -> None:
         super().__init__(cast("Engine", gate), models, limits, key)
-        self._program, self._gate = program, gate
-        self._client = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {secret}"},
-            limits=httpx2.Limits(max_connections=None),
-            timeout=httpx2.Timeout(None, connect=5.0),
-            trust_env=False,
-        )
+        self._program, self._gate, self._client = program, gate, client
 
     async def _respond(self, request: Request) -> Response:
         what = f"/v1/responses is not there with --engine {self._program.name}"
@@ -259,19 +280,20 @@ class Proxy(Api):
     ) -> Response:
         if isinstance(form, Stateless):
             raise ApiError(400, f"/v1/responses is not there with --engine {self._program.name}")
-        body = self._body(asked, model, prompts)
+        body, top = self._body(asked, model, prompts), asked.top or 0
         answers = len(prompts) * asked.n
         self._gate.enter(answers)
         try:
             response = await _unless_gone(request, self._send(request.url.path, body))
             if asked.stream:
-                return _Relayed(response, model, lambda: self._gate.leave(answers))
+                events = _events(response, model, self._program, top)
+                return _Relayed(response, events, lambda: self._gate.leave(answers))
             document = await _unless_gone(request, _document(response))
         except BaseException:
             self._gate.leave(answers)
             raise
         self._gate.leave(answers)
-        return json_response({**document, "model": model.name})
+        return json_response({**self._program.answered(document, top, {}), "model": model.name})
 
     def _body(
         self,
@@ -287,21 +309,27 @@ class Proxy(Api):
         self._require_room(len(prompts) * asked.n)
         most = min(self._sampling(asked, model, tokens).max_tokens for tokens in prompts)
         given = asked.model_dump(exclude_defaults=True).keys()
-        if strange := sorted(given - {*_FORWARDED} - _ELSEWHERE):
+        differing, least = self._program.differing, self._program.least_top
+        if strange := sorted((given - {*_FORWARDED} - _ELSEWHERE) | (given & differing.keys())):
             what = f"{strange[0]} is not supported with --engine {self._program.name}"
+            what += f": {differing[strange[0]]}" if strange[0] in differing else ""
             raise ApiError(400, what, param=strange[0], code="unsupported_parameter")
-        names, body = self._program.renamed, dict[str, Any](max_tokens=most)
-        for field, value in asked.model_dump(include={*_FORWARDED}, exclude_none=True).items():
-            body[names.get(field, field)] = value
+        body = asked.model_dump(include={*_FORWARDED}, exclude_none=True)
+        body["max_tokens"] = most
         if isinstance(asked, ChatRequest):
             body["messages"] = [message.rendered for message in asked.messages]
-            body.update({"top_logprobs": asked.top_logprobs} if asked.logprobs else {})
+            field = "top_logprobs"
         else:
             body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+            field = "logprobs"
+        if asked.top is not None:
+            body[field] = max(asked.top, least)
         if asked.seed is not None:
             body["seed"] = asked.seed % 2**31
         if asked.stream:
             body["stream_options"] = {"include_usage": asked.stream_options.include_usage}
+        longest = most + max(map(len, prompts))
+        body = self._program.translated(body, longest)
         return {"model": model.name, **body, **self._program.addressed(model)}
 
     async def _send(self, path: str, body: Mapping[str, Any]) -> httpx2.Response:
@@ -310,9 +338,9 @@ class Proxy(Api):
         Raises:
             ApiError: the program refuses it, or there is none.
         """
-        if (running := self._gate.keeper.running) is None:
+        if self._gate.failed:
             raise _unavailable(f"{self._program.name} is starting again")
-        request = self._client.build_request("POST", running.url + path, json=body)
+        request = self._client.build_request("POST", path, json=body)
         try:
             response = await self._client.send(request, stream=True)
             if response.is_error:
@@ -325,9 +353,9 @@ class Proxy(Api):
 class _Relayed(StreamingResponse):
     """The program's server-sent events, under the model's name."""
 
-    def __init__(self, response: httpx2.Response, model: Served, leave: Any) -> None:
+    def __init__(self, response: httpx2.Response, events: AsyncIterator[bytes], leave: Any) -> None:
         headers = {"Cache-Control": "no-cache"}
-        super().__init__(_events(response, model), media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._response, self._leave = response, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -338,7 +366,10 @@ class _Relayed(StreamingResponse):
             await self._response.aclose()
 
 
-async def _events(response: httpx2.Response, model: Served) -> AsyncIterator[bytes]:
+async def _events(
+    response: httpx2.Response, model: Served, program: Program, top: int
+) -> AsyncIterator[bytes]:
+    offsets = dict[int, int]()
     try:
         async for line in response.aiter_lines():
             field, _, value = line.partition(":")
@@ -350,7 +381,7 @@ async def _events(response: httpx2.Response, model: Served) -> AsyncIterator[byt
             document = json.loads(value)
             if "error" in document:
                 raise ValueError(document["error"])
-            yield event({**document, "model": model.name})
+            yield event({**program.answered(document, top, offsets), "model": model.name})
     except (httpx2.HTTPError, ValueError):
         yield event(_unavailable("the program ended, or failed").body)
 

@@ -1,6 +1,6 @@
 """llama-server of the Python package `xllamacpp`, with the options of `llama-server` that vox uses.
 
-    PYTHON xllama.py -m FILE --port N ...
+    PYTHON xllama.py -m FILE --host SOCKET ...
 
 It runs in the environment that has `xllamacpp`, and imports nothing else.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     given = options(sys.argv[1:])
     params = x.CommonParams()
     params.model.path = given.model
-    params.hostnames, params.port, params.ui = [given.host], given.port, False
+    params.hostnames, params.ui = [given.host], False
     params.api_keys = [os.environ["LLAMA_API_KEY"]]
     params.n_parallel, params.n_ctx, params.kv_unified = given.parallel, given.ctx_size, True
     params.use_jinja = True
@@ -43,7 +43,6 @@ def options(arguments: list[str]) -> Any:
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("-np", "--parallel", type=int, default=1)
     parser.add_argument("-c", "--ctx-size", type=int, default=0)
     parser.add_argument("--lora", type=lambda paths: paths.split(","), default=[])
