@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +41,17 @@ from tests.parity.interchange import (
 from vox_core.adapter.mlx import write_mlx_adapter
 from vox_core.adapter.peft import write_adapter
 from vox_core.adapter.targets import parameter_names
+from vox_core.api.generating import load_tokenizer
+from vox_core.api.models import plain_copy
 from vox_core.config import ExportSettings, validate
 from vox_core.contract import AdapterState
 from vox_core.errors import ProofError
-from vox_core.weights import WeightFolder
+from vox_core.weights import WeightFolder, open_weights
 from vox_export.convert import ConvertReport, convert
+from vox_export.export import export
 from vox_formats import mlx_adapter as writer
 from vox_formats.mlx_model import counterpart_fault, hf_path, mlx_path
+from vox_testing.llama import write_llama
 
 # Two float32 forwards of one formula, summed in another order, by two libraries: without an adapter
 # these models differ by 1e-6 at most, with one by 2e-6.
@@ -146,6 +151,56 @@ def test_mlx_lms_own_load_takes_the_folder(tiny: Tiny, tmp_path: Path) -> None:
     model, *_ = load(str(folder), adapter_path=str(mlx))
     expected = peft_logits(folder, as_peft(folder, adapter, tmp_path / "peft"))
     assert relative(mlx_forward(model), expected) < FLOAT32
+
+
+# --- the merged model -----------------------------------------------------------------------------
+
+
+def exported(folder: Path, adapter: AdapterState, place: Path, **given: object) -> Path:
+    source, out = as_peft(folder, adapter, place / "peft"), place / "out"
+    export(str(source), validate(ExportSettings, {"out": out, "backend": "cpu", **given}))
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlx_lm_loads_the_exported_model(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    folder = shutil.copytree(tiny(family), tmp_path / "base")
+    if family == "mistral":  # a window that mlx-lm leaves out is refused
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": None}))
+    adapter = random_adapter(folder, ranks=(4, 2), alphas=(8.0, 5.0))
+    out = exported(folder, adapter, tmp_path, to="mlx")
+    model, tokenizer, *_ = load(str(out))
+    expected = peft_logits(folder, tmp_path / "peft")
+    assert relative(peft_logits(folder, None), expected) > EFFECT
+    assert relative(mlx_forward(model), expected) < FLOAT32
+    assert tokenizer.encode("Hello there") == load_tokenizer(folder).encode("Hello there")
+
+
+def test_mlx_lm_loads_the_exported_adapter(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tiny("qwen2")
+    adapter = random_adapter(folder, "rslora", ranks=(4, 2), alphas=(8.0, 5.0))
+    out = exported(folder, adapter, tmp_path, to="mlx-lora")
+    model, *_ = load(str(folder), adapter_path=str(out))
+    assert relative(mlx_forward(model), peft_logits(folder, tmp_path / "peft")) < FLOAT32
+
+
+@pytest.mark.parametrize("quant", ["affine8", "mxfp4"])
+def test_mlx_lm_computes_the_exported_model_with_the_quantised_weights(
+    tmp_path: Path, quant: str
+) -> None:
+    folder = write_llama(tmp_path / "base", dtype="F32")
+    adapter = random_adapter(folder)
+    out = exported(folder, adapter, tmp_path, to="mlx", quant=quant)
+    model, *_ = load(str(out))
+    assert any(isinstance(module, nn.QuantizedLinear) for module in model.modules())
+    with plain_copy(open_weights(out), tmp_path / "plain") as plain:
+        expected = peft_logits(plain, None)
+    assert relative(peft_logits(folder, tmp_path / "peft"), expected) > 10 * FLOAT32
+    assert relative(mlx_forward(model), expected) < FLOAT32
+
+
+# --- layers and modules ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
