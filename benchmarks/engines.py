@@ -1,6 +1,7 @@
 """`vox serve --engine` with the real programs: what they compute, how steadily, and `kill -9`.
 
-    python benchmarks/engines.py RUN vllm /path/to/venv/bin/python --engine-args "--enforce-eager"
+    VLLM_CPU_KVCACHE_SPACE=1 python benchmarks/engines.py RUN vllm /path/to/venv/bin/python \\
+        --engine-args "--enforce-eager --max-model-len 1024"
     python benchmarks/engines.py RUN llama.cpp /path/to/venv/bin/python
     python benchmarks/engines.py RUN vox
 
@@ -31,6 +32,8 @@ from typing import Any
 import httpx2
 
 QUESTION = "What is your return policy?"
+ORPHANS = 5.0
+"""Seconds in which the system reaps processes that were killed."""
 
 
 def main() -> None:
@@ -58,7 +61,9 @@ def main() -> None:
         processes = descendants(server.pid)
         server.terminate()
         server.wait()
-    left = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    ended = perf_counter()
+    while (left := alive(processes)) and perf_counter() - ended < ORPHANS:
+        sleep(0.1)
     print(f"SIGTERM: exit code {server.returncode}, processes left {left}")
 
 
@@ -119,6 +124,11 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Return those and theirs."""
     return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
+def alive(processes: list[int]) -> list[int]:
+    """Return those that exist."""
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
 def cmdline(pid: int) -> bytes:

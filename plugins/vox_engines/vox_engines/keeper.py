@@ -28,7 +28,7 @@ import httpx2
 from vox_core.errors import BackendError, VoxError
 from vox_engines import minder
 
-LAST_WORDS = 20
+LAST_WORDS = 60
 """Lines of the program's output in an error."""
 START_SECONDS = 1800.0
 """Time for the program to load the model."""

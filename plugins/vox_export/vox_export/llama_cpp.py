@@ -5,7 +5,8 @@ Found are `llama-server` and `llama-quantize` on the PATH, the Python package `x
 error, and its memory is freed. Nothing is downloaded or compiled.
 
 The server computes with a float32 cache and without flash attention, so that what differs is the
-file, and not a shortcut of the server.
+file, and not a shortcut of the server. It listens on a Unix socket in a folder that only this user
+can open, so that nothing else answers in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
     from vox_core.contract import Floats
 
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
+START_SECONDS = 600.0
+"""Time for the server to load the model."""
 LIKELY = 1000
 """Tokens whose log-probabilities are requested at each position."""
 
 _PACKAGE = "xllamacpp"
 _SERVER = """
 import sys, xllamacpp as x
-model, lora, context = sys.argv[1:]
+socket, model, lora, context = sys.argv[1:]
 p = x.CommonParams()
-p.model.path, p.n_ctx, p.n_parallel, p.warmup = model, int(context), 1, False
+p.hostnames, p.model.path, p.n_ctx, p.n_parallel, p.warmup = [socket], model, int(context), 1, False
 p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
 p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 if lora:
     p.lora_adapters = [x.CommonAdapterLoraInfo(lora, 1.0)]
 server = x.Server(p)
-print(server.listening_address.rpartition(":")[2], flush=True)
 sys.stdin.read()
 """
 _QUANTISE = """
@@ -70,6 +72,8 @@ _LIBRARY = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, 
 
 def engine() -> str | None:
     """Return the name and version of the server that is installed; None without one."""
+    if not hasattr(socket, "AF_UNIX"):
+        return None
     if importlib.util.find_spec(_PACKAGE):
         return f"llama.cpp ({_PACKAGE} {metadata.version(_PACKAGE)})"
     return "llama.cpp (llama-server)" if shutil.which("llama-server") else None
@@ -104,11 +108,24 @@ def quantise(source: Path, out: Path, quant: str, file_type: int) -> None:
         )
 
 
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
 class LlamaCpp:
     """A running server with one model."""
 
-    def __init__(self, name: str, port: int) -> None:
-        self.name, self._port = name, port
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self._path = name, path
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request; return the answer.
@@ -116,7 +133,7 @@ class LlamaCpp:
         Raises:
             WorkError: X003, the server does not answer, or with an error.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=600)
+        connection = _Connection(self._path, timeout=600)
         try:
             with closing(connection):
                 headers = {"Content-Type": "application/json"}
@@ -170,54 +187,46 @@ def served(model: Path, context: int, lora: Path | None = None) -> Iterator[Llam
     """
     name = engine()
     assert name is not None
-    with tempfile.TemporaryFile() as log:
-        process, port = _start(model, context, lora, log)
+    with tempfile.TemporaryDirectory(prefix="vox-") as place, tempfile.TemporaryFile() as log:
+        path = Path(place) / "llama.sock"
+        process = subprocess.Popen(
+            _command(path, model, context, lora), stdin=subprocess.PIPE, stdout=log, stderr=log
+        )
         try:
-            yield LlamaCpp(name, port)
+            _wait(process, path, log)
+            yield LlamaCpp(name, path)
         finally:
-            with suppress(OSError):
-                process.terminate()
-            process.wait()
-
-
-def _start(
-    model: Path, context: int, lora: Path | None, log: IO[bytes]
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the server; return once it answers."""
-    port, command = 0, [sys.executable, "-c", _SERVER, str(model), str(lora or ""), str(context)]
-    if not importlib.util.find_spec(_PACKAGE):
-        port = _free_port()
-        command = ["llama-server", "-m", str(model), "-c", str(context), "-np", "1", "--jinja"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "-fa", "off", "--no-warmup"]
-        command += ["-ctk", "f32", "-ctv", "f32", *(["--lora", str(lora)] if lora else [])]
-    pipes = {"stdin": subprocess.PIPE, "stdout": log if port else subprocess.PIPE}
-    process = subprocess.Popen(command, stderr=log, **pipes)  # type: ignore[call-overload]
-    if not port:
-        line = process.stdout.readline().strip()
-        port = int(line) if line.isdigit() else 0
-    while not (port and _answers(port)):
-        if not port or process.poll() is not None:
             process.kill()
-            process.wait()
+            process.communicate()
+
+
+def _command(path: Path, model: Path, context: int, lora: Path | None) -> list[str]:
+    if importlib.util.find_spec(_PACKAGE):
+        return [sys.executable, "-c", _SERVER, *map(str, (path, model, lora or "", context))]
+    command = ["llama-server", "-m", str(model), "-c", str(context), "-np", "1", "--jinja"]
+    command += ["--host", str(path), "-fa", "off", "--no-warmup"]
+    return [*command, "-ctk", "f32", "-ctv", "f32", *(["--lora", str(lora)] if lora else [])]
+
+
+def _wait(process: subprocess.Popen[bytes], path: Path, log: IO[bytes]) -> None:
+    """Return once the server answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while not _answers(path):
+        late = time.monotonic() > deadline
+        if late or process.poll() is not None:
             log.seek(0)
-            raise _failed(_last_lines(log.read().decode(errors="replace")))
+            said = _last_lines(log.read().decode(errors="replace"))
+            raise _failed(f"no answer {START_SECONDS:.0f} s after its start; {said}" * late or said)
         time.sleep(0.05)
-    return process, port
 
 
-def _answers(port: int) -> bool:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+def _answers(path: Path) -> bool:
+    with closing(_Connection(path, timeout=5)) as connection:
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _last_lines(text: str) -> str:

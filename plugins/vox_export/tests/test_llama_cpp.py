@@ -1,0 +1,75 @@
+"""llama.cpp's server as `vox export` starts it, played by a script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from vox_core.errors import WorkError
+from vox_export import llama_cpp
+
+ANSWERS = """
+import json, pathlib, socketserver, sys
+from http.server import BaseHTTPRequestHandler
+path = sys.argv[sys.argv.index("--host") + 1]
+mode = oct(pathlib.Path(path).parent.stat().st_mode & 0o777)
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.do_POST()
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"prompt": mode, "tokens": [1, 2]}).encode())
+    def log_message(self, *_):
+        pass
+socketserver.UnixStreamServer(path, Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """`program(source)` puts a `llama-server` on the PATH."""
+
+    def make(source: str) -> None:
+        (place := tmp_path / "bin").mkdir()
+        (place / "llama-server").write_text(f"#!{sys.executable} -I\n{source}")
+        (place / "llama-server").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+
+    monkeypatch.setattr(llama_cpp, "_PACKAGE", "no_such_package")
+    return make
+
+
+def test_the_server_listens_where_only_this_user_reaches_it(program) -> None:
+    program(ANSWERS)
+    with llama_cpp.served(Path("model.gguf"), 64) as server:
+        assert server.name == "llama.cpp (llama-server)"
+        assert server.tokenise("a") == [1, 2]
+        assert server.render([]) == "0o700"
+        place = server._path.parent
+        assert place.is_dir()
+    assert not place.exists()
+
+
+def test_a_server_that_ends_is_quoted(program) -> None:
+    program("import sys; sys.exit('unknown model architecture')")
+    with (
+        pytest.raises(WorkError, match="unknown model architecture") as caught,
+        llama_cpp.served(Path("model.gguf"), 64),
+    ):
+        pass
+    assert caught.value.code == "VOX-X003"
+
+
+def test_a_server_that_does_not_answer_in_time_is_ended(program, monkeypatch) -> None:
+    program("import time; time.sleep(600)")
+    monkeypatch.setattr(llama_cpp, "START_SECONDS", 0.0)
+    with (
+        pytest.raises(WorkError, match="no answer 0 s after its start"),
+        llama_cpp.served(Path("model.gguf"), 64),
+    ):
+        pass
