@@ -213,7 +213,8 @@ def test_a_program_that_does_not_start_again_is_tried_until_it_does(
         os.kill(fake.started[0][0], signal.SIGKILL)
         while len(fake.started) < 3:
             assert chat(client).status_code == 503
-        assert client.get("/health").status_code == 503
+        health = client.get("/health")
+        assert (health.status_code, "is starting again" in health.text) == (503, True)
         fake.set(die="")
         while chat(client).status_code == 503:
             pass

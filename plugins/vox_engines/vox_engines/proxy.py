@@ -11,7 +11,6 @@ Shape legend: T tokens of a text.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
@@ -33,7 +32,7 @@ from vox_core.errors import BackendError, ConfigError
 from vox_engines.keeper import URL, Keeper, Process
 from vox_engines.programs import Program, find
 from vox_serve.app import Api, Limits
-from vox_serve.guard import CLIENT_GONE, client_gone, json_response
+from vox_serve.guard import json_response, unless_gone
 from vox_serve.requests import ApiError, ChatRequest
 from vox_serve.responses import DONE, event
 from vox_serve.served import PROBE, Proof, prove
@@ -114,7 +113,7 @@ def opened(
                 )
 
         with closing(Keeper(start, verify)) as keeper:
-            gate = _Gate(keeper, rows, settings.queue)
+            gate = _Gate(program.name, keeper, rows, settings.queue)
             limits = Limits(settings.max_tokens, reads)
             client = httpx2.AsyncClient(
                 base_url=URL,
@@ -210,14 +209,15 @@ class _Gate:
     """Counts the answers that the program generates or that wait for it; takes the place of vox's
     engine in `Api`."""
 
-    def __init__(self, keeper: Keeper, rows: int, queue: int) -> None:
+    def __init__(self, name: str, keeper: Keeper, rows: int, queue: int) -> None:
+        self._name = name
         self.max_batch, self._queue, self.keeper = rows, queue, keeper
         self._inside = 0
 
     @property
-    def failed(self) -> bool:
-        """Whether no program answers at present."""
-        return self.keeper.running is None
+    def failed(self) -> str:
+        """Why nothing is generated at present; empty while answers are."""
+        return "" if self.keeper.running else f"{self._name} is starting again"
 
     @property
     def running(self) -> int:
@@ -284,11 +284,11 @@ class Proxy(Api):
         answers = len(prompts) * asked.n
         self._gate.enter(answers)
         try:
-            response = await _unless_gone(request, self._send(request.url.path, body))
+            response = await unless_gone(request, self._send(request.url.path, body))
             if asked.stream:
                 events = _events(response, model, self._program, top)
                 return _Relayed(response, events, lambda: self._gate.leave(answers))
-            document = await _unless_gone(request, _document(response))
+            document = await unless_gone(request, _document(response))
         except BaseException:
             self._gate.leave(answers)
             raise
@@ -339,7 +339,7 @@ class Proxy(Api):
             ApiError: the program refuses it, or there is none.
         """
         if self._gate.failed:
-            raise _unavailable(f"{self._program.name} is starting again")
+            raise _unavailable(self._gate.failed)
         request = self._client.build_request("POST", path, json=body)
         try:
             response = await self._client.send(request, stream=True)
@@ -393,23 +393,6 @@ async def _document(response: httpx2.Response) -> dict[str, Any]:
         raise _unavailable("the program ended, or failed") from error
     finally:
         await response.aclose()
-
-
-async def _unless_gone(request: Request, work: Any) -> Any:
-    """Return the result of `work`; cancel it when the client goes away.
-
-    Raises:
-        ApiError: the client went away.
-    """
-    gone, working = asyncio.create_task(client_gone(request)), asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(CLIENT_GONE, "the client went away")
-        return working.result()
-    finally:
-        gone.cancel()
-        working.cancel()
 
 
 def _refused(status: int, body: bytes, name: str) -> ApiError:

@@ -28,6 +28,12 @@ __all__ = ["_clean_place", "vox"]
 SCALE = {"one": 0.1, "two": 0.3, "zero": 0.0, "three": 0.5}
 
 
+@pytest.fixture(autouse=True)
+def _unsupervised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command serves in this process."""
+    monkeypatch.setattr("vox_serve.supervisor.is_needed", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`base`, and the adapters `one`, `two`, `three` and `zero`, whose B is zero."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -180,7 +180,8 @@ def test_a_model_that_cannot_be_used_any_more_is_unhealthy(client, engine, model
     model.faults, model.stuck = 1, True
     assert client.post("/v1/completions", json=BODY).status_code == 503
     assert engine.failed
-    assert client.get("/health").status_code == 503
+    health = client.get("/health")
+    assert (health.status_code, "restart the server" in health.text) == (503, True)
     assert client.post("/v1/completions", json=BODY).status_code == 503
 
 
@@ -242,12 +243,20 @@ def _refuses(url: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(api, model, number) -> None:
+def test_a_signal_lets_running_answers_finish_and_takes_no_new_ones(
+    api, model, number, monkeypatch
+) -> None:
     model.free.clear()
+    looked: list[float] = []  # how often uvicorn has looked whether a connection is left
+    own = asyncio.sleep
+    monkeypatch.setattr(
+        "uvicorn.server.asyncio.sleep", lambda seconds: (looked.append(seconds), own(seconds))[1]
+    )
 
     def then(url: str) -> None:
         wait_until(lambda: _refuses(url))
-        time.sleep(0.3)  # longer than uvicorn takes to see that nothing is left to wait for
+        before = len(looked)
+        wait_until(lambda: len(looked) > before + 2)
         model.free.set()
 
     before = signal.getsignal(number)

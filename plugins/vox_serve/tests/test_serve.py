@@ -88,7 +88,8 @@ def test_an_adapter_that_does_nothing_is_refused_with_the_numbers(
 def test_a_run_matches_its_training(vox, trained, ran, backend) -> None:
     done = vox("serve", trained, "--dtype", "fp32", "--backend", backend, "--port", 0)
     assert done.code == 0, done.err
-    found = re.search(r"adapter; matches training: (\S+) nats apart, effect (\S+)\n", done.out)
+    said = r"within (\S+) nats of those at the end of training; the adapter changes them by (\S+)\n"
+    found = re.search(f"adapter; matches training: log-probabilities {said}", done.out)
     assert float(found[1]) < 1e-4 < float(found[2]), done.out
     assert len(ran) == 1
 

@@ -135,6 +135,8 @@ def test_formats_and_choices_are_those_of_the_chat(talker) -> None:
         ({"input": [{"content": [{"type": "input_image"}]}]}, "input.0.content", "input_image"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_schema"),
+        ({"text": {"fromat": {"type": "text"}}}, "text.fromat", "did you mean format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tool_choice": "required"}, None, "needs tools"),
         ({"temperature": 5}, "temperature", "less than"),

@@ -1,6 +1,7 @@
 """`vox serve`: an OpenAI-compatible server for a base model and the adapters of runs.
 
     cli.py         the command
+    supervisor.py  the process of the command: starts a worker that serves, again if it is killed
     server.py      key, address, loading, and answering until a signal
     served.py      references -> models by name on one base; verify each adapter at load
     engine.py      one thread that runs the model; requests join and leave the running batch

@@ -126,7 +126,7 @@ class Api:
 
     async def _health(self, request: Request) -> Response:
         if self._engine.failed:
-            raise ApiError(503, "the model failed; restart the server")
+            raise ApiError(503, self._engine.failed)
         return json_response({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
@@ -175,21 +175,17 @@ class Api:
     async def _tokenize(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, TokenizeRequest, await read_body(request))
         model = self._model(asked.model or next(iter(self._models)))
+        return await run_in_threadpool(self._tokenized, model, asked)
+
+    def _tokenized(self, model: Served, asked: TokenizeRequest) -> Response:
         if asked.messages:
-            text, special = await run_in_threadpool(_prompt, model, asked), False
+            text, special = _prompt(model, asked), False
         else:
             text, special = asked.prompt or "", asked.add_special_tokens is not False
-        tokens = await run_in_threadpool(model.encode, text, special=special)
-        pieces = None
-        if asked.return_token_strs:  # a body of 4 MB has a million: not on the event loop
-            pieces = await run_in_threadpool(lambda: [*map(model.decode, tokens)])
-        found = {
-            "count": len(tokens),
-            "max_model_len": self._limits.positions,
-            "tokens": tokens,
-            "token_strs": pieces,
-        }
-        return await run_in_threadpool(json_response, found)
+        tokens = model.encode(text, special=special)
+        found = {"count": len(tokens), "max_model_len": self._limits.positions, "tokens": tokens}
+        pieces = [*map(model.decode, tokens)] if asked.return_token_strs else None
+        return json_response({**found, "token_strs": pieces})
 
     async def _apply_template(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, TokenizeRequest, await read_body(request))
@@ -218,7 +214,8 @@ class Api:
             form = Stateless(model, asked, guide.calls)
             return await self._answer(request, chat, model, form, [tokens], guide)
         except ApiError as error:
-            raise sent_as(error) from error
+            sent_as(error)
+            raise
 
     async def _complete(self, request: Request) -> Response:
         asked = await run_in_threadpool(parse, CompletionRequest, await read_body(request))
@@ -367,18 +364,20 @@ def _prepared(model: Served, asked: ChatRequest) -> tuple[list[int], Guide]:
 
 
 def _call_format(model: Served) -> Format:
+    """Return the format of a model's calls.
+
+    Raises:
+        ApiError: 400, there is none, or one that is not known.
+    """
+    known = ", ".join(form.name for form in FORMATS)
+    found = f"writes tool calls in none of the formats that vox reads: {known}"
     try:
-        form = model.call_format
+        if form := model.call_format:
+            return form
     except RenderError as error:
-        found = f"the chat template of {model.name} has no tool calls: {error.__cause__ or error}"
-        raise ApiError(400, found, param="tools", code="unsupported_parameter") from error
-    if form is None:
-        known = ", ".join(form.name for form in FORMATS)
-        found = f"the chat template of {model.name} writes tool calls in none of the formats that "
-        raise ApiError(
-            400, f"{found}vox reads: {known}", param="tools", code="unsupported_parameter"
-        )
-    return form
+        found = f"has no tool calls: {error.__cause__ or error}"
+    found = f"the chat template of {model.name} {found}"
+    raise ApiError(400, found, param="tools", code="unsupported_parameter")
 
 
 def _matcher(model: Served, constraint: Constraint | None) -> LLMatcher | None:

@@ -65,22 +65,18 @@ def serve(
     of its folder, and the base is one by its id. Runs of different bases need a server each.
     """
     settings = settings_from(ServeSettings, config_file, flags)
-    from vox_serve import deploy, server
+    from vox_serve import deploy, server, supervisor
 
     if emit:
         click.echo(deploy.emitted(emit, references, names, settings, api_key, image), nl=False)
         return
+    if settings.engine == "vox" and supervisor.is_needed():
+        listener = server.checked_listener(settings, api_key)
+        raise SystemExit(supervisor.Supervisor(listener).run())
+    origin = backend_origin(ServeSettings, config_file, flags)
     with display() as shown:
-        server.serve(
-            references,
-            names,
-            settings,
-            api_key,
-            ready=_show,
-            observe=shown.observe,
-            progress=shown.transfer,
-            backend_origin=backend_origin(ServeSettings, config_file, flags),
-        )
+        given = (references, names, settings, api_key, shown.observe, shown.transfer, origin)
+        server.serve(server.opened(*given), settings, api_key, _show)
 
 
 def _show(url: str, proofs: Mapping[str, Proof | None]) -> None:

@@ -12,7 +12,9 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 KEY = "VOX_API_KEY"
-RUNS, CACHE, PORT = "/runs", "/cache", 8000
-"""Where a container has runs and vox's caches, and listens."""
-STARTUP_SECONDS = 1800
+RUNS, PORT = "/runs", 8000
+"""Where a container has runs, and listens."""
 ROWS = 64
 """Answers at once of the engine that generates most; other engines' queues hold the rest back."""
 
@@ -50,26 +51,22 @@ def emitted(
         InputError: an option is missing, or a model cannot be served.
     """
     require_allowed(settings)
+    quant_set = settings.quant is not None
     paths = {name: value for name, value in settings if isinstance(value, Path)}
     if kind == "kubernetes":
         _require_none(paths)
-    chosen = select(references, names, quant_set=settings.quant is not None)
-    if kind == "ray":
-        require_key(settings.host, key)
-        absolute = {name: Path.cwd() / value for name, value in paths.items()}
-        settings = settings.model_copy(update=absolute)
-        documents = [_ray(chosen, settings, keyed=key is not None)]
-    elif image is None:
-        raise ConfigError(
-            "C004",
-            "Kubernetes needs a container image that has vox",
-            where="--image",
-            remedy="name one: --image registry.example/vox:1",
-        )
-    else:
-        documents = _kubernetes(chosen, settings, image)
-    plain = json.loads(json.dumps(documents))  # no part twice, which YAML would write as an alias
-    return str(yaml.safe_dump_all(plain, sort_keys=False))
+        if image is None:
+            raise ConfigError(
+                "C004",
+                "Kubernetes needs a container image that has vox",
+                where="--image",
+                remedy="name one: --image registry.example/vox:1",
+            )
+        return _kubernetes(select(references, names, quant_set=quant_set), settings, image)
+    require_key(settings.host, key)
+    settings = settings.model_copy(update={name: Path.cwd() / each for name, each in paths.items()})
+    chosen = select(references, names, quant_set=quant_set)
+    return str(yaml.safe_dump(_ray(chosen, settings, keyed=key is not None), sort_keys=False))
 
 
 def _set(settings: ServeSettings, *without: str) -> dict[str, Any]:
@@ -165,65 +162,25 @@ def _require_none(paths: Mapping[str, Path]) -> None:
         )
 
 
-def _kubernetes(chosen: Selection, settings: ServeSettings, image: str) -> list[dict[str, Any]]:
-    labels = {"app.kubernetes.io/name": "vox-serve"}
-    head = {"name": "vox-serve", "labels": labels}
-    pod = {
-        "terminationGracePeriodSeconds": round(settings.drain) + 10,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [_container(chosen, settings, image)],
-        "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": "vox-runs", "readOnly": True}},
-            {"name": "cache", "emptyDir": {}},
-        ],
+def _kubernetes(chosen: Selection, settings: ServeSettings, image: str) -> str:
+    template = Template(files(__package__).joinpath("kubernetes.yaml").read_text(encoding="utf-8"))
+    values = {
+        "command": _command(chosen, settings),
+        "grace": round(settings.drain) + 10,
+        "image": image,
+        "key": KEY,
+        "memory": f"{2 * chosen.source.weights.nbytes >> 20}Mi",
+        "port": PORT,
+        "runs": RUNS,
     }
-    spec = {
-        "replicas": 1,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": pod},
-    }
-    port = {"name": "http", "port": 80, "targetPort": "http"}
-    return [
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": head, "spec": spec},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": head,
-            "spec": {"selector": labels, "ports": [port]},
-        },
-    ]
+    return template.substitute({name: json.dumps(value) for name, value in values.items()})
 
 
-def _container(chosen: Selection, settings: ServeSettings, image: str) -> dict[str, Any]:
+def _command(chosen: Selection, settings: ServeSettings) -> list[str]:
     command = ["vox", "serve", "--host", "0.0.0.0", "--port", str(PORT)]
     for name, value in _set(settings, "host", "port").items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     for name, each in chosen.references.items():
         inside = f"{RUNS}/{Path(each).resolve().name}" if Path(each).exists() else each
         command += ["--name", f"{name}={inside}"]
-    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10}
-    secret = {"secretKeyRef": {"name": "vox-api-key", "key": KEY}}
-    return {
-        "name": "vox-serve",
-        "image": image,
-        "command": command,
-        "env": [
-            {"name": KEY, "valueFrom": secret},
-            {"name": "XDG_CACHE_HOME", "value": CACHE},
-            {"name": "TMPDIR", "value": CACHE},
-        ],
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "startupProbe": {**health, "failureThreshold": STARTUP_SECONDS // 10},
-        "readinessProbe": health,
-        "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10},
-        "resources": {"requests": {"memory": f"{2 * chosen.source.weights.nbytes >> 20}Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [
-            {"name": "runs", "mountPath": RUNS, "readOnly": True},
-            {"name": "cache", "mountPath": CACHE},
-        ],
-    }
+    return command

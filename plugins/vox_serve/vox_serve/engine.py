@@ -115,12 +115,12 @@ class Engine:
         queue: maximum number of answers that wait beside those in the running batch.
 
     Attributes:
-        failed: the model cannot be used any more.
+        failed: why nothing is generated any more; empty while answers are.
     """
 
     def __init__(self, generator: Generator, queue: int) -> None:
         self.max_batch, self._queue = generator.most_rows, queue
-        self.failed = False
+        self.failed = ""
         self._generator, self._calls = generator, list[_Call]()
         self._rows, self._numbers = generator.rows(), itertools.count()
         self._waiting: deque[Answer] = deque()
@@ -148,7 +148,7 @@ class Engine:
         """
         with self._changed:
             if self._closing or self.failed:
-                raise EngineFailed("the server is closing" if self._closing else "the model failed")
+                raise EngineFailed("the server is closing" if self._closing else self.failed)
             inside = len(self._running) + len(self._waiting)
             if inside + len(answers) > self.max_batch + self._queue:
                 raise QueueFull
@@ -251,7 +251,7 @@ class Engine:
             self._generator.close()
         except Exception:
             log.exception("the model cannot be used any more")
-            self.failed = True
+            self.failed = "the model failed; restart the server"
         with self._changed:
             ended = [*self._running.values()]
             self._running.clear()

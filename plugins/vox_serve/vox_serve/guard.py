@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -30,6 +31,7 @@ BODY_SECONDS = 60.0
 """Time for a client to send its body."""
 CLIENT_GONE = 499
 _JSON = "application/json"
+Result = TypeVar("Result")
 
 
 class Guard:
@@ -106,8 +108,24 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def client_gone(request: Request) -> None:
-    """Return when the client has gone away."""
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work`; cancel it when the client goes away.
+
+    Raises:
+        ApiError: the client went away.
+    """
+    gone, working = asyncio.create_task(_client_gone(request)), asyncio.create_task(work)
+    try:
+        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(CLIENT_GONE, "the client went away")
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -46,7 +46,6 @@ _NEUTRAL: dict[str, Sequence[object]] = {
 }
 """Fields that are not supported, with the values that change nothing."""
 
-_NEUTRAL_IN_MESSAGES: dict[str, Sequence[object]] = {"annotations": ([],)}
 _SPOKEN_BY = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}
 """Fields of messages, by the role that has them."""
 
@@ -80,14 +79,17 @@ class ApiError(Exception):
         """The JSON body."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
         kind = kind or ("invalid_request_error" if self.status < 500 else "server_error")
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        found = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": found}
+
+
+def _fault(message: str) -> PydanticCustomError:
+    """Return a fault whose message says what was found."""
+    return PydanticCustomError("said", "{message}", {"message": message})
+
+
+def _unsupported(name: str, how: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "is not supported{how}", {"name": name, "how": how})
 
 
 def _text_of(content: object) -> object:
@@ -101,11 +103,7 @@ def _text_of(content: object) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(text, str):
-            raise PydanticCustomError(
-                "unsupported_content",
-                "parts of type {kind} are not supported; send text",
-                {"kind": _short(kind)},
-            )
+            raise _fault(f"parts of type {_short(kind)} are not supported; send text")
         texts.append(text)
     return "".join(texts)
 
@@ -117,7 +115,7 @@ def _checked(read: Callable[[object], Any]) -> BeforeValidator:
         try:
             return list(read(value))
         except RowError as error:
-            raise PydanticCustomError("tools", "{fault}", {"fault": str(error.faults[0])}) from None
+            raise _fault(str(error.faults[0])) from None
 
     return BeforeValidator(validate)
 
@@ -150,34 +148,44 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+class Strict(BaseModel):
+    """A part of a body: values of the JSON type that is documented, and no other fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class Message(BaseModel):
+class Lenient(Strict):
+    """A part of a body that may also have fields which change nothing; a null field is absent.
+
+    Attributes:
+        neutral: fields that are not supported, with the values that change nothing.
+        unused: fields that change nothing whatever their value.
+    """
+
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {}
+    unused: ClassVar[Set[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return supported(data, cls) if isinstance(data, dict) else data
+
+
+class Message(Lenient):
     """A message of a conversation; the role `developer` is `system`, as templates name it."""
 
-    model_config = STRICT
-
+    neutral = {"annotations": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text_of)] = ""
     tool_calls: _Calls = []
     tool_call_id: str | None = None
     name: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, data: Any) -> Any:
-        return supported(data, cls, _NEUTRAL_IN_MESSAGES) if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _spoken_by_its_role(self) -> Message:
         for name, role in _SPOKEN_BY.items():
             if getattr(self, name) and self.role != role:
-                raise PydanticCustomError(
-                    "unsupported",
-                    "is not supported in a message of the {role}",
-                    {"name": name, "role": self.role},
-                )
+                raise _unsupported(name, f" in a message of the {self.role}")
         return self
 
     @property
@@ -188,25 +196,19 @@ class Message(BaseModel):
         return {"role": role, "content": self.content, **beside}
 
 
-class _Named(BaseModel):
-    model_config = STRICT
-
+class _Named(Strict):
     name: _FunctionName
 
 
-class NamedChoice(BaseModel):
+class NamedChoice(Strict):
     """A function that the answer must call."""
-
-    model_config = STRICT
 
     type: Literal["function"]
     function: _Named
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Strict):
     """OpenAI's wrapper of a schema; answers always follow it, `strict` or not."""
-
-    model_config = STRICT
 
     name: str = ""
     description: str | None = None
@@ -214,10 +216,8 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Strict):
     """`text`, `json_object` or `json_schema`."""
-
-    model_config = STRICT
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -225,7 +225,7 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError("one_of", "json_schema belongs to the type json_schema")
+            raise _fault("json_schema belongs to the type json_schema")
         return self
 
     @property
@@ -237,10 +237,8 @@ class ResponseFormat(BaseModel):
         return json if self.type == "json_object" else None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Strict):
     """vLLM's field: one of these constraints."""
-
-    model_config = STRICT
 
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     regex: str | None = None
@@ -251,7 +249,7 @@ class StructuredOutputs(BaseModel):
     def _consistent(self) -> StructuredOutputs:
         given = self.model_dump(exclude_none=True)
         if len(given) != 1:
-            raise PydanticCustomError("one_of", "send one of json, regex, choice and json_object")
+            raise _fault("send one of json, regex, choice and json_object")
         return self
 
     @property
@@ -265,20 +263,17 @@ class StructuredOutputs(BaseModel):
         return Constraint("structured_outputs", "json", schema)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """Options of a stream."""
-
-    model_config = STRICT
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class _Request(BaseModel):
+class _Request(Lenient):
     """Fields of both endpoints."""
 
-    model_config = STRICT
-
+    neutral, unused = _NEUTRAL, UNUSED
     model: str
     max_tokens: Annotated[int, Field(gt=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -301,11 +296,6 @@ class _Request(BaseModel):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     structured_outputs: StructuredOutputs | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, data: Any) -> Any:
-        return supported(data, cls, _NEUTRAL, UNUSED)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -334,21 +324,17 @@ class ChatRequest(_Request):
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
         if self.tool_choice not in ("none", "auto") and self.forced not in (None, *self.functions):
-            raise PydanticCustomError("tool_choice", "tool_choice names none of the tools")
+            raise _fault("tool_choice names none of the tools")
         if self.tool_choice == "required" and not self.tools:
-            raise PydanticCustomError("tool_choice", 'tool_choice "required" needs tools')
+            raise _fault('tool_choice "required" needs tools')
         if self.constraint and self.response_format.constraint and self.structured_outputs:
-            raise PydanticCustomError("one_of", "send response_format or structured_outputs")
+            raise _fault("send response_format or structured_outputs")
         if self.constraint and self.functions:
-            raise PydanticCustomError(
-                "one_of", 'a format of the answer beside tools is supported with tool_choice "none"'
-            )
+            raise _fault('a format of the answer beside tools is supported with tool_choice "none"')
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs = true")
+            raise _fault("top_logprobs needs logprobs = true")
         if None not in (self.max_tokens, self.max_completion_tokens):
-            raise PydanticCustomError(
-                "max_tokens", "max_tokens and max_completion_tokens are the same; send one"
-            )
+            raise _fault("max_tokens and max_completion_tokens are the same; send one")
         return self
 
     @property
@@ -407,7 +393,7 @@ class CompletionRequest(_Request):
         return self.logprobs
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Lenient):
     """The body of `/tokenize`, as vLLM has it, and of `/apply-template`.
 
     Args:
@@ -415,8 +401,7 @@ class TokenizeRequest(BaseModel):
         add_special_tokens: of a prompt, those that the tokenizer sets around it.
     """
 
-    model_config = STRICT
-
+    neutral = {"continue_final_message": (False,)}
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
@@ -425,19 +410,12 @@ class TokenizeRequest(BaseModel):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, data: Any) -> Any:
-        return supported(data, cls, {"continue_final_message": (False,)})
-
     @model_validator(mode="after")
     def _consistent(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("one_of", "send either prompt or messages")
+            raise _fault("send either prompt or messages")
         if self.messages and self.add_special_tokens:
-            raise PydanticCustomError(
-                "one_of", "add_special_tokens is for a prompt; a chat template writes its own"
-            )
+            raise _fault("add_special_tokens is for a prompt; a chat template writes its own")
         return self
 
 
@@ -468,12 +446,7 @@ def parse(kind: type[R], body: bytes) -> R:
         raise as_api_error(error) from None
 
 
-def supported(
-    data: Mapping[str, Any],
-    kind: type[BaseModel],
-    neutral: Mapping[str, Sequence[object]],
-    unused: Set[str] = frozenset(),
-) -> dict[str, Any]:
+def supported(data: Mapping[str, Any], kind: type[Lenient]) -> dict[str, Any]:
     """Return the fields of `kind` that are not null.
 
     Raises:
@@ -481,16 +454,16 @@ def supported(
     """
     kept = {}
     for name, value in data.items():
-        if value is None or name in unused:
+        if value is None or name in kind.unused:
             continue
         if name in kind.model_fields:
             kept[name] = value
-        elif value not in neutral.get(name, ()):
+        elif value not in kind.neutral.get(name, ()):
             near = difflib.get_close_matches(name[:_SHOWN], kind.model_fields, n=1)
-            what = f"did you mean {near[0]}?" if near and name not in neutral else "leave it out"
-            raise PydanticCustomError(
-                "unsupported", "is not supported; {what}", {"what": what, "name": _short(name)}
+            what = (
+                f"did you mean {near[0]}?" if near and name not in kind.neutral else "leave it out"
             )
+            raise _unsupported(_short(name), f"; {what}")
     return kept
 
 
@@ -502,7 +475,7 @@ def as_api_error(error: ValidationError) -> ApiError:
     if fault["type"] == "unsupported":
         place.append(fault["ctx"]["name"])
         what, code = f" {fault['msg']}", "unsupported_parameter"
-    elif fault["type"] not in _SAID:
+    elif fault["type"] not in ("missing", "said"):
         what += f" (found {_short(fault['input'])})"
     if what_forms := _FORMS.get(str(place[0]) if place else ""):  # each form has a fault of its own
         place, what = place[:1], f": {what_forms} (found {_short(fault['input'])})"
@@ -515,16 +488,6 @@ _FORMS = {
     "prompt": "should be a text, token ids, or a list of texts or of token ids",
     "tool_choice": 'should be "none", "auto", "required" or a function by its name',
 }
-_SAID = {
-    "missing",
-    "unsupported_content",
-    "top_logprobs",
-    "max_tokens",
-    "one_of",
-    "tool_choice",
-    "tools",
-}
-"""Faults whose message says what was found."""
 
 
 def _short(value: object) -> str:

@@ -13,17 +13,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from vox_core.api.generating import AnswerText, Sampling
 from vox_serve.engine import Answer, Engine, EngineFailed, Piece, QueueFull
 from vox_serve.grammar import GuidedText
-from vox_serve.guard import CLIENT_GONE, client_gone, json_response
+from vox_serve.guard import json_response, unless_gone
 from vox_serve.requests import ApiError
 from vox_serve.responses import Form, event, joined
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
 RETRY_AFTER = 1
@@ -85,18 +86,11 @@ class Running:
 
     async def whole(self, request: Request) -> Response:
         """Answer when all is generated; stop when the client goes away."""
-        leaving = asyncio.create_task(client_gone(request))
-        collecting = asyncio.create_task(self._collect())
         try:
-            await asyncio.wait({leaving, collecting}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=CLIENT_GONE)
-            answers = collecting.result()
+            answers = await unless_gone(request, self._collect())
         except EngineFailed as error:
             raise _failed(error) from error
         finally:
-            leaving.cancel()
-            collecting.cancel()
             self.cancel()
         return json_response(
             self._form.completion(answers, self._prompt_tokens, self._count(answers))

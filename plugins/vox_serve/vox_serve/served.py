@@ -96,14 +96,16 @@ class Proof:
     probe: ProbeResult | None = None
 
     def __str__(self) -> str:
-        if self.probe is None:
+        moved = f"the adapter changes them by {self.effect:.3g}"
+        if (probe := self.probe) is None:
             return f"changes log-probabilities by {self.effect:.3g} nats; no probe.json"
-        found = f"{self.probe.adapter:.2g} nats apart, effect {self.effect:.3g}"
-        if self.probe.requantised:
-            found = f"effect {self.effect:.3g} nats of {self.probe.effect:.3g}, quantised otherwise"
-        if self.probe.decisive:
-            return f"matches training: {found}"
-        return f"{found}: too little for the tolerance {self.probe.tolerance:.2g} to tell"
+        found = f"log-probabilities within {probe.adapter:.2g} nats of those at the end of training"
+        if probe.requantised:
+            found = f"changes of log-probabilities, {probe.effect:.3g} nats in training"
+            moved = f"in another quantization {self.effect:.3g}"
+        if probe.decisive:
+            return f"matches training: {found}; {moved}"
+        return f"{found}; {moved}, too little for the tolerance {probe.tolerance:.2g} to tell"
 
 
 class Served:

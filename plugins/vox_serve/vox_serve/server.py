@@ -25,6 +25,7 @@ from vox_serve.app import Api, Limits
 from vox_serve.engine import Engine
 from vox_serve.guard import LOOPBACK
 from vox_serve.served import Proof, Selection, Served, prove, select, served_models
+from vox_serve.supervisor import inherited
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -50,21 +51,15 @@ CONNECTIONS = 4
 
 
 def serve(
-    references: Sequence[str],
-    names: Sequence[str],
+    opening: AbstractContextManager[_Opened],
     settings: ServeSettings,
     key: str | None,
-    *,
     ready: Callable[[str, Mapping[str, Proof | None]], None],
-    observe: Observe = ignore,
-    progress: Progress | None = None,
-    backend_origin: Origin | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT.
 
     Args:
-        references, names: see `select`.
-        key: API key; None: requests need none, and come from this machine.
+        opening: see `opened`.
         ready: called before the first request is answered, with the URL and, for each model, how
             its adapter was verified; None for the base.
 
@@ -73,15 +68,18 @@ def serve(
         ProofError: V004, an adapter does not compute what was trained; V002, it changes nothing.
         BackendError: B004, the engine's program does not start.
     """
+    listener, serving = inherited() or (checked_listener(settings, key), lambda: None)
+    with closing(listener), opening as (api, proofs, answers):
+        ready(_url(listener), proofs)
+        serving()
+        run(api.app, listener, settings.drain, CONNECTIONS * answers)
+
+
+def checked_listener(settings: ServeSettings, key: str | None) -> socket.socket:
+    """Check key, address and folder; return a socket that listens. Raises ConfigError."""
     require_key(settings.host, key)
     require_allowed(settings)
-    with (
-        closing(listening(settings.host, settings.port)) as listener,
-        opened(references, names, settings, key, observe, progress, backend_origin) as found,
-    ):
-        api, proofs, answers = found
-        ready(_url(listener), proofs)
-        run(api.app, listener, settings.drain, CONNECTIONS * answers)
+    return listening(settings.host, settings.port)
 
 
 @contextmanager
@@ -94,15 +92,17 @@ def opened(
     progress: Progress | None = None,
     backend_origin: Origin | None = None,
 ) -> Iterator[_Opened]:
-    """Load models and verify the adapters, for as long as the block lasts; see `serve`."""
+    """Load models and verify the adapters, for as long as the block lasts.
+
+    Args:
+        references, names: see `select`.
+        key: API key; None: requests need none, and come from this machine.
+    """
     engine = None if settings.engine == "vox" else _engine(settings.engine)
     chosen = select(references, names, quant_set=settings.quant is not None, progress=progress)
     models = served_models(chosen)
-    with (
-        engine(chosen, models, settings, key, observe)
-        if engine
-        else _own(chosen, models, settings, key, observe, backend_origin)
-    ) as found:
+    given = (chosen, models, settings, key, observe)
+    with engine(*given) if engine else _own(*given, backend_origin) as found:
         yield found
 
 
@@ -138,30 +138,19 @@ def _own(
 ) -> Iterator[_Opened]:
     """Load the models with vox's own engine."""
     adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
-    with open_base(
-        chosen.source,
-        adapters,
-        settings,
-        rows=settings.max_batch,
-        observe=observe,
-        backend_origin=backend_origin,
-    ) as opened:
+    rows, base = settings.max_batch, (chosen.source, adapters, settings)
+    with open_base(*base, rows=rows, observe=observe, backend_origin=backend_origin) as opened:
         for each in models.values():  # a tokenizer may have more ids than the model
             each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
         model, dtype, reads = opened.model, opened.job.dtype, opened.positions
-        proofs = {
-            name: prove(
-                model,
-                each,
-                chosen.probes.get(name),
-                dtype,
-                reads,
-                requantised=chosen.models[name].quant != opened.job.quant,
-            )
-            if each.adapter
-            else None
-            for name, each in models.items()
-        }
+        proofs: dict[str, Proof | None] = dict.fromkeys(models)
+        for name, each in models.items():
+            if each.adapter:
+                probe, other = (
+                    chosen.probes.get(name),
+                    chosen.models[name].quant != opened.job.quant,
+                )
+                proofs[name] = prove(model, each, probe, dtype, reads, requantised=other)
         opened.generator.keep = KEPT
         with closing(Engine(opened.generator, settings.queue)) as engine:
             allowed = settings.allow_adapters

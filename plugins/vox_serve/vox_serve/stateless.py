@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from vox_serve.engine import Piece
 from vox_serve.requests import (
-    STRICT,
     UNUSED,
     ApiError,
     ChatRequest,
+    Lenient,
     StreamOptions,
     as_api_error,
-    supported,
 )
 from vox_serve.responses import Chat, encoded
 from vox_serve.served import Served
@@ -41,11 +40,17 @@ _SENT_AS = {
 """Fields of the chat, as the request has them."""
 
 
-class ResponsesRequest(BaseModel):
+class TextOptions(Lenient):
+    """How the answer is written; `format` is checked as that of a chat."""
+
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {"verbosity": ("medium",)}
+    format: str | dict[str, Any] = Field({"type": "text"})
+
+
+class ResponsesRequest(Lenient):
     """The body of `/v1/responses`; items, tools and formats are checked as those of a chat."""
 
-    model_config = STRICT
-
+    neutral, unused = _NEUTRAL, UNUSED - {"store", "metadata"}
     model: str
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
@@ -54,21 +59,16 @@ class ResponsesRequest(BaseModel):
     top_p: float = 1.0
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    text: dict[str, Any] = {}
-    tools: list[dict[str, Any]] = []
+    text: TextOptions = TextOptions()
+    tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    metadata: dict[str, str] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, data: Any) -> Any:
-        return supported(data, cls, _NEUTRAL, UNUSED - {"store", "metadata"})
+    metadata: dict[str, str] = Field({})
 
     @property
     def format(self) -> dict[str, Any]:
         """The format of the answer, as it was sent."""
-        format = self.text.get("format") or {"type": "text"}
+        format = self.text.format
         return format if isinstance(format, dict) else {"type": format}
 
     def chat(self) -> ChatRequest:
@@ -254,17 +254,12 @@ class Stateless(Chat):
 
 
 def sent_as(error: ApiError) -> ApiError:
-    """Return an error of the chat with the request's own names of fields."""
-    name, dot, rest = (error.param or "").partition(".")
-    sent = _SENT_AS.get(name, name)
-    message = error.message.replace(error.param or "\0", f"{sent}{dot}{rest}", 1)
-    return ApiError(
-        error.status,
-        message,
-        param=f"{sent}{dot}{rest}" or None,
-        code=error.code,
-        retry_after=error.retry_after,
-    )
+    """Give an error of the chat the request's own names of fields, in place; return it."""
+    if error.param:
+        name, dot, rest = error.param.partition(".")
+        sent = f"{_SENT_AS.get(name, name)}{dot}{rest}"
+        error.message, error.param = error.message.replace(error.param, sent, 1), sent
+    return error
 
 
 def _wrapped(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,17 +78,12 @@ class Call:
 
 FORMATS = (
     Format(
-        "Hermes",
-        "arguments",
-        "<tool_call>",
-        "<tool_call>\n",
-        "\n</tool_call>\n<tool_call>\n",
-        "\n</tool_call>",
-        "</tool_call>",
+        "Hermes", "arguments", "<tool_call>", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n",
+        "\n</tool_call>", "</tool_call>",
     ),
     Format("Mistral", "arguments", "[TOOL_CALLS]", "[TOOL_CALLS][", ", ", "]"),
     Format("Llama 3", "parameters", "", "", None, ""),
-)
+)  # fmt: skip
 """Hermes' is also that of Qwen 2.5, Qwen 3 and Granite 4."""
 
 
