@@ -41,7 +41,7 @@ _SENT_AS = {
 
 
 class TextOptions(Lenient):
-    """How the answer is written; `format` is checked as that of a chat."""
+    """Options of the answer's text; the chat request checks `format`."""
 
     neutral: ClassVar[Mapping[str, Sequence[object]]] = {"verbosity": ("medium",)}
     format: str | dict[str, Any] = Field({"type": "text"})
