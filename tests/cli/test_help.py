@@ -32,6 +32,7 @@ PATHS = [
     "eval",
     "generate",
     "serve",
+    "tinker serve",
     "runs list",
     "runs show",
     "runs watch",
