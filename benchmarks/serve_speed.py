@@ -39,6 +39,8 @@ from vox_testing import jobs
 
 AT_ONCE, TOKENS, ROUNDS = (1, 4, 8, 16), 64, 3
 LONG, SHORT, PATIENCE = 2000, 3, 900
+END = {"0": -100, "2": -100}
+"""SmolLM2's end tokens: no answer is shorter than another."""
 _LLAMA = """
 import sys, time, xllamacpp as x
 p = x.CommonParams()
@@ -150,6 +152,8 @@ def _ask(server: Server, number: int, tokens: int, words: int | None = None) -> 
         "temperature": 0,
         "max_tokens": tokens,
         "stream": True,
+        "logit_bias": END,
+        "stream_options": {"include_usage": True},
     }
     count, first, started = 0, 0.0, time.perf_counter()
     with httpx.stream(
@@ -158,10 +162,11 @@ def _ask(server: Server, number: int, tokens: int, words: int | None = None) -> 
         response.raise_for_status()
         for line in response.iter_lines():
             if line.startswith("data: {"):
-                choices = json.loads(line[6:]).get("choices") or [{}]
+                chunk = json.loads(line[6:])
+                choices = chunk.get("choices") or [{}]
                 if (choices[0].get("delta") or {}).get("content"):
                     first = first or time.perf_counter() - started
-                    count += 1
+                count = (chunk.get("usage") or {}).get("completion_tokens", count)
     return count, first
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -15,7 +18,7 @@ from tests.run.numbers_model import VOCABULARY, InParts, Numbers
 from vox_core.data.tokenizer import load_tokenizer
 from vox_core.run import generate
 from vox_core.run.generate import Generator, Prompt, cache_bytes
-from vox_core.run.load import AnswerText
+from vox_core.run.load import AnswerText, apart
 from vox_core.run.sampling import Sampling, log_prob, next_token
 
 PROMPTS = [[1, 2, 3], [4], [9, 9, 9, 9, 9, 9], [7, 1], [30], [2, 2], [63, 0, 5]]
@@ -289,6 +292,41 @@ def test_the_fake_is_no_constant() -> None:
     logits_TV = Numbers().logits(np.array([1, 2, 3]))
     assert logits_TV.shape == (3, VOCABULARY)
     assert len({int(row.argmax()) for row in logits_TV}) > 1
+
+
+def test_a_row_enters_while_the_prompt_of_another_is_computed() -> None:
+    made = InParts()
+    rows = Generator(made, 2).rows()
+    long, short, *_ = prompts()
+    rows.enter(0, long)
+    assert rows.step() == []  # one part of its prompt
+    rows.enter(1, short)
+    rows.step()
+    assert made.batches == [[0], [0, 1]]
+
+
+def test_what_is_entered_apart_leaves_no_thread_behind() -> None:
+    seen: list[threading.Thread] = []
+
+    @contextmanager
+    def opening() -> Iterator[str]:
+        seen.append(threading.current_thread())
+        yield "loaded"
+        seen.append(threading.current_thread())
+
+    with apart(opening()) as found:
+        assert found == "loaded"
+        assert seen[0] is not threading.current_thread()
+        assert not seen[0].is_alive()
+    assert seen[1] is threading.current_thread()
+    with pytest.raises(OSError, match="refused"), apart(refused()):
+        pass
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    raise OSError("refused")
+    yield
 
 
 @pytest.mark.parametrize("model", [Numbers, InParts])

@@ -21,6 +21,7 @@ from vox_core.run.generate import (
 from vox_core.run.load import (
     AnswerText as AnswerText,
     OpenBase as OpenBase,
+    apart as apart,
     open_base as open_base,
     prompt_tokens as prompt_tokens,
     OpenModel as OpenModel,

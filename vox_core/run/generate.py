@@ -195,8 +195,9 @@ class Generator:
             self.model.remove(number)
 
     def _advance(self, rows: Mapping[int, _Row], chosen: dict[int, int]) -> dict[int, Floats]:
-        """Return the logits of at least one of `rows`; empty `chosen`, which is appended."""
-        while chosen or not self._logits.keys() & rows.keys():
+        """Return the logits of `rows` after one step, none for a prompt that needs more steps;
+        empty `chosen`, which is appended."""
+        if chosen or not self._logits.keys() & rows.keys():
             found = self.model.advance(dict(chosen))
             for number in found:
                 self._inside[number].computed = len(self._inside[number].tokens)
@@ -226,8 +227,8 @@ class Rows:
         self._rows[self._generator._enter(row)] = row
 
     def step(self) -> list[Token]:
-        """Return the next token of each row whose prompt is computed, at least one; rows that end
-        leave. There must be rows."""
+        """Return the next token of each row whose prompt is computed, none if a long prompt needs
+        more steps; rows that end leave. There must be rows."""
         tokens = []
         for number, logits_V in self._generator._advance(self._rows, self._chosen).items():
             token = self._rows[number].choose(logits_V, self._log_probs)

@@ -168,7 +168,7 @@ class RunningBatch:
         if not left:
             return {}
         oldest, *others = left
-        reserved = min(len(left[oldest]), self._chunk // 2)
+        reserved = min(len(left[oldest]), self._chunk // 4)
         room, chunks = self._chunk - reserved, dict[int, list[int]]()
         for row in [*sorted(others, key=lambda row: len(left[row])), oldest]:
             if row == oldest:  # prompts computed whole may have taken more than the others' part

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import uvicorn
 
 from vox_core.api.commands import ServeSettings
-from vox_core.api.generating import open_base
+from vox_core.api.generating import OpenBase, apart, open_base
 from vox_core.api.host import known_plugins
 from vox_core.api.models import Observe, Progress, ignore
 from vox_core.errors import ConfigError
@@ -137,26 +137,35 @@ def _own(
     backend_origin: Origin | None,
 ) -> Iterator[_Opened]:
     """Load the models with vox's own engine."""
+    loaded = apart(_loaded(chosen, models, settings, observe, backend_origin))
+    with loaded as (opened, proofs), closing(Engine(opened.generator, settings.queue)) as engine:
+        allowed = settings.allow_adapters
+        routes = Adapters(allowed, chosen, models, opened, engine).routes if allowed else ()
+        api = Api(engine, models, Limits(settings.max_tokens, opened.positions), key, routes)
+        yield api, proofs, engine.max_batch + settings.queue
+
+
+@contextmanager
+def _loaded(
+    chosen: Selection,
+    models: dict[str, Served],
+    settings: ServeSettings,
+    observe: Observe,
+    backend_origin: Origin | None,
+) -> Iterator[tuple[OpenBase, Mapping[str, Proof | None]]]:
+    """Load the base with the adapters, and verify each."""
     adapters = {name: each.adapter for name, each in chosen.models.items() if each.adapter}
     rows, base = settings.max_batch, (chosen.source, adapters, settings)
     with open_base(*base, rows=rows, observe=observe, backend_origin=backend_origin) as opened:
         for each in models.values():  # a tokenizer may have more ids than the model
             each.vocabulary = min(each.vocabulary, opened.vocabulary or each.vocabulary)
-        model, dtype, reads = opened.model, opened.job.dtype, opened.positions
-        proofs: dict[str, Proof | None] = dict.fromkeys(models)
-        for name, each in models.items():
-            if each.adapter:
-                probe, other = (
-                    chosen.probes.get(name),
-                    chosen.models[name].quant != opened.job.quant,
-                )
-                proofs[name] = prove(model, each, probe, dtype, reads, requantised=other)
         opened.generator.keep = KEPT
-        with closing(Engine(opened.generator, settings.queue)) as engine:
-            allowed = settings.allow_adapters
-            routes = Adapters(allowed, chosen, models, opened, engine).routes if allowed else ()
-            api = Api(engine, models, Limits(settings.max_tokens, reads), key, routes)
-            yield api, proofs, engine.max_batch + settings.queue
+        proofs: dict[str, Proof | None] = dict.fromkeys(models)
+        for name in adapters:
+            other = chosen.models[name].quant != opened.job.quant
+            of = (opened.model, models[name], chosen.probes.get(name))
+            proofs[name] = prove(*of, opened.job.dtype, opened.positions, requantised=other)
+        yield opened, proofs
 
 
 def run(app: Starlette, listener: socket.socket, drain: float, connections: int) -> None:

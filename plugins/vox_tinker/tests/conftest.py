@@ -14,8 +14,6 @@ import pytest
 from vox_core.api.settings import TrainSettings
 from vox_testing.tiny import make_model
 
-pytest.importorskip("tinker", reason="tinker is not installed")
-
 if TYPE_CHECKING:
     import tinker
     import uvicorn

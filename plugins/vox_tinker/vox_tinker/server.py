@@ -6,16 +6,17 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from vox_core.api.files import make_folder
+from vox_core.api.generating import apart
 from vox_core.api.plans import seeded
 from vox_core.api.settings import TrainSettings
-from vox_core.api.training import open_training_base
+from vox_core.api.training import TrainingBase, open_training_base
 from vox_core.contract import TrainState
 from vox_core.errors import ConfigError
 from vox_tinker.app import LOOPBACK, Api
@@ -90,11 +91,17 @@ def opened(
     chosen = settings.model_copy(
         update={"model": reference, "method": "lora", "rank": 1, "alpha": 1.0, "dropout": 0.0}
     )
-    with open_training_base(chosen, observe, backend_origin, progress) as base:
+    loaded = apart(_loaded(open_training_base(chosen, observe, backend_origin, progress)))
+    with loaded as base, closing(Engine(base.generator)) as engine:
+        yield Served(name, base, engine, Adapters(base))
+
+
+@contextmanager
+def _loaded(opening: AbstractContextManager[TrainingBase]) -> Iterator[TrainingBase]:
+    with opening as base:
         base.trainer.add_learner(IDLE, TrainState(0, seeded(base.plan, base.inputs.weights)))
         base.generator.keep = KEPT
-        with closing(Engine(base.generator)) as engine:
-            yield Served(name, base, engine, Adapters(base))
+        yield base
 
 
 async def answer(
