@@ -92,9 +92,8 @@ class Running:
             raise _failed(error) from error
         finally:
             self.cancel()
-        return json_response(
-            self._form.completion(answers, self._prompt_tokens, self._count(answers))
-        )
+        count = self._count(answers)
+        return json_response(self._form.completion(answers, self._prompt_tokens, count))
 
     def cancel(self) -> None:
         """Stop generating what has not ended."""
@@ -124,6 +123,7 @@ class Running:
         """
         ended = 0
         while ended < len(self._answers):
+            await asyncio.sleep(0)  # a fast stream lets other connections have their turn
             index, piece = await self._arrived.get()
             if isinstance(piece, EngineFailed):
                 raise piece
