@@ -163,7 +163,7 @@ class RunningBatch:
 
     def _prompts(self) -> dict[int, list[int]]:
         """Return the next tokens of the prompts, a chunk in all: those of the shortest first, with
-        half of the chunk for the oldest, which would never end otherwise."""
+        a quarter of the chunk for the oldest, which would never end otherwise."""
         left = {row: state.prompt for row, state in self._rows.items() if state.prompt}
         if not left:
             return {}
