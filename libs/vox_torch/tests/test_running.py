@@ -13,7 +13,7 @@ import torch
 from vox_core.contract import AdapterState, LoadJob
 from vox_testing import jobs
 from vox_testing.tiny import FAMILIES
-from vox_torch import running
+from vox_torch import lora_rows, running
 from vox_torch.base import load_base
 from vox_torch.load import TorchModel, load
 from vox_torch.lora_rows import RowAdapters
@@ -34,7 +34,9 @@ CLOSE_RECURRENT = 5e-4
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts get a product for each adapter, and new tokens share one."""
     monkeypatch.setattr(running, "CHUNK_ON_CPU", 32)
+    monkeypatch.setattr(lora_rows, "_SHARED", 64)
 
 
 def opened(folder: Path) -> TorchModel:
@@ -222,6 +224,28 @@ def test_an_adapter_that_enters_or_leaves_changes_no_other_row(
     found = model.advance({row: int(logits_V.argmax()) for row, logits_V in found.items()})
     for row in rows:
         assert np.allclose(found[row], expected[row][1][2], atol=CLOSE)
+
+
+@pytest.mark.parametrize("bad", ["lora_A", "lora_B"])
+def test_an_adapter_with_infinite_values_changes_no_other_row(
+    tiny: Callable[..., Path], bad: str
+) -> None:
+    folder = tiny("llama")
+    model = opened(folder)
+    model.add_adapter("a", adapter(folder))
+    model.add_adapter("b", adapter(folder, rank=2))
+    rows = {0: ([1, 2, 3], "a"), 1: ([4, 5], "b"), 2: ([6], None)}
+    expected = greedy(model, rows)
+    state = adapter(folder, rank=2)
+    tensors = {
+        name: np.full_like(value, np.inf) if bad in name else value
+        for name, value in state.tensors().items()
+    }
+    model.remove_adapter("b")
+    model.add_adapter("b", state.with_tensors(tensors))
+    found = greedy(model, rows)
+    assert found[0][0] == expected[0][0] and found[2][0] == expected[2][0]
+    assert not np.isfinite(found[1][1][-1]).all()
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
