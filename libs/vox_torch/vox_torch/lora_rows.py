@@ -6,14 +6,13 @@ tokens each adapter computes its own. PEFT's layers have another forward while r
 The base is added last, so that a small update is not rounded away (docs/adr/0014).
 
 Shape legend: N tokens of all rows, M tokens of one adapter, I input features, O output features,
-R rank, S ranks of all adapters.
+R rank, S ranks of all adapters used so far, K adapters of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,49 +26,75 @@ if TYPE_CHECKING:
 Shares: TypeAlias = Sequence[tuple[str | None, int]]
 """Adapters in the order of their tokens, each with its number of tokens."""
 
-_SHARED = 2048
+_SHARED = 4096
 """Tokens times ranks (N S) up to which a shared product is faster than one for each adapter."""
-
-_KEPT = 4
-"""Compositions of adapters whose values are kept side by side."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _LowRank:
-    """An adapter's values in one layer; `B_OR` includes the scale.
-
-    On a CPU A and B are float32: their operands fit in a cache, and a bfloat16 product of oneDNN
-    takes 14 microseconds whatever its size, that of the BLAS 2.
-    """
-
-    A_RI: torch.Tensor
-    B_OR: torch.Tensor
-    gain_O: torch.Tensor | None
 
 
 class _Values:
-    """The values of the adapters of some tokens in one layer, None for the base alone."""
+    """The values of the adapters used so far in one layer, side by side; B includes the scales.
 
-    def __init__(self, values: Sequence[_LowRank | None]) -> None:
-        self.each, known = values, [value for value in values if value is not None]
-        self.any, self.gains = bool(known), any(value.gain_O is not None for value in known)
-        self._ranks = tuple(0 if value is None else len(value.A_RI) for value in values)
-        self._most = _SHARED // max(1, sum(self._ranks))
-        self._stack = _stack(known) if 1 < len(known) <= self._most else None
+    On a CPU A and B are float32: their operands fit in a cache, and a bfloat16 product of oneDNN
+    takes 14 microseconds whatever its size, that of the BLAS 2.
 
-    def update(self, x_NI: torch.Tensor, counts: tuple[int, ...], features: int) -> torch.Tensor:
-        """Return each token's `scale * (x A^T) B^T`, (N, O)."""
+    Attributes:
+        gains: of adapters with DoRA, (O,).
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._spans: dict[str | None, tuple[int, int]] = {None: (0, 0)}
+        self._A_SI: torch.Tensor
+        self._B_OS: torch.Tensor
+        self._finite = True
+        self.gains: dict[str | None, torch.Tensor] = {}
+
+    def update(
+        self, names: Sequence[str | None], counts: tuple[int, ...], x_NI: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return each token's `scale * (x A^T) B^T`, (N, O); None if no adapter has values here."""
         import torch
         from torch.nn.functional import linear
 
-        if self._stack and len(x_NI) <= self._most:
-            A_SI, B_OS = self._stack
-            own_NS = linear(x_NI.to(A_SI.dtype), A_SI)
-            own_NS.masked_fill_(_others(counts, self._ranks, x_NI.device), 0)
+        spans = tuple(self._span(name) for name in names)
+        active = sum(start < stop for start, stop in spans)
+        if not active:
+            return None
+        A_SI, B_OS = self._A_SI, self._B_OS
+        narrow_NI = x_NI.to(A_SI.dtype)
+        if active > 1 and self._finite and len(x_NI) * len(A_SI) <= _SHARED:
+            own_NS = linear(narrow_NI, A_SI)
+            own_NS.masked_fill_(_others(counts, spans, len(A_SI), x_NI.device), 0)
             return linear(own_NS, B_OS).to(x_NI.dtype)
-        parts = zip(self.each, x_NI.split(counts), strict=True)
-        updates = [_update(value, x_MI, features) for value, x_MI in parts]
-        return updates[0] if len(updates) == 1 else torch.cat(updates)
+        updates = [
+            linear(linear(narrow_MI, A_SI[start:stop]), B_OS[:, start:stop])
+            for (start, stop), narrow_MI in zip(spans, narrow_NI.split(counts), strict=True)
+        ]
+        return (updates[0] if len(updates) == 1 else torch.cat(updates)).to(x_NI.dtype)
+
+    def _span(self, name: str | None) -> tuple[int, int]:
+        """Return the ranks of an adapter, which is read at its first use."""
+        if name not in self._spans:
+            self._spans[name] = self._read(name) if name in self._layer.lora_A else (0, 0)
+        return self._spans[name]
+
+    def _read(self, name: str | None) -> tuple[int, int]:
+        import torch
+
+        layer = self._layer
+        A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
+        scaled_OR = at_least_float32(B_OR) * layer.scaling[name]
+        if layer.use_dora[name]:
+            self.gains[name] = _gain(layer, name, at_least_float32(A_RI), scaled_OR)
+        if A_RI.is_cpu:
+            A_RI, B_OR = at_least_float32(A_RI), scaled_OR
+        else:
+            B_OR = scaled_OR.to(B_OR.dtype)
+        self._finite &= bool(B_OR.isfinite().all())  # else zeros times B are not zeros
+        start = max(stop for _, stop in self._spans.values())
+        if start:
+            A_RI, B_OR = torch.cat([self._A_SI, A_RI]), torch.cat([self._B_OS, B_OR], dim=1)
+        self._A_SI, self._B_OS = A_RI, B_OR
+        return start, len(A_RI)
 
 
 class RowAdapters:
@@ -83,14 +108,12 @@ class RowAdapters:
         self._model = model
         self._layers: dict[nn.Module, Callable[[], torch.Tensor] | None] | None = None
         self._wrappers: list[Any] = []
-        self._read: dict[tuple[nn.Module, str], _LowRank] = {}
-        self._kept: dict[tuple[str | None, ...], dict[nn.Module, _Values]] = {}
+        self._values: dict[nn.Module, _Values] = {}
 
     def forget(self) -> None:
         """Find layers and read values again; call it when adapters have changed."""
         self._layers = None
-        self._read.clear()
-        self._kept.clear()
+        self._values.clear()
 
     def group(self, name: str | None) -> str | None:
         """Return an adapter's group; adapters of one group can share a forward pass.
@@ -148,69 +171,36 @@ class RowAdapters:
 
         base, features, x_NI = layer.base_layer, layer.out_features, x.reshape(-1, x.shape[-1])
         names, counts = by_count[len(x_NI)]
-        values = self._values(layer, names)
-        if not values.any:
+        if layer not in self._values:
+            self._values[layer] = _Values(layer)
+        values = self._values[layer]
+        update_NO = values.update(names, counts, x_NI)
+        if update_NO is None:
             y: torch.Tensor = base(x)
             return y
-        update_NO = values.update(x_NI, counts, features)
         if weight is None:
             return base(x) + update_NO.view(*x.shape[:-1], features)
         y_NO = torch.addmm(update_NO, x_NI, weight().T)
         if values.gains:
-            for value, y_MO in zip(values.each, y_NO.split(counts), strict=True):
-                if value is not None and value.gain_O is not None:
-                    y_MO.mul_(value.gain_O)
+            for name, y_MO in zip(names, y_NO.split(counts), strict=True):
+                if name in values.gains:
+                    y_MO.mul_(values.gains[name])
         if base.bias is not None:
             y_NO.add_(base.bias)
         return y_NO.view(*x.shape[:-1], features)
 
-    def _values(self, layer: Any, names: tuple[str | None, ...]) -> _Values:
-        """Return the values of adapters; those of the newest compositions are kept."""
-        if names not in self._kept:
-            if len(self._kept) == _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[names] = {}
-        if layer not in self._kept[names]:
-            self._kept[names][layer] = _Values([self._value(layer, name) for name in names])
-        return self._kept[names][layer]
-
-    def _value(self, layer: Any, name: str | None) -> _LowRank | None:
-        if name is None or name not in layer.lora_A:
-            return None
-        if (layer, name) not in self._read:
-            self._read[layer, name] = _read(layer, name)
-        return self._read[layer, name]
-
-
-def _read(layer: Any, name: str) -> _LowRank:
-    A_RI, B_OR = layer.lora_A[name].weight.detach(), layer.lora_B[name].weight.detach()
-    scaled_OR = at_least_float32(B_OR) * layer.scaling[name]
-    gain_O = _gain(layer, name, at_least_float32(A_RI), scaled_OR) if layer.use_dora[name] else None
-    if A_RI.is_cpu:
-        return _LowRank(at_least_float32(A_RI), scaled_OR, gain_O)
-    return _LowRank(A_RI, scaled_OR.to(B_OR.dtype), gain_O)
-
-
-def _stack(values: Sequence[_LowRank]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return A and B of all adapters; None if zeros times B are not zeros."""
-    import torch
-
-    A_SI, B_OS = (
-        torch.cat([each.A_RI for each in values]),
-        torch.cat([each.B_OR for each in values], 1),
-    )
-    return (A_SI, B_OS) if B_OS.isfinite().all() else None
-
 
 @lru_cache(maxsize=8)
-def _others(counts: tuple[int, ...], ranks: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return for each token and rank whether the rank is of another adapter, bool (N, S)."""
+def _others(
+    counts: tuple[int, ...], spans: tuple[tuple[int, int], ...], ranks: int, device: torch.device
+) -> torch.Tensor:
+    """Return for each token and rank whether the rank is not of its adapter, bool (N, S)."""
     import torch
 
-    owner_N, owner_S = (
-        torch.arange(len(each)).repeat_interleave(torch.tensor(each)) for each in (counts, ranks)
-    )
-    return (owner_N[:, None] != owner_S).to(device)
+    ranks_S, counts_K = torch.arange(ranks), torch.tensor(counts)
+    start_K1, stop_K1 = torch.tensor(spans).split(1, dim=1)
+    others_KS = (ranks_S < start_K1) | (ranks_S >= stop_K1)
+    return others_KS.repeat_interleave(counts_K, dim=0).to(device)
 
 
 def _gain(layer: Any, name: str, A_RI: torch.Tensor, scaled_OR: torch.Tensor) -> torch.Tensor:
@@ -222,16 +212,6 @@ def _gain(layer: Any, name: str, A_RI: torch.Tensor, scaled_OR: torch.Tensor) ->
     magnitude_O = at_least_float32(layer.lora_magnitude_vector[name].weight.detach())
     norms_O = torch.addmm(at_least_float32(W_OI), scaled_OR, A_RI).norm(dim=1)
     return (magnitude_O / norms_O).to(W_OI.dtype)
-
-
-def _update(value: _LowRank | None, x_MI: torch.Tensor, features: int) -> torch.Tensor:
-    """Return `scale * (x A^T) B^T`, (M, O); zeros for the base alone."""
-    from torch.nn.functional import linear
-
-    if value is None:
-        return x_MI.new_zeros((len(x_MI), features))
-    narrow_MI = x_MI.to(value.A_RI.dtype)
-    return linear(linear(narrow_MI, value.A_RI), value.B_OR).to(x_MI.dtype)
 
 
 @contextmanager

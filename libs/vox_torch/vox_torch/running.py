@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
     from vox_core.contract import Floats, Ints
 
-CHUNK, CHUNK_ON_CPU = 512, 128
-"""Tokens of prompts that a step computes. On a CPU twice as many take almost twice as long."""
+CHUNK, CHUNK_ON_CPU = 512, 64
+"""Tokens of prompts that a step computes beside other rows; of a prompt alone, twice as many. On a
+CPU twice as many take almost twice as long."""
 
 
 @dataclass(slots=True)
@@ -162,17 +163,16 @@ class RunningBatch:
         return {row: logits[row] for row in news if not self._rows[row].prompt}
 
     def _prompts(self) -> dict[int, list[int]]:
-        """Return the next tokens of the prompts, a chunk in all: those of the shortest first, with
-        a quarter of the chunk for the oldest, which would never end otherwise."""
+        """Return the next tokens of the prompts: a chunk of those of the shortest first, and at
+        least a quarter of a chunk of the oldest, which would never end otherwise."""
         left = {row: state.prompt for row, state in self._rows.items() if state.prompt}
         if not left:
             return {}
         oldest, *others = left
-        reserved = min(len(left[oldest]), self._chunk // 4)
-        room, chunks = self._chunk - reserved, dict[int, list[int]]()
+        room, chunks = self._chunk * (1 if len(self._rows) > 1 else 2), dict[int, list[int]]()
         for row in [*sorted(others, key=lambda row: len(left[row])), oldest]:
-            if row == oldest:  # prompts computed whole may have taken more than the others' part
-                room = max(room, 0) + reserved
+            if row == oldest:
+                room = max(room, self._chunk // 4)
             if room > 0:
                 chunks[row] = left[row][: room if self._forward.in_chunks else None]
                 room -= len(chunks[row])
