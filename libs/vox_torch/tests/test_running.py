@@ -13,14 +13,15 @@ import torch
 from vox_core.contract import AdapterState, LoadJob
 from vox_testing import jobs
 from vox_testing.tiny import FAMILIES
-from vox_torch import lora_rows, running
+from vox_torch import cached, lora_rows, running
 from vox_torch.base import load_base
 from vox_torch.load import TorchModel, load
 from vox_torch.lora_rows import RowAdapters
 from vox_torch.profile import DeviceProfile
 
-LENGTHS = (3, 40, 17, 1, 90)
-"""Of prompts: shorter and longer than a window of 16 and a chunk of 32 tokens."""
+LENGTHS = (3, 58, 17, 1, 90)
+"""Of prompts: shorter and longer than a window of 16 and a chunk of 32 tokens; one outgrows slots
+of 64."""
 
 NEW = 12
 STEPWISE = {"qwen3_5"}
@@ -36,6 +37,8 @@ CLOSE_RECURRENT = 5e-4
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts get a product for each adapter, and new tokens share one."""
     monkeypatch.setattr(running, "CHUNK_ON_CPU", 32)
+    monkeypatch.setattr(cached, "_GROWTH", 64)
+    monkeypatch.setattr(cached, "_FEW", 2)
     monkeypatch.setattr(lora_rows, "_SHARED", 64)
 
 
@@ -128,6 +131,30 @@ def test_a_short_prompt_is_computed_before_a_long_one(tiny: Callable[..., Path])
     model.insert(2, np.arange(16))
     returned = [sorted(model.advance({})) for _ in range(5)]
     assert returned == [[2], [], [], [], [0]]  # 36 tokens left, 8 in each step
+
+
+def test_rows_lie_side_by_side_while_they_are_advanced(tiny: Callable[..., Path]) -> None:
+    model = opened(tiny("llama"))
+    tokens = np.random.default_rng(3).integers(0, 256, (4, 9))
+    for row in range(3):
+        model.insert(row, tokens[row])
+    model.advance({})
+
+    def side_by_side() -> list[bool]:
+        return [model._batch._rows[row].cache.slots is not None for row in range(3)]
+
+    assert side_by_side() == [False] * 3
+    model.advance(dict.fromkeys(range(3), 1))
+    assert side_by_side() == [True] * 3
+    found = model.advance({0: 2, 1: 2})
+    assert side_by_side() == [True, True, False]
+    model.insert(3, np.append(tokens[2], [1, 5]))
+    model.reuse(3, 2, 10)
+    model.remove(1)
+    found = {1: found[1], **model.advance({0: 3, 2: 7})}
+    for row, text in {0: [1, 2, 3], 1: [1, 2], 2: [1, 7], 3: [1, 5]}.items():
+        prompt = tokens[2 if row == 3 else row]
+        assert np.allclose(found[row], model.logits(np.append(prompt, text))[-1], atol=CLOSE)
 
 
 def test_whole_prompts_do_not_hold_up_the_oldest(tiny: Callable[..., Path]) -> None:
@@ -247,6 +274,14 @@ def test_an_adapter_with_infinite_values_changes_no_other_row(
     found = greedy(model, rows)
     assert found[0][0] == expected[0][0] and found[2][0] == expected[2][0]
     assert not np.isfinite(found[1][1][-1]).all()
+    model.insert(0, np.array([1, 2, 3]), "a")
+    model.insert(1, np.array([4, 5]), "b")
+    model.advance({})
+    model.advance({0: 1, 1: 1})
+    model.remove(1)
+    model.insert(2, np.array([6]))  # shorter than row 0, and in the slot of row 1
+    found_V = model.advance({0: 1})[2]
+    assert np.isfinite(model.advance({0: 1, 2: int(found_V.argmax())})[2]).all()
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])

@@ -1,18 +1,21 @@
 """Keys and values of a running batch's rows, and attention of new tokens over them.
 
 The new tokens of all rows are concatenated to one sequence, as documents are in training. Each row
-appends its keys and values to buffers of its own, so rows enter and leave without padding or
-copies. On an accelerator in half precision one variable-length kernel of torch computes all rows;
-elsewhere each row goes through scaled dot product attention.
+appends its keys and values to buffers of its own. On an accelerator in half precision one
+variable-length kernel of torch computes all rows. On a CPU rows of similar length that each get one
+token lie side by side in slots of shared buffers, and are computed at once; every other row goes
+through scaled dot product attention alone.
 
-Shape legend: T new tokens of all rows, N new tokens of a row, L its tokens with the cached ones,
-H query heads, K key heads, G query heads per key head, D features of a head.
+Shape legend: T new tokens of all rows, N new tokens of a row or rows with one new token, L tokens
+with the cached ones, C tokens that fit, S slots, H query heads, K key heads, G query heads per key
+head, D features of a head.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,9 @@ CACHED_ROWS = "vox_cached_rows"
 
 _GROWTH = 256
 """Tokens by which a buffer grows."""
+
+_FEW = 4
+"""Rows of one capacity from which slots are faster than row by row."""
 
 
 def register() -> None:
@@ -41,29 +47,32 @@ class RowCache:
     Attributes:
         length: tokens cached; raised once every module has appended the same new ones, so a
             forward pass that fails can be repeated.
+        buffers: keys and values of each module, (C, K, D); in slots, parts of their buffers.
+        slots: the row's slots, if it is in some, and `slot` its number there.
     """
 
     def __init__(self) -> None:
-        self.length = 0
-        self._buffers: dict[nn.Module, list[torch.Tensor]] = {}
+        self.length, self.slot = 0, 0
+        self.buffers: dict[nn.Module, list[torch.Tensor]] = {}
+        self.slots: Slots | None = None
 
     def append(self, module: nn.Module, *new: torch.Tensor) -> list[torch.Tensor]:
         """Write new keys and values, each (N, K, D), behind the cached ones; return both whole."""
         stop = self.length + len(new[0])
-        buffers = self._buffers.get(module)
+        buffers = self.buffers.get(module)
         if buffers is None or len(buffers[0]) < stop:
-            buffers = self._buffers[module] = self._grown(buffers, new, stop)
+            buffers = self.buffers[module] = self._grown(buffers, new, stop)
         for buffer, part in zip(buffers, new, strict=True):
             buffer[self.length : stop] = part
         return [buffer[:stop] for buffer in buffers]
 
     def begin_as(self, other: RowCache, count: int) -> None:
         """Copy the first `count` tokens of another row; this one is empty."""
-        for module, buffers in other._buffers.items():
-            self._buffers[module] = self._grown(None, buffers, count)
-            for buffer, part in zip(self._buffers[module], buffers, strict=True):
-                buffer[:count] = part[:count]
         self.length = count
+        self.buffers = {
+            module: self._grown(buffers, buffers, count)
+            for module, buffers in other.buffers.items()
+        }
 
     def _grown(
         self, old: Sequence[torch.Tensor] | None, new: Sequence[torch.Tensor], stop: int
@@ -73,6 +82,90 @@ class RowCache:
         for buffer, kept in zip(grown, old or (), strict=False):
             buffer[: self.length] = kept[: self.length]
         return grown
+
+    def free(self) -> None:
+        """Forget keys and values; the row's slot is free."""
+        if self.slots:
+            self.slots.rows[self.slot], self.slots = None, None
+        self.buffers = {}
+
+    def leave_slots(self) -> None:
+        """Copy keys and values to buffers of the row's own."""
+        if self.slots:
+            self.slots.rows[self.slot], self.slots = None, None
+            self.buffers = {
+                module: self._grown(buffers, buffers, self.length)
+                for module, buffers in self.buffers.items()
+            }
+
+
+class Slots:
+    """Rows of one capacity, side by side in the buffers (S, C, K, D) of each attention module.
+
+    Attributes:
+        rows: in each slot; None in a free one.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: list[RowCache | None] = []
+        self.buffers: dict[nn.Module, list[torch.Tensor]] = {}
+
+    def enter(self, cache: RowCache) -> None:
+        """Move a row into a free slot."""
+        if None not in self.rows:
+            self._grow(cache)
+        slot = self.rows.index(None)
+        for module, parts in cache.buffers.items():
+            for buffer, part in zip(self.buffers[module], parts, strict=True):
+                buffer[slot, : cache.length] = part[: cache.length]
+                buffer[slot, cache.length :] = 0  # finite, where the mask hides them
+        self._put(cache, slot)
+
+    def _grow(self, cache: RowCache) -> None:
+        before = len(self.rows)
+        self.rows += [None] * max(1, before // 2)
+        for module, parts in cache.buffers.items():
+            size = len(self.rows), self.capacity
+            grown = [part.new_zeros((*size, *part.shape[1:])) for part in parts]
+            for buffer, old in zip(grown, self.buffers.get(module, ()), strict=False):
+                buffer[:before] = old
+            self.buffers[module] = grown
+        for slot, row in enumerate(self.rows[:before]):
+            if row:
+                self._put(row, slot)
+
+    def _put(self, cache: RowCache, slot: int) -> None:
+        self.rows[slot], cache.slots, cache.slot = cache, self, slot
+        cache.buffers = {
+            module: [buffer[slot] for buffer in buffers] for module, buffers in self.buffers.items()
+        }
+
+
+class SlotsByCapacity:
+    """The slots of a running batch. Capacities are powers of two, so at most half is masked."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Slots] = {}
+
+    def hold(self, rows: Sequence[RowCache]) -> None:
+        """Let slots hold those of the rows that are enough of one capacity, and no others.
+
+        Args:
+            rows: with cached tokens; each gets one more in the next step.
+        """
+        capacities = {row: max(_GROWTH, 1 << row.length.bit_length()) for row in rows}
+        counts = Counter(capacities.values())
+        wanted = {row: size for row, size in capacities.items() if counts[size] >= _FEW}
+        for size, slots in list(self._slots.items()):
+            if 2 * counts[size] < len(slots.rows):
+                del self._slots[size]  # the rows enter fewer slots
+            for row in filter(None, list(slots.rows)):
+                if size not in self._slots or wanted.get(row) != size:
+                    row.leave_slots()
+        for row, size in wanted.items():
+            if row.slots is None:
+                self._slots.setdefault(size, Slots(size)).enter(row)
 
 
 class RowExtents:
@@ -114,6 +207,76 @@ class RowExtents:
         )
         return new, whole
 
+    @cached_property
+    def alone(self) -> list[tuple[RowCache, slice]]:
+        """The rows that are not in slots, with their new tokens."""
+        return [(cache, part) for cache, part in self.parts() if not cache.slots]
+
+    @cached_property
+    def together(self) -> list[SideBySide]:
+        """The rows in slots."""
+        found: dict[Slots, list[tuple[RowCache, int]]] = {}
+        for cache, part in self.parts():
+            if cache.slots:
+                found.setdefault(cache.slots, []).append((cache, part.start))
+        return [SideBySide(slots, rows) for slots, rows in found.items()]
+
+    def parts(self) -> Iterator[tuple[RowCache, slice]]:
+        """Each row with its new tokens."""
+        stops = itertools.accumulate(self.counts)
+        for cache, n, stop in zip(self.caches, self.counts, stops, strict=True):
+            yield cache, slice(stop - n, stop)
+
+
+class SideBySide:
+    """Attention of rows in slots, each with one new token.
+
+    Args:
+        rows: each with its index among the new tokens.
+    """
+
+    def __init__(self, slots: Slots, rows: Sequence[tuple[RowCache, int]]) -> None:
+        import torch
+
+        self._slots = slots
+        self.at_N = torch.tensor([at for _, at in rows])
+        self._slot_N = torch.tensor([row.slot for row, _ in rows])
+        self._before_N = torch.tensor([row.length for row, _ in rows])
+        self._masks: dict[int | None, torch.Tensor] = {}
+
+    def attend(
+        self, module: nn.Module, qkv: Sequence[torch.Tensor], scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Append keys and values, and return (N, H, D)."""
+        query_NHD, *new = qkv
+        buffers = self._slots.buffers[module]
+        for buffer_SCKD, part_NKD in zip(buffers, new, strict=True):
+            buffer_SCKD[self._slot_N, self._before_N] = part_NKD
+        if window not in self._masks:
+            self._masks[window] = self._mask(window, query_NHD)
+        mask_S11L = self._masks[window]
+        key_SKLD, value_SKLD = (
+            buffer[:, : mask_S11L.shape[-1]].transpose(1, 2) for buffer in buffers
+        )
+        shape = len(key_SKLD), key_SKLD.shape[1], -1, query_NHD.shape[-1]
+        query_SHD = query_NHD.new_zeros((len(key_SKLD), *query_NHD.shape[1:]))
+        query_SHD[self._slot_N] = query_NHD
+        out_SKGD = sdpa(query_SHD.view(shape), key_SKLD, value_SKLD, scale, mask_S11L)
+        return out_SKGD.flatten(1, 2)[self._slot_N]
+
+    def _mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """Return zeros for the keys that each slot's query sees, else -inf, (S, 1, 1, L)."""
+        import torch
+
+        before_S1 = torch.full((len(self._slots.rows), 1), -1)
+        before_S1[self._slot_N, 0] = self._before_N
+        key_L = torch.arange(int(self._before_N.max()) + 1)
+        hidden_SL = key_L > before_S1
+        if window:
+            hidden_SL |= key_L <= before_S1 - window
+        mask_SL = like.new_zeros(hidden_SL.shape).masked_fill_(hidden_SL, -torch.inf)
+        return mask_SL[:, None, None]
+
 
 def attend(
     module: nn.Module,
@@ -141,21 +304,23 @@ def attend(
     query_THD, key_TKD, value_TKD = (
         each[0].transpose(0, 1) for each in (query_1HTD, key_1KTD, value_1KTD)
     )
-    parts = zip(key_TKD.split(rows.counts), value_TKD.split(rows.counts), strict=True)
-    seen = [cache.append(module, *new) for cache, new in zip(rows.caches, parts, strict=True)]
+    window = sliding_window or None
     if softcap is None and has_varlen(query_1HTD, key_1KTD):
+        parts = zip(key_TKD.split(rows.counts), value_TKD.split(rows.counts), strict=True)
+        seen = [cache.append(module, *new) for cache, new in zip(rows.caches, parts, strict=True)]
         keys_LKD, values_LKD = (torch.cat(each) for each in zip(*seen, strict=True))
         new, whole = rows.bounds()
         longest = max(rows.counts), max(rows.lengths)
-        window = sliding_window or None
         out = varlen(query_THD, keys_LKD, values_LKD, (new, whole), longest, scale, window)
         return out[None], None
-    queries = query_THD.split(rows.counts)
-    each_row = [
-        _attend_row(query_NHD, *kv, scale, sliding_window or None, softcap)
-        for query_NHD, kv in zip(queries, seen, strict=True)
-    ]
-    return torch.cat(each_row)[None], None
+    out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
+    for group in rows.together if softcap is None else ():
+        qkv = [each[group.at_N] for each in (query_THD, key_TKD, value_TKD)]
+        out_THD[group.at_N] = group.attend(module, qkv, scale, window)
+    for cache, part in rows.alone if softcap is None else rows.parts():
+        seen = cache.append(module, key_TKD[part], value_TKD[part])
+        out_THD[part] = _attend_row(query_THD[part], *seen, scale, window, softcap)
+    return out_THD[None], None
 
 
 def _attend_row(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from vox_torch.cached import CACHED_ROWS, RowCache, RowExtents, register
+from vox_torch.cached import CACHED_ROWS, RowCache, RowExtents, SlotsByCapacity, register
 from vox_torch.lora_rows import Shares
 from vox_torch.memory import is_out_of_memory
 from vox_torch.trial import (
@@ -91,6 +91,10 @@ class Forward(Protocol):
         """Return the cache of a row without tokens."""
         ...
 
+    def decode(self, caches: Sequence[Any]) -> None:
+        """Prepare the rows that get one token in the next step."""
+        ...
+
     def __call__(self, news: Sequence[New]) -> torch.Tensor:
         """Return logits (K, V) behind the last token of each row.
 
@@ -144,7 +148,9 @@ class RunningBatch:
 
     def remove(self, row: int) -> None:
         """Let a row leave, and free its cache."""
-        del self._rows[row]
+        cache = self._rows.pop(row).cache
+        if isinstance(cache, RowCache):
+            cache.free()
 
     def advance(self, tokens: Mapping[int, int]) -> dict[int, Floats]:
         """Append each token to its row, and compute the next chunk of the prompts.
@@ -153,6 +159,8 @@ class RunningBatch:
             Row -> float32 logits (V,) behind its last token, for each row of `tokens`, and for
             inserted rows once their prompt is computed.
         """
+        if self._forward:
+            self._forward.decode([self._rows[row].cache for row in tokens])
         news = {row: [token] for row, token in tokens.items()} | self._prompts()
         logits: dict[int, Floats] = {}
         for group in self._groups(news):
@@ -229,12 +237,17 @@ class Together:
 
     def __init__(self, base: Base) -> None:
         register()
-        self._base = base
+        self._base, self._slots = base, SlotsByCapacity()
         self.windows: set[int | None] = set()
 
     def new_cache(self) -> RowCache:
         """Return the cache of a row without tokens."""
         return RowCache()
+
+    def decode(self, caches: Sequence[RowCache]) -> None:
+        """Put the rows that get one token in the next step side by side, on a CPU."""
+        if self._base.device == "cpu":
+            self._slots.hold(caches)
 
     def __call__(self, news: Sequence[New]) -> torch.Tensor:
         """Return logits (K, V) behind the last token of each row."""
@@ -265,6 +278,9 @@ class OneByOne:
     def new_cache(self) -> dict[str, Any]:
         """Return the cache of a row without tokens."""
         return {}
+
+    def decode(self, caches: Sequence[Any]) -> None:
+        """Rows need no preparation."""
 
     def __call__(self, news: Sequence[New]) -> torch.Tensor:
         """Return logits (K, V) behind the last token of each row."""
