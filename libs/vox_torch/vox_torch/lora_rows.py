@@ -11,13 +11,13 @@ R rank, S ranks of all adapters used so far, K adapters of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vox_torch.arrays import at_least_float32
-from vox_torch.lora import weight_of
+from vox_torch.lora import plus_product, weight_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ class RowAdapters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._layers: dict[nn.Module, Callable[[], torch.Tensor] | None] | None = None
+        self._layers: dict[nn.Module, bool] | None = None
         self._wrappers: list[Any] = []
         self._values: dict[nn.Module, _Values] = {}
 
@@ -131,12 +131,15 @@ class RowAdapters:
         Args:
             shares: of all tokens, and of those at the head; a layer's number of tokens decides.
         """
+        if {name for name, _ in shares[0]} == {None}:
+            yield  # the base alone: nothing to add
+            return
         split = [tuple(zip(*each, strict=True)) for each in shares]
         by_count = {sum(counts): (names, counts) for names, counts in split}
         name = shares[0][0][0]
         forwards: dict[nn.Module, Any] = {
-            layer: partial(self._forward, layer, weight, by_count)
-            for layer, weight in self._found().items()
+            layer: partial(self._forward, layer, linear, by_count)
+            for layer, linear in self._found().items()
         }
         for wrapper in self._wrappers:
             whole = dict(wrapper.modules_to_save)
@@ -144,8 +147,8 @@ class RowAdapters:
         with _forwards(forwards):
             yield
 
-    def _found(self) -> dict[nn.Module, Callable[[], torch.Tensor] | None]:
-        """Return each layer with an adapter, and its weight if its base is a linear layer."""
+    def _found(self) -> dict[nn.Module, bool]:
+        """Return each layer with an adapter, and whether its base is a linear layer."""
         from peft.tuners.lora import Linear, LoraLayer
         from peft.utils import ModulesToSaveWrapper
 
@@ -153,21 +156,18 @@ class RowAdapters:
             modules = list(self._model.modules())
             self._wrappers = [each for each in modules if isinstance(each, ModulesToSaveWrapper)]
             self._layers = {
-                layer: weight_of(layer.base_layer) if type(layer) is Linear else None
-                for layer in modules
-                if isinstance(layer, LoraLayer)
+                layer: type(layer) is Linear for layer in modules if isinstance(layer, LoraLayer)
             }
         return self._layers
 
     def _forward(
         self,
         layer: Any,
-        weight: Callable[[], torch.Tensor] | None,
+        linear: bool,
         by_count: Mapping[int, tuple[tuple[str | None, ...], tuple[int, ...]]],
         x: torch.Tensor,
     ) -> torch.Tensor:
         """Return `x W^T + b` with the update of each token's adapter."""
-        import torch
 
         base, features, x_NI = layer.base_layer, layer.out_features, x.reshape(-1, x.shape[-1])
         names, counts = by_count[len(x_NI)]
@@ -178,9 +178,9 @@ class RowAdapters:
         if update_NO is None:
             y: torch.Tensor = base(x)
             return y
-        if weight is None:
+        if not linear:
             return base(x) + update_NO.view(*x.shape[:-1], features)
-        y_NO = torch.addmm(update_NO, x_NI, weight().T)
+        y_NO = plus_product(base, update_NO, x_NI)
         if values.gains:
             for name, y_MO in zip(names, y_NO.split(counts), strict=True):
                 if name in values.gains:
