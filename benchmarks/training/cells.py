@@ -36,7 +36,10 @@ class Cell:
         return f"{self.model}/{kind}/{self.data}"
 
 
-TORCH = ("vox", "trl", "trl-best", "loop")
+SORTED = "loop-sorted"
+"""Trains on the cell's documents in other steps: all are sorted by length first."""
+
+TORCH = ("vox", "loop", SORTED, "trl", "trl-best")
 MLX = ("vox-mlx", "mlx-lm")
 
 

@@ -47,6 +47,18 @@ def make_steps(
     return [[_document(data, ids, random) for _ in range(per_step)] for _ in range(steps)]
 
 
+def sorted_by_length(steps: Steps) -> Steps:
+    """Return the same documents in as many steps, each of documents of about one length.
+
+    The steps are in random order: in a run's first step, which is not counted, may be the longest
+    documents or the shortest.
+    """
+    per_step = len(steps[0])
+    documents = sorted((d for step in steps for d in step), key=len)
+    made = [documents[at : at + per_step] for at in range(0, len(documents), per_step)]
+    return [made[i] for i in generator("benchmark", "sorted").permutation(len(made))]
+
+
 def _document(
     data: Data, ids: Callable[[int], NDArray[np.int64]], random: np.random.Generator
 ) -> Document:

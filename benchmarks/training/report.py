@@ -50,7 +50,8 @@ the same dtype.
 | --- | --- |
 | `trl` | `SFTTrainer` with its defaults: float32 weights, gradient checkpointing, padding |
 | `trl-best` | weights in the cell's dtype, no gradient checkpointing, padding-free batches |
-| `loop` | transformers and PEFT in a plain loop, examples sorted by length |
+| `loop` | transformers and PEFT in a plain loop, the examples of a step sorted by length |
+| `loop-sorted` | the same, all examples of the run sorted by length, then cut into steps |
 | `mlx-lm` | its own training function, loss and optimizer corrected, the BLAS of `vox-mlx` |
 
 On a GPU without flash attention, `trl-best` pads and groups examples by length, because

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.training.cells import Cell
+from benchmarks.training.cells import SORTED, Cell
 from benchmarks.training.gate import MOVED, Verdict, judge
 from benchmarks.training.stats import Spread, rate, ratios, spread
 from benchmarks.training.task import Answer
@@ -52,6 +52,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """A run's steps, and what their losses are held against.
+
+    Args:
+        tokens, flop: of each step.
+        reference: the plain loop in float32, or why there is none.
+    """
+
+    tokens: Sequence[int]
+    flop: Sequence[int]
+    reference: Answer | str
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A cell with all its rounds.
 
@@ -59,6 +73,7 @@ class Measured:
         tokens, flop: of each step.
         reference: what everybody is held against, or why there is none.
         faults: trainer -> how it failed.
+        sorted: the work of `loop-sorted`, if it is in the cell.
     """
 
     cell: Cell
@@ -68,6 +83,13 @@ class Measured:
     tolerance: float
     rounds: Sequence[Round]
     faults: Mapping[str, str]
+    sorted: Work | None = None
+
+    def work(self, trainer: str) -> Work:
+        """Return the work of a trainer."""
+        if trainer == SORTED and self.sorted is not None:
+            return self.sorted
+        return Work(self.tokens, self.flop, self.reference)
 
     def rows(self) -> list[Row]:
         return [self._row(trainer) for trainer in self.cell.trainers]
@@ -82,13 +104,14 @@ class Measured:
         """With its numbers."""
         trainer = row.trainer
         answers = [r.answers[trainer] for r in self.rounds]
-        rates = self._rates(trainer, self.tokens)
-        flops = self._rates(trainer, self.flop)
+        work = self.work(trainer)
+        rates = self._rates(trainer, work.tokens)
+        flops = self._rates(trainer, work.flop)
         kinds = answers[0].memory
         return replace(
             row,
             tokens_per_second=spread(rates),
-            step_milliseconds=1e3 / spread(self._rates(trainer, [1] * len(self.tokens))).median,
+            step_milliseconds=1e3 / spread(self._rates(trainer, [1] * len(work.tokens))).median,
             ahead=self._ahead(trainer, rates),
             to_adapter=spread([a.saved for a in answers]).median,
             memory={kind: max(a.memory[kind] for a in answers) for kind in kinds},
@@ -98,12 +121,13 @@ class Measured:
 
     def _void(self, trainer: str) -> str | None:
         """Why a trainer has no result; None if it has one."""
-        if isinstance(self.reference, str):
-            return f"no reference: {self.reference}"
+        reference = self.work(trainer).reference
+        if isinstance(reference, str):
+            return f"no reference: {reference}"
         if trainer in self.faults:
             return f"failed: {self.faults[trainer]}"
-        verdict = self._verdict(trainer, self.reference)
-        return self._unmoved(trainer, self.reference) if verdict.passed else verdict.told()
+        verdict = self._verdict(trainer, reference)
+        return self._unmoved(trainer, reference) if verdict.passed else verdict.told()
 
     def _unmoved(self, trainer: str, reference: Answer) -> str | None:
         """Return how far off the adapter's distance from its start is, in the worst round."""
@@ -114,9 +138,10 @@ class Measured:
         return f"its adapter moved {moved:.2f} times as far as it should"
 
     def _worst(self, trainer: str) -> float | None:
-        if isinstance(self.reference, str) or trainer in self.faults:
+        reference = self.work(trainer).reference
+        if isinstance(reference, str) or trainer in self.faults:
             return None
-        return self._verdict(trainer, self.reference).worst
+        return self._verdict(trainer, reference).worst
 
     def _verdict(self, trainer: str, reference: Answer) -> Verdict:
         """That of the worst round."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.training import documents, gate, models
-from benchmarks.training.cells import Cell
+from benchmarks.training.cells import SORTED, Cell
 from benchmarks.training.documents import Steps
 from benchmarks.training.flops import step_flop
-from benchmarks.training.result import Measured, Round
+from benchmarks.training.result import Measured, Round, Work
 from benchmarks.training.task import Answer, Device, Task
 from vox_core.contract import AdapterSpec, OptimizerSpec
 from vox_core.run.loop import learning_rate
@@ -48,6 +48,9 @@ class Bench:
         reference = self._reference(cell, task)
         faults: dict[str, str] = {}
         count = cell.rounds if isinstance(reference, Answer) else 0
+        by_length = None
+        if SORTED in cell.trainers and count:
+            by_length = self._sorted(cell, task, steps)
         rounds = [self._round(cell, task, number, faults) for number in range(count)]
         return Measured(
             cell=cell,
@@ -57,7 +60,16 @@ class Bench:
             tolerance=gate.TOLERANCE[cell.dtype],
             rounds=rounds,
             faults=faults,
+            sorted=by_length,
         )
+
+    def _sorted(self, cell: Cell, task: Task, steps: Steps) -> Work:
+        """Write the documents sorted by length, and compute their reference."""
+        made = documents.sorted_by_length(steps)
+        told = _for_trainer(task, SORTED)
+        documents.write(Path(told.documents), made)
+        flop = step_flop(models.shape_of(cell.model), made)
+        return Work(documents.tokens(made), flop, self._reference(cell, told))
 
     def _prepare(self, cell: Cell) -> tuple[Task, Steps]:
         """The task of every trainer, but for its name, and the documents that it names."""
@@ -91,11 +103,12 @@ class Bench:
     def _reference(self, cell: Cell, task: Task) -> Answer | str:
         """The plain loop in float32, each document by itself, or why it failed; the same for every
         dtype of a model and its data."""
-        key = f"{cell.model}/{cell.quant}/{cell.data}/{cell.steps}/{cell.per_step}"
+        order = Path(task.documents).stem
+        key = f"{cell.model}/{cell.quant}/{cell.data}/{order}/{cell.steps}/{cell.per_step}"
         if key not in self._references:
-            self._say(f"{cell.id}: reference")
+            self._say(f"{cell.id}: reference, {order}")
             told = replace(task, trainer="reference", dtype="fp32")
-            self._references[key] = self._run(told, "reference")
+            self._references[key] = self._run(told, f"reference-{order}")
         return self._references[key]
 
     def _round(self, cell: Cell, task: Task, number: int, faults: dict[str, str]) -> Round:
@@ -106,7 +119,7 @@ class Bench:
             if trainer in faults:
                 continue
             self._say(f"{cell.id}: round {number + 1} of {cell.rounds}: {trainer}")
-            answer = self._run(replace(task, trainer=trainer), f"{trainer}-{number}")
+            answer = self._run(_for_trainer(task, trainer), f"{trainer}-{number}")
             if isinstance(answer, str):
                 faults[trainer] = answer
             else:
@@ -136,3 +149,10 @@ class Bench:
 
     def _process(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
+
+
+def _for_trainer(task: Task, trainer: str) -> Task:
+    """Return the task of a trainer, which names the documents in its order."""
+    file = Path(task.documents)
+    chosen = file.with_stem(f"{file.stem}-{SORTED}") if trainer == SORTED else file
+    return replace(task, trainer=trainer, documents=str(chosen))

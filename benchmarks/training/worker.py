@@ -23,6 +23,7 @@ TRAINERS = {
     "trl": "trl_sft",
     "trl-best": "trl_sft",
     "loop": "plain_loop",
+    "loop-sorted": "plain_loop",
     "reference": "plain_loop",
     "mlx-lm": "mlx_lm_tuner",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -257,7 +258,7 @@ def test_the_reference_is_the_plain_loop_in_float32_and_vox_is_held_against_it(
         return answer(1, [3.0, 2.5, 9.0] if told.trainer == "vox" else LOSSES)
 
     one = bench(tmp_path, monkeypatch, run).measure(CELL)
-    assert asked[0] == ("reference", "reference", "fp32")
+    assert asked[0] == ("reference-documents", "reference", "fp32")
     assert row(one, "vox").void == "loss 9.00000 at step 3, expected 2.00000"
     assert row(one, "trl").void is None
 
@@ -272,10 +273,39 @@ def test_without_a_reference_all_rows_are_void_and_are_told(tmp_path, monkeypatc
     made = bench(tmp_path, monkeypatch, run)
     told = [json.loads(json.dumps(to_json(made.measure(CELL)))) for _ in range(2)]
     # Nothing is trained that could not be judged, and what failed once is not tried again.
-    assert asked == ["reference"]
+    assert asked == ["reference-documents"]
     for one in told:
         assert [r["void"] for r in one["rows"]] == ["no reference: OutOfMemoryError: 40 GB"] * 2
         assert "void: no reference: OutOf" in table.terminal(one["rows"])
+
+
+def test_the_sorted_loop_has_steps_a_reference_and_tokens_of_its_own(tmp_path, monkeypatch):
+    asked = {}
+
+    def run(told: Task, name: str) -> Answer:
+        asked[name] = told.documents
+        # Of the run's order, or of the sorted one: each is far off the other's reference.
+        return answer(1, [9.0, 9.0, 9.0] if "sorted" in told.documents else LOSSES)
+
+    made = bench(tmp_path, monkeypatch, run)
+    monkeypatch.setattr(documents, "write", lambda file, steps: asked.update({"steps": steps}))
+    one = made.measure(replace(CELL, trainers=("vox", "loop", cells.SORTED), rounds=1))
+    assert asked["vox-0"] == asked["loop-0"] == asked["reference-documents"]
+    assert asked["loop-sorted-0"] == asked["reference-documents-loop-sorted"] != asked["vox-0"]
+    assert [r.void for r in one.rows()] == [None, None, None]
+    work = one.work(cells.SORTED)
+    assert work.tokens == documents.tokens(asked["steps"]) and sum(work.tokens) == sum(one.tokens)
+    assert row(one, cells.SORTED).tokens_per_second.median == sum(work.tokens[1:]) / 2
+
+
+def test_steps_sorted_by_length_hold_the_same_documents_and_pad_little():
+    steps = documents.make_steps("mixed", 500, 6, 4)
+    made = documents.sorted_by_length(steps)
+    assert [len(step) for step in made] == [len(step) for step in steps]
+    ids = [{id(d) for step in each for d in step} for each in (steps, made)]
+    assert ids[0] == ids[1]
+    bounds = sorted((min(map(len, step)), max(map(len, step))) for step in made)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(bounds))
 
 
 def test_mlx_lm_is_held_against_vox_on_mlx():

@@ -1,6 +1,10 @@
 """transformers and PEFT in a plain loop: weights and adapter in one dtype, documents sorted by
 length and padded in groups, transformers' own loss.
 
+`loop` trains on the documents of each step. As `loop-sorted` it is given steps of documents of one
+length, so that it pads almost nothing; its losses are those of other steps than vox's, and have a
+reference of their own.
+
 As `reference` it is what everybody's losses are held against: each document by itself, so that no
 padding and no neighbour can go wrong, and with gradient checkpointing, so that a whole model in
 float32 has room. Neither changes a number.
