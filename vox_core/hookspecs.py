@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Check,
         Event,
         Ints,
+        LaunchJob,
+        LaunchResult,
         LoadJob,
         MergeJob,
         MergeResult,
@@ -93,6 +95,11 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def vox_write_model(self, job: WriteModelJob) -> None:
         """Write a model in the format `job.format`, and verify the result."""
+
+    @hookspec(firstresult=True)
+    def vox_launch(self, job: LaunchJob) -> LaunchResult:  # type: ignore[empty-body]
+        """Start the ranks of a run by a launcher named in `launchers`, and wait until all of them
+        have recorded their end; VoxError if one failed."""
 
     @hookspec
     def vox_advise(self, plan: object, tell: Callable[[str], None]) -> Advice:  # type: ignore[empty-body]

@@ -77,10 +77,15 @@ root = LazyGroup(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `vox` and exit with its code; the only handler for errors of all commands."""
+    prepare()
+    sys.exit(failures.run(root, sys.argv[1:] if arguments is None else arguments))
+
+
+def prepare() -> None:
+    """Prepare this process for a command."""
     _complete_streams()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files go, as with Ctrl-C
-    sys.exit(failures.run(root, sys.argv[1:] if arguments is None else arguments))
 
 
 def _complete_streams() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -27,8 +27,16 @@ STOPPED = 130
 KEYS = ("code", "what", "where", "found", "expected", "remedy")
 
 
-def run(command: click.Command, arguments: Sequence[str]) -> int:
-    """Run `command`, report any error, and return the exit code."""
+def run(
+    command: click.Command,
+    arguments: Sequence[str],
+    report: Callable[[VoxError], None] | None = None,
+) -> int:
+    """Run `command`, report any error, and return the exit code.
+
+    Args:
+        report: receives the error; None prints it.
+    """
     try:
         result = command.main(list(arguments), prog_name="vox", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -38,7 +46,7 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         click.echo("stopped", err=True)
         return STOPPED
     except Exception as error:  # noqa: BLE001 - the boundary
-        return _report(error, arguments)
+        return _report(error, arguments, report)
     return result if isinstance(result, int) else 0
 
 
@@ -55,7 +63,9 @@ def end_with(error: VoxError) -> NoReturn:
     raise click.exceptions.Exit(error.exit_code)
 
 
-def _report(error: Exception, arguments: Sequence[str]) -> int:
+def _report(
+    error: Exception, arguments: Sequence[str], report: Callable[[VoxError], None] | None
+) -> int:
     if "--debug" in arguments:
         import traceback
 
@@ -63,6 +73,9 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     from vox_core.cli.output import printable
 
     reported = _as_vox_error(error)
+    if report:
+        report(reported)
+        return reported.exit_code
     click.echo(printable(reported, lines=True), err=True)
     if "--json" in arguments:
         _print({"error": describe(reported)})

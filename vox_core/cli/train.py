@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,11 +12,13 @@ import click
 from vox_core import library
 from vox_core.cli.failures import STOPPED
 from vox_core.cli.lazy import Command, json_option
-from vox_core.cli.options import files_argument, options_of, with_files
+from vox_core.cli.options import files_argument, options_of, settings_from, with_files
 from vox_core.cli.output import duration, losses, print_json, print_table, printable
 from vox_core.config import TrainSettings
+from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.display import SHORT_RUN
-from vox_core.errors import command
+from vox_core.errors import ConfigError, command
+from vox_core.host.load import call_hook, provider, world_of
 
 if TYPE_CHECKING:
     from vox_core.run.artifacts import TrainReport
@@ -32,6 +35,7 @@ TRAIN_SECTIONS: dict[str, tuple[str, ...]] = {
         "Adapter": "adapter method rank alpha dropout targets modules_to_save",
         "Optimisation": "epochs max_steps batch_size micro_batch_tokens tune tune_budget "
         "gradient_checkpointing optimizer lr schedule warmup weight_decay clip seed",
+        "Processes": "processes launcher",
         "Run": "out eval_every plan_file config_file as_json",
         "Checkpoints": "save_every save_minutes save_epochs keep keep_every",
         "Stopping and resuming": "max_time patience load_best_at_end max_bad_steps resume "
@@ -72,6 +76,9 @@ def train(
     """
     from vox_core.run.session import StoppedAtOnce
 
+    settings = settings_from(TrainSettings, config_file, with_files(files, flags))
+    if settings.processes > 1 and world_of().size == 1:
+        ctx.exit(_launched(settings))
     try:
         report = library.train(
             config=config_file, plan=plan_file, progress=True, **with_files(files, flags)
@@ -86,6 +93,23 @@ def train(
     if report.stopped:
         _stop(ctx, "stopped", report.run)
     return report
+
+
+def _launched(settings: TrainSettings) -> int:
+    """Run this command in several processes; return its exit code."""
+    arguments = sys.argv[1:]
+    if "-" in arguments:
+        raise ConfigError(
+            "C004",
+            "several processes cannot read the same stdin",
+            where="--data -",
+            remedy="save the rows to a file, and name it",
+        )
+    job = LaunchJob(tuple(arguments), settings.processes)
+    result: LaunchResult = call_hook(
+        provider("launchers", settings.launcher), "vox_launch", job=job
+    )
+    return result.exit_code
 
 
 def _stop(ctx: click.Context, how: str, run: Path) -> NoReturn:

@@ -370,6 +370,10 @@ class TrainSettings(DataSettings):
     max_bad_steps: PositiveInt = Field(
         3, description="Abort after this many consecutive steps with NaN or infinite values."
     )
+    processes: PositiveInt = Field(
+        1, description="Processes that share each step. They train what one process trains."
+    )
+    launcher: str = Field("torchrun", description="What starts them.")
     resume: Path | Literal["auto"] | None = Field(
         None, description="Run folder to resume; auto: that of --out, or a new run."
     )

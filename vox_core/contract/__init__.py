@@ -51,6 +51,8 @@ from vox_core.contract.jobs import (
     RowStream as RowStream,
     RunContext as RunContext,
     TrainJob as TrainJob,
+    LaunchJob as LaunchJob,
+    LaunchResult as LaunchResult,
     World as World,
     WriteModelJob as WriteModelJob,
 )

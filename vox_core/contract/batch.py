@@ -88,7 +88,7 @@ class Step:
 
     Args:
         number: from 1.
-        batches: this process's share of the step.
+        batches: of the whole step; each rank computes its share of them.
         total_weight: divides the step's gradients, and its loss: the sum of weights over the whole
             step on all ranks, so that the loss is `sum(weight * nll) / total_weight`. An
             objective's weights are multiplied by it first; its loss is not divided.

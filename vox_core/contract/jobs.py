@@ -100,10 +100,35 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank and size of the group of processes that train together."""
+    """Rank and size of the group of processes that train together. Rank 0 alone writes."""
 
     rank: int = 0
     size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchJob:
+    """Start the processes of a run, and wait for them.
+
+    Args:
+        arguments: of the `vox` command that each rank runs.
+        processes: number of ranks.
+    """
+
+    arguments: tuple[str, ...]
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """Exit code of a run whose ranks have all recorded their end."""
+
+    exit_code: int
 
 
 class RunContext(Protocol):

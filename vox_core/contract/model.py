@@ -139,6 +139,10 @@ class Trainer(Model):
     divided by `Update.total_weight`, whatever the cut into batches; documents never see one
     another; accumulated gradients, master weights and moments are float32 or wider; dropout is a
     function of the seed.
+
+    With the capability `distributed` several ranks (`RunContext.world`) make one trainer. A rank
+    accumulates a stretch of a step's batches, those of lower ranks coming first. `update` and
+    `share` are collective: every rank calls them, in the same order. No other method is.
     """
 
     @abstractmethod
@@ -178,6 +182,9 @@ class Trainer(Model):
     def update(self, update: Update, learner: str) -> float:
         """Divide, clip and apply what was accumulated, and forget it.
 
+        The gradients of all ranks are added batch by batch, in the order of ranks, so that their
+        sum is that of one process.
+
         Returns:
             The global norm of the divided gradients before clipping, over all ranks. If it is not
             finite, nothing was changed.
@@ -193,6 +200,16 @@ class Trainer(Model):
         in mappings that read on access, valid until the next update or `close` and read by the
         calling thread alone. `step` is the number of updates that the learner was added with or
         has had since, `skipped` is 0; the core sets both."""
+
+    def share(self, values_N: Floats) -> Floats:
+        """Return the elementwise sum of the ranks' arrays, in their dtype (float32 or float64).
+
+        The core fills an element on one rank alone, and the others with zeros.
+
+        Raises:
+            TrainingError: T006, another rank cannot be reached.
+        """
+        return values_N
 
     def peak_memory(self) -> int | None:
         """Return the peak bytes in use on the device; None where that is the process's memory."""

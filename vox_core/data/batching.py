@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from vox_core.contract import Batch, OrderSpec, Packing, Place, padded_groups
+from vox_core.contract import Batch, OrderSpec, Packing, Place, World, padded_groups
 from vox_core.data.dataset import Dataset
 from vox_core.data.encode import Document
 
@@ -282,6 +282,33 @@ def _with_targets(batch: Batch, targets_KM: Ints) -> Batch:
     targets_TM, weights_TM = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     targets_TM[trained_T], weights_TM[trained_T] = targets_KM, 1
     return Batch(batch.tokens_T, targets_TM, weights_TM, batch.starts_D)
+
+
+def share_of(sizes: Sequence[int], world: World) -> range:
+    """The batches that a rank computes: a stretch of them, so that the largest share is smallest.
+
+    Args:
+        sizes: tokens of each batch of a step.
+    """
+    if world.size == 1:
+        return range(len(sizes))
+    smallest = max(*sizes, -(-sum(sizes) // world.size))
+    possible = range(smallest, sum(sizes) + 1)
+    most = possible[bisect_left(possible, True, key=lambda m: len(_filled(sizes, m)) <= world.size)]
+    bounds = _filled(sizes, most)
+    bounds += [len(sizes)] * (world.size + 1 - len(bounds))
+    return range(bounds[world.rank], bounds[world.rank + 1])
+
+
+def _filled(sizes: Sequence[int], most: int) -> list[int]:
+    """Where the stretches begin, if each takes what comes next up to `most` tokens."""
+    starts, tokens = [0], 0
+    for index, size in enumerate(sizes):
+        if tokens + size > most:
+            starts.append(index)
+            tokens = 0
+        tokens += size
+    return starts
 
 
 def validation_batches(

@@ -17,6 +17,7 @@ Observers are called in child.py.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from vox_core.contract import (
     World,
     WriteModelJob,
 )
-from vox_core.errors import BackendError, PluginError, VoxError
+from vox_core.errors import BackendError, ConfigError, PluginError, VoxError
 from vox_core.hookspecs import PROJECT, HookSpecs
 from vox_core.host.blocked import blocked_plugins, blocking, unblock
 from vox_core.host.discover import Found, discover, known_plugins
@@ -112,11 +113,30 @@ def ignore(_event: Event) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`vox_core.contract.RunContext` of a single process."""
+    """`vox_core.contract.RunContext` of a process."""
 
     scratch: Path
     emit: Observe = ignore
     world: World = field(default_factory=World)
+
+
+def world_of(environ: Mapping[str, str] = os.environ) -> World:
+    """Return this process's rank and the number of ranks, from torchrun's variables.
+
+    Raises:
+        ConfigError: C002, they are no such numbers.
+    """
+    rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+        return World(int(rank), int(size))
+    raise ConfigError(
+        "C002",
+        "the variables that number the processes of a run are not valid",
+        where="environment",
+        found=f"RANK={rank} WORLD_SIZE={size}",
+        expected="WORLD_SIZE of 1 or more, and RANK below",
+        remedy="unset both, or start the processes with vox train --processes N",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

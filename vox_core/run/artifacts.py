@@ -16,7 +16,7 @@ from __future__ import annotations
 import platform
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,16 +94,15 @@ class TrainReport:
 
 def write_artifacts(session: Session, result: Trained) -> TrainReport:
     """Write all of it, and end the run."""
-    plan, progress, last = session.plan, session.progress, result.state.step
+    plan, last = session.plan, result.state.step
     state, notices = session.controller.at_end(result.state, stopped=result.stopped)
     for notice in notices:
         session.emit(notice)
-    stopped = result.stopped and not progress.exhausted
-    before, after = progress.first_and_last
-    best_loss = None if progress.best_step is None else progress.best_loss
+    report = report_of(session, result, state.step)
     made, model, run = plan.execution, plan.inputs.model, plan.run.path
-    measured = best_loss if state.step == progress.best_step else after
+    measured = report.best_loss if state.step == session.progress.best_step else report.valid_after
     teacher = plan.settings.teacher
+    before = report.valid_before
     about = card(made, model, state.step, before, measured, plan.trained_elements, teacher)
     if state.adapter.method == "full":
         with files.atomic_folder(run / MODEL, replace=True) as folder:
@@ -118,25 +117,40 @@ def write_artifacts(session: Session, result: Trained) -> TrainReport:
     used = checkpoint.origin(plan.run.checkpoints, last).backends
     steps = {"last_step": last, "backends": [each.model_dump() for each in used]}
     files.write_json(run / MANIFEST, {**manifest(plan.inputs, made, state.step), **steps})
-    session.emit(RunEnd(last, "stopped" if stopped else "done", session.elapsed()))
+    session.emit(RunEnd(last, "stopped" if report.stopped else "done", session.elapsed()))
+    # The model of the method `full` is there only now.
+    return replace(
+        report,
+        seconds=session.elapsed(),
+        model=plan.run.model,
+        warnings=tuple(session.warnings),
+    )
+
+
+def report_of(session: Session, result: Trained, adapter_step: int | None = None) -> TrainReport:
+    """Return what a run has come to, before its results are written.
+
+    Args:
+        adapter_step: the step whose adapter, or model, will be.
+    """
+    plan, progress = session.plan, session.progress
+    before, after = progress.first_and_last
     return TrainReport(
-        run=run,
-        stopped=stopped,
-        steps=last,
-        total_steps=made.contract.total_steps,
+        run=plan.run.path,
+        stopped=result.stopped and not progress.exhausted,
+        steps=result.state.step,
+        total_steps=plan.contract.total_steps,
         seconds=session.elapsed(),
         startup_seconds=session.metrics.startup_seconds,
         loss=progress.losses[-1] if progress.losses else None,
         valid_before=before,
         valid_after=after,
         best_step=progress.best_step,
-        best_loss=best_loss,
-        adapter_step=state.step,
-        model=plan.run.model,
-        rows=made.contract.data.rows,
+        best_loss=None if progress.best_step is None else progress.best_loss,
+        adapter_step=adapter_step,
+        rows=plan.contract.data.rows,
         epochs=None if plan.settings.max_steps else plan.settings.epochs,
-        lr=made.contract.optimizer.lr,
-        warnings=tuple(session.warnings),
+        lr=plan.contract.optimizer.lr,
     )
 
 

@@ -189,10 +189,11 @@ def _words(error: OSError) -> str:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
+def load_newest(parent: Path, *, set_aside: bool = True) -> tuple[TrainState, list[str]]:
     """The newest checkpoint that verifies, and why newer ones were passed over.
 
-    Those are set aside under another name, so that they neither count nor stand in the way.
+    Args:
+        set_aside: give those another name, so that they neither count nor stand in the way.
 
     Raises:
         PlanError: P003, none verifies.
@@ -205,7 +206,7 @@ def load_newest(parent: Path) -> tuple[TrainState, list[str]]:
         except PlanError as error:
             skipped[folder] = f"{folder.name}: {error.found}"
             continue
-        for each in skipped:
+        for each in skipped if set_aside else ():
             _set_aside(each)
         return state, [*skipped.values()]
     raise PlanError(
@@ -614,6 +615,19 @@ class CheckpointWriter:
 
     def _last_good(self) -> str:
         return f"the last good one is {self._good}" if self._good else "there is none yet"
+
+
+class NoCheckpoints(CheckpointWriter):
+    """Writes nothing: the checkpoints of a process that is not rank 0."""
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def submit(self, state: TrainState, *, last: bool = False) -> None:
+        pass
+
+    def finish(self, state: TrainState) -> None:
+        pass
 
 
 def _require_finite(state: TrainState, checkpoints: Path) -> None:

@@ -160,6 +160,7 @@ class RunController:
         progress: what was measured until now; it hears of an event before this does.
         interrupted: whether a signal asked for the end.
         out_of_time: whether `--max-time` is over.
+        records: write bad_batches.jsonl.
 
     Attributes:
         settle: waits for a checkpoint that is under way. For the caller to set.
@@ -171,8 +172,10 @@ class RunController:
         progress: Progress,
         interrupted: Callable[[], bool],
         out_of_time: Callable[[], bool],
+        *,
+        records: bool = True,
     ) -> None:
-        self._plan, self._progress = plan, progress
+        self._plan, self._progress, self._records = plan, progress, records
         self._interrupted, self._out_of_time = interrupted, out_of_time
         vocabulary = vocabulary_size(plan.inputs.config, plan.inputs.weights.tensors)
         ordered = plan.contract.order.curriculum != "none"
@@ -247,7 +250,8 @@ class RunController:
         line = {"step": event.step, **numbers, "documents": documents}
         path = self._plan.run.path / BAD_BATCHES
         try:
-            files.append(path, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            if self._records:
+                files.append(path, json.dumps(line, ensure_ascii=False).encode() + b"\n")
         except StorageError as error:
             yield Notice(f"{path.name} cannot be written: {error.what}", "warning")
         if self._progress.skipped_in_a_row >= self._plan.settings.max_bad_steps:

@@ -3,11 +3,16 @@
 The loss of a supervised step is `sum(weight * nll) / total_weight`, summed in float64 from the
 backend's log-probabilities; that of another is its objective's. A step whose loss or gradient norm
 is not finite is not applied.
+
+Of several processes each takes the whole step and computes a share of its batches, each batch with
+the seed that it has in the whole step. What they compute is exchanged before it is added up, so
+every process has the loss that one would have, bit for bit.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +31,16 @@ from vox_core.contract import (
     Trainer,
     TrainState,
     Update,
+    World,
 )
+from vox_core.data.batching import share_of
+from vox_core.errors import PlanError
+from vox_core.run.artifacts import versions
 from vox_core.run.weighing import StepWeights, by_batch, mean_metrics, totals_of, weigh, weighted
 
 if TYPE_CHECKING:
     from vox_core.contract import Floats
+    from vox_core.run.run_plan import RunPlan
 
 NAME = "adapter"
 """The name of the only learner of `vox train`."""
@@ -49,6 +59,7 @@ class Learner:
         one_pass: the backend has this capability.
         check: called with each step and the log-probabilities of its batches, before they are
             weighed.
+        world: of the trainer.
 
     Attributes:
         step: the last step taken, or skipped.
@@ -66,7 +77,9 @@ class Learner:
         *,
         one_pass: bool = False,
         check: Callable[[Step, Sequence[Floats]], None] | None = None,
+        world: World = World(),  # noqa: B008 (frozen)
     ) -> None:
+        self._world = world
         self._trainer, self._optimizer, self._seed, self._name = trainer, optimizer, seed, name
         self._objective = objective
         self._check = check
@@ -121,12 +134,21 @@ class Learner:
         Args:
             groups: what the objective compares.
         """
-        scored = (self._trainer.log_probs(batch, self._name) for batch in batches)
+        own = range(self._world.rank, len(batches), self._world.size)
         if self._objective is not None:
-            totals = totals_of(batches, groups)
-            return weigh(self._objective, batches, groups, list(scored), totals).loss
-        loss = sum(map(_loss, batches, scored))
-        return loss / sum(float(batch.weights_T.sum()) for batch in batches)
+            scored = {n: self._trainer.log_probs(batches[n], self._name) for n in own}
+            log_probs, totals = self._exchanged(batches, scored), totals_of(batches, groups)
+            return weigh(self._objective, batches, groups, log_probs, totals).loss
+        losses, weights = dict[int, float](), dict[int, float]()
+        for n in own:
+            batch = batches[n]
+            losses[n] = _loss(batch, self._trainer.log_probs(batch, self._name))
+            weights[n] = float(batch.weights_T.sum())
+        return self._sum(losses, len(batches)) / self._sum(weights, len(batches))
+
+    def any_of(self, flag: bool) -> bool:
+        """Whether `flag` is set in any process."""
+        return bool(self._sum({self._world.rank: float(flag)}, self._world.size))
 
     def _accumulated(self, step: Step) -> float:
         """Accumulate the gradient of a step; return its loss."""
@@ -135,46 +157,121 @@ class Learner:
         if self._objective is not None:
             compare = self._in_one_pass if self._one_pass else self._in_two_passes
             return compare(self._objective, step, seeds)
-        loss = 0.0
-        for batch, seed in zip(batches, seeds, strict=True):
-            loss += _loss(batch, self._trainer.accumulate(batch, seed, self._name))
-        return loss / step.total_weight
+        losses = {
+            n: _loss(batches[n], self._trainer.accumulate(batches[n], seeds[n], self._name))
+            for n in self._own(step)
+        }
+        return self._sum(losses, len(batches)) / step.total_weight
 
     def _in_two_passes(self, objective: Objective, step: Step, seeds: Sequence[int]) -> float:
         batches = step.batches
-        log_probs = [
-            self._trainer.log_probs(batch, self._name, seed)
-            for batch, seed in zip(batches, seeds, strict=True)
-        ]
+        own = self._own(step)
+        scored = {n: self._trainer.log_probs(batches[n], self._name, seeds[n]) for n in own}
+        log_probs = self._exchanged(batches, scored)
         if self._check:
             self._check(step, log_probs)
         totals = totals_of(batches, step.groups)
         outcome = weigh(objective, batches, step.groups, log_probs, totals)
-        for batch, weights_T, seed in zip(batches, outcome.weights, seeds, strict=True):
-            if weights_T.any():
+        for n in own:
+            if (weights_T := outcome.weights[n]).any():
                 scaled_T = weights_T * float(step.total_weight)
-                self._trainer.accumulate(weighted(batch, scaled_T), seed, self._name)
+                self._trainer.accumulate(weighted(batches[n], scaled_T), seeds[n], self._name)
         self.metrics = outcome.metrics
         return outcome.loss
 
     def _in_one_pass(self, objective: Objective, step: Step, seeds: Sequence[int]) -> float:
-        totals, outcomes = totals_of(step.batches, step.groups), list[StepWeights]()
-        of_batches = by_batch(step.groups, len(step.batches))
-        for batch, groups, seed in zip(step.batches, of_batches, seeds, strict=True):
+        totals, batches = totals_of(step.batches, step.groups), step.batches
+        groups, outcomes = [*by_batch(step.groups, len(batches))], dict[int, StepWeights]()
+        scored: dict[int, Floats] = {}
+        for n in self._own(step):
 
             def weights_of(log_probs_T: Floats) -> Floats:
-                outcome = weigh(objective, [batch], groups, [log_probs_T], totals)  # noqa: B023
-                outcomes.append(outcome)
-                return outcome.weights[0] * float(step.total_weight)
+                found = weigh(objective, [batches[n]], groups[n], [log_probs_T], totals)  # noqa: B023
+                outcomes[n] = found  # noqa: B023
+                return found.weights[0] * float(step.total_weight)
 
-            self._trainer.accumulate(batch, seed, self._name, weights_of)
-        self.metrics = mean_metrics(outcomes)
-        return sum(outcome.loss for outcome in outcomes)
+            scored[n] = self._trainer.accumulate(batches[n], seeds[n], self._name, weights_of)
+        log_probs = self._exchanged(batches, scored)
+        in_order = [
+            outcomes.get(n) or weigh(objective, [batch], groups[n], [log_probs[n]], totals)
+            for n, batch in enumerate(batches)
+        ]
+        self.metrics = mean_metrics(in_order)
+        return sum(outcome.loss for outcome in in_order)
+
+    def _own(self, step: Step) -> range:
+        return share_of([len(batch.tokens_T) for batch in step.batches], self._world)
+
+    def _sum(self, values: Mapping[int, float], count: int) -> float:
+        """Sum `count` values, of which this process has some, in their order."""
+        import numpy as np
+
+        values_N = np.zeros(count)
+        values_N[[*values]] = [*values.values()]
+        total: float = sum(self._trainer.share(values_N).tolist(), 0.0)
+        return total
+
+    def _exchanged(self, batches: Sequence[Batch], own: Mapping[int, Floats]) -> list[Floats]:
+        """Return the log-probabilities of all batches, of which this process has some."""
+        import numpy as np
+
+        if self._world.size == 1:
+            return [own[n] for n in range(len(batches))]
+        sizes = [batch.targets_T.size for batch in batches]
+        bounds = np.cumsum([0, *sizes])
+        flat_N = np.zeros(bounds[-1], np.float32)
+        for n, log_probs_T in own.items():
+            flat_N[bounds[n] : bounds[n + 1]] = log_probs_T.ravel()
+        parts = zip(np.split(self._trainer.share(flat_N), bounds[1:-1]), batches, strict=True)
+        return [part.reshape(batch.targets_T.shape) for part, batch in parts]
 
     def _skip(self, step: Step, loss: float, norm: float | None = None) -> StepSkipped:
         self.step = step.number
         self._skipped += 1
         return StepSkipped(step.number, loss, norm)
+
+
+def require_same(trainer: Trainer, world: World, plan: RunPlan, start: TrainState) -> None:
+    """Refuse to train with ranks that would not train the same (P013)."""
+    if world.size == 1:
+        return
+    made, sha256 = plan.execution, hashlib.sha256(f"{start.step} {start.skipped}".encode())
+    for name, value in sorted(start.adapter.tensors().items()):
+        sha256.update(name.encode() + value.tobytes())
+    settings = {key: value for key, value in made.to_json().items() if key != "device"}
+    facts = {
+        "versions of Python, vox or a library": json.dumps(versions(plan.inputs.backend)),
+        "data": f"{made.contract.data.digest} {made.contract.data.valid_digest}",
+        "model": f"{made.contract.model.weights_digest} {made.contract.model.tokenizer_digest}",
+        "settings": json.dumps(settings, sort_keys=True),
+        "step and weights at the start": sha256.hexdigest(),
+    }
+    found = [digests_of_ranks(trainer, world, text) for text in facts.values()]
+    wrong = [
+        f"{name}: rank {rank} differs from rank 0"
+        for name, digests in zip(facts, found, strict=True)
+        for rank, digest in enumerate(digests)
+        if digest != digests[0]
+    ]
+    if wrong:
+        raise PlanError(
+            "P013",
+            "the processes of the run differ",
+            found=f"this is rank {world.rank} of {world.size}",
+            faults=wrong,
+            remedy="give every machine the same version of vox, data, model and run folder",
+        )
+
+
+def digests_of_ranks(trainer: Trainer, world: World, text: str) -> list[bytes]:
+    """Exchange the digest of a text; return that of every rank."""
+    import numpy as np
+
+    mine = hashlib.sha256(text.encode()).digest()
+    sent_RB = np.zeros((world.size, len(mine)))
+    sent_RB[world.rank] = [*mine]
+    received_RB = trainer.share(sent_RB.ravel()).reshape(sent_RB.shape)
+    return [bytes(map(int, row)) for row in received_RB.tolist()]
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -39,8 +39,15 @@ from vox_core.data.rows import learns_from_answers
 from vox_core.errors import StorageError, TrainingError, command
 from vox_core.host.load import Context
 from vox_core.run.artifacts import emergency_save, versions
-from vox_core.run.checkpoint import BackendUse, CheckpointWriter, Due, Origin, Retention
-from vox_core.run.learner import NAME, Learner, Untouched, before_update
+from vox_core.run.checkpoint import (
+    BackendUse,
+    CheckpointWriter,
+    Due,
+    NoCheckpoints,
+    Origin,
+    Retention,
+)
+from vox_core.run.learner import NAME, Learner, Untouched, before_update, require_same
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
 from vox_core.run.weighing import References, Scores, total_weight
@@ -99,7 +106,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
     check = partial(take_old_log_probs, dtype=dtype, updates=updates)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-"))
-        context = Context(Path(scratch), emit)
+        context = Context(Path(scratch), emit, session.world)
         if first is None or session.progress.exhausted:  # killed before all was written
 
             def load() -> Model:
@@ -109,6 +116,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             return
         job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
+        require_same(trainer, session.world, plan, start)
         learner = Learner(
             trainer,
             start,
@@ -117,6 +125,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             objective=inputs.objective,
             one_pass=inputs.backend.one_pass,
             check=check if learns_from_answers(inputs.objective) else None,
+            world=session.world,
         )
         with _source(plan, trainer, context) as source:
             try:
@@ -164,7 +173,7 @@ def _follow(
             validate()
         if writer.due(learner.step):
             writer.submit(learner.state())
-        if session.controller.stop_requested():
+        if learner.any_of(session.controller.stop_requested()):
             return True
     return False
 
@@ -313,7 +322,7 @@ def _source(plan: RunPlan, trainer: Trainer, context: Context) -> Iterator[StepS
             reference = partial(model.log_probs, adapter=NAME if teacher.adapter else None)
         if reward := plan.inputs.reward:
             stack.callback(reward.close)
-        yield Rollouts(plan, trainer, reference)
+        yield Rollouts(plan, trainer, reference, context.world)
 
 
 def _references(plan: RunPlan, trainer: Trainer, context: Context) -> References | None:
@@ -358,6 +367,8 @@ def _loaded(
 
 
 def _checkpoint_writer(session: Session) -> CheckpointWriter:
+    if not session.world.leads:
+        return NoCheckpoints(session.plan.run.checkpoints, session.emit)
     settings, made = session.plan.settings, session.plan.execution
     contract, before = made.contract, session.origin
     backends = before.backends

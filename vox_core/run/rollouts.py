@@ -1,5 +1,8 @@
 """Steps that learn from the model's own answers.
 
+In several processes each samples every answer, since sampling is a function of the seed; each
+answer is judged in one of them.
+
 The prompts of a step are sampled from the trainer itself, under the learner's name, so that no
 second copy of the model can lag behind. Each answer's log-probabilities are kept as they were
 sampled; before an update they are compared with what the trainer computes for the same tokens, and
@@ -25,7 +28,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from vox_core import files
-from vox_core.contract import Batch, DType, Place, Step, Trainer, Validation
+from vox_core.contract import Batch, DType, Place, Step, Trainer, Validation, World
 from vox_core.data.batching import StepBatches, documents_of_step, grouped
 from vox_core.data.checked import cut
 from vox_core.data.formats import place_of
@@ -35,7 +38,7 @@ from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import Generator, Prompt, most_rows
-from vox_core.run.learner import NAME, Learner
+from vox_core.run.learner import NAME, Learner, digests_of_ranks
 from vox_core.run.plan import positions
 from vox_core.run.sampling import Sampling
 from vox_core.run.weighing import total_weight
@@ -76,8 +79,15 @@ class Rollout:
 class Rollouts:
     """Makes the steps of a run that learns from its own answers."""
 
-    def __init__(self, plan: RunPlan, trainer: Trainer, reference: Scorer | None = None) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        trainer: Trainer,
+        reference: Scorer | None = None,
+        world: World = World(),  # noqa: B008 (frozen)
+    ) -> None:
         self._plan, self._trainer, self._reference = plan, trainer, reference
+        self._world = world
         self._reward = plan.inputs.reward
         self._tokenizer = load_tokenizer(plan.inputs.model.tokenizer)
         self._ends = end_of_turn_ids(self._tokenizer)
@@ -173,7 +183,31 @@ class Rollouts:
         return prompt
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
-        return [self._judge(_place(data, answer.prompt), answer.text) for answer in answers]
+        """Judge the answers, each in one process: a reward need not be a function of its answer."""
+        self._require_same(answers)
+        rewards_N = np.zeros(len(answers))
+        for number in range(self._world.rank, len(answers), self._world.size):
+            answer = answers[number]
+            rewards_N[number] = self._judge(_place(data, answer.prompt), answer.text)
+        rewards: list[float] = self._trainer.share(rewards_N).tolist()
+        return rewards
+
+    def _require_same(self, answers: Sequence[Rollout]) -> None:
+        """Raises:
+        TrainingError: T005, another process has sampled other answers.
+        """
+        if self._world.size == 1:
+            return
+        text = json.dumps([[*map(int, answer.tokens)] for answer in answers])
+        digests = digests_of_ranks(self._trainer, self._world, text)
+        if len({*digests}) > 1:
+            raise TrainingError(
+                "T005",
+                "the processes of the run sampled different answers",
+                found=f"this is rank {self._world.rank} of {self._world.size}",
+                expected="processors of one kind, which round alike",
+                remedy="train in one process, or on machines of one kind; the run can be resumed",
+            )
 
     def _judge(self, place: tuple[Path, int], answer: str) -> float:
         """Raises:
@@ -240,7 +274,8 @@ class Rollouts:
             ended = answer.tokens[-1] in self._ends
             lines.append({**values, "reward": reward, "tokens": length, "ended": ended})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        files.append(self._plan.run.path / ROLLOUTS, text.encode())
+        if self._world.leads:
+            files.append(self._plan.run.path / ROLLOUTS, text.encode())
 
 
 def margin(rewards: Sequence[float]) -> float | None:

@@ -20,11 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from vox_core import files, models
 from vox_core.config import TrainSettings
-from vox_core.contract import Advice, ExecutionPlan, Notice
+from vox_core.contract import Advice, ExecutionPlan, Notice, World
 from vox_core.data.checked import unused_fields
 from vox_core.data.formats import is_remote
 from vox_core.data.rows import learns_from_answers
-from vox_core.errors import BackendError, ConfigError, OutputError, VoxError, command
+from vox_core.errors import (
+    BackendError,
+    ConfigError,
+    OutputError,
+    PlanError,
+    VoxError,
+    command,
+)
 from vox_core.host.discover import Found
 from vox_core.host.load import broken, format_error, load_plugin, no_provider, providers
 from vox_core.host.probe import unmet
@@ -153,6 +160,7 @@ def plan_run(
     only_planned: bool = False,
     hashed: bool = True,
     pinned: PinnedPlan | None = None,
+    world: World = World(),  # noqa: B008 (frozen)
 ) -> RunPlan:
     """Plan a run, its folder first.
 
@@ -164,6 +172,7 @@ def plan_run(
         hashed: without it the model is not, and the contract's digest means nothing. A run that
             is resumed is hashed all the same, to see that it is still the run that it was.
         pinned: what the run has to be.
+        world: ranks above 0 write nothing, so they may find the folder that rank 0 has begun.
 
     Raises:
         InputError: the first thing that is wrong.
@@ -178,9 +187,10 @@ def plan_run(
     start = starting_adapter(settings, progress)
     settings = start.adopted(settings) if start else settings
     run = RunFolder(Path(settings.resume or settings.out or folder.default_path(settings.model)))
-    folder.require_free(run)
-    if previous is None and not auto:
-        _require_new(run)
+    if world.leads:
+        folder.require_free(run)
+        if previous is None and not auto:
+            _require_new(run)
     if previous and refresh:  # with --resume auto: the command that began the run
         tell("nothing is measured for --tune refresh: a run that goes on is cut as it began")
     if previous and not auto and not {"epochs", "max-steps"} & {*settings.allow_change}:
@@ -211,6 +221,7 @@ def plan_run(
         if not previous:
             made = pinned.applied(made)
     _require_validated(settings, data)
+    _require_shared(made, max(world.size, settings.processes))
     if previous:
         made = _going_on(made, previous, auto=auto)
     files.require_space(run.path, space_needed(made), "the run, its result and checkpoints")
@@ -322,6 +333,40 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
             found="no --data",
             expected="--data",
             remedy="add --data, or leave out --tune refresh",
+        )
+
+
+def _require_shared(run: RunPlan, processes: int) -> None:
+    """Refuse processes that would have no example (C004), and to measure beside others."""
+    if processes == 1:
+        return
+    where, capabilities = f"--processes {processes}", run.inputs.backend.found.manifest
+    examples = min(run.contract.batch_size, run.contract.data.rows)
+    able = capabilities is not None and capabilities.is_backend and capabilities.capabilities
+    if not able or run.settings.launcher not in able.distributed:
+        raise PlanError(
+            "P001",
+            f"backend {run.inputs.backend.id!r} does not train in several processes that "
+            f"{run.settings.launcher!r} starts",
+            where=where,
+            found=f"launchers of the backend: {', '.join(able.distributed) if able else ''}",
+            remedy="choose another --backend or --launcher, or leave out --processes",
+        )
+    if examples < processes:
+        raise ConfigError(
+            "C004",
+            "a step has fewer examples than there are processes",
+            where=where,
+            found=f"{_count(examples, 'example')} in a step",
+            remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
+        )
+    if run.settings.tune == "refresh":
+        raise ConfigError(
+            "C004",
+            "settings are measured in one process",
+            where=where,
+            found="--tune refresh",
+            remedy="measure with vox plan --tune refresh, and train without --tune",
         )
 
 

@@ -9,6 +9,9 @@ the same way.
 
 A run stops after the step in which a signal came or its time was over; a second signal does not
 wait for the end of the step.
+
+Of several processes the one with rank 0 alone writes, locks, and tells observers. The others read
+the run folder, as far as there is one, and decide what rank 0 decides.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from vox_core.contract import (
     StepDone,
     StepSkipped,
     TrainState,
+    World,
 )
 from vox_core.data.tokenizer import TEMPLATE
 from vox_core.errors import InputError, StorageError
@@ -128,8 +132,15 @@ class Session:
     progress: Progress
     controller: RunController
 
-    def __init__(self, plan: RunPlan, observe: Observe, began: float, observers: Observers) -> None:
-        self.plan, self._began = plan, began
+    def __init__(
+        self,
+        plan: RunPlan,
+        observe: Observe,
+        began: float,
+        world: World,
+        observers: Observers | None,
+    ) -> None:
+        self.plan, self._began, self.world = plan, began, world
         self.metrics = StepMetrics(plan.contract.total_steps, began)
         self.warnings: list[str] = []
         self._last = 0
@@ -143,15 +154,24 @@ class Session:
                 self._subscribers.remove(tell_caller)
                 raise _CallbackFailed(error) from error
 
+        self._subscribers: list[Subscriber] = [self._follow, tell_caller]
+        if observers is None:
+            return
+
         def tell_plugins(event: Event) -> list[Notice]:
             return [Notice(fault, "warning") for fault in observers.tell(event)]
 
-        telemetry = Telemetry(plan.run.telemetry)
-        self._subscribers: list[Subscriber] = [self._follow, telemetry, tell_caller, tell_plugins]
+        self._subscribers[1:] = [Telemetry(plan.run.telemetry), tell_caller, tell_plugins]
 
     @classmethod
     @contextmanager
-    def open(cls, plan: RunPlan, observe: Observe, began: float) -> Iterator[Self]:
+    def open(
+        cls,
+        plan: RunPlan,
+        observe: Observe,
+        began: float,
+        world: World = World(),  # noqa: B008 (frozen)
+    ) -> Iterator[Self]:
         """Lock the run folder, write what a run begins with, and announce the run.
 
         Args:
@@ -161,13 +181,16 @@ class Session:
             StoppedAtOnce: a second signal did not wait for the end of the step.
             OutputError: O001 to O003, the folder cannot be had.
         """
-        with (
-            contextlib.closing(Observers(seen=plan.inputs.seen)) as observers,
-            folder.locked(plan.run) as left,
-        ):
-            if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
-                files.require_absent(plan.run.path)
-            session = cls(plan, observe, began, observers)
+        with contextlib.ExitStack() as stack:
+            observers, left = None, None
+            if world.leads:
+                observers = stack.enter_context(
+                    contextlib.closing(Observers(seen=plan.inputs.seen))
+                )
+                left = stack.enter_context(folder.locked(plan.run))
+                if plan.fresh and not resume.is_new(plan.run):  # made since it was planned
+                    files.require_absent(plan.run.path)
+            session = cls(plan, observe, began, world, observers)
             try:
                 with session._stop.installed():
                     session._begin(left)
@@ -181,7 +204,8 @@ class Session:
             except Exception as error:
                 # Found by the backend before its first step: as if the run had not been begun.
                 if isinstance(error, InputError) and plan.fresh and not session._last:
-                    shutil.rmtree(plan.run.path)
+                    if world.leads:
+                        shutil.rmtree(plan.run.path)
                 else:
                     session._end("failed")
                 raise
@@ -235,12 +259,16 @@ class Session:
             before.validations if same_rows else (),
             before.skipped_in_a_row,
         )
-        self.controller = RunController(plan, self.progress, self._stop, self.out_of_time)
+        self.controller = RunController(
+            plan, self.progress, self._stop, self.out_of_time, records=self.world.leads
+        )
         self._subscribers += [self.progress, self.controller]
         self._announce(left)
 
     def _fresh(self) -> TrainState:
         plan, path = self.plan, self.plan.run.path
+        if not self.world.leads:
+            return self._beginning()
         files.write_json(path / folder.PREFLIGHT, plan.preflight())
         report = plan.inputs.rows.report
         if skipped := [*report.listed] if report else []:  # malformed and duplicate rows
@@ -262,11 +290,11 @@ class Session:
 
     def _resumed(self) -> TrainState:
         """The newest good checkpoint's state; the plan is kept."""
-        run = self.plan.run
-        for worked_in in (run.path, run.checkpoints):
+        run, leads = self.plan.run, self.world.leads
+        for worked_in in (run.path, run.checkpoints) if leads else ():
             files.remove_leftovers(worked_in)
         if folder.numbered(run.checkpoints):
-            state, skipped = checkpoint.load_newest(run.checkpoints)
+            state, skipped = checkpoint.load_newest(run.checkpoints, set_aside=leads)
             path = str(run.checkpoints / f"step-{state.step}")
             self.emit(Resumed(state.step, path, tuple(skipped)))  # the first of this process
             for reason in skipped:
@@ -275,7 +303,8 @@ class Session:
         else:
             self.emit(Notice("there is no checkpoint yet: the run begins again"))
             state = self._beginning()
-        self._keep_plan(state.step)
+        if leads:
+            self._keep_plan(state.step)
         return state
 
     def _keep_plan(self, step: int) -> None:

@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 from vox_core.contract import Notice
-from vox_core.host.load import Observe, ignore
-from vox_core.run.artifacts import TrainReport, report_of_ended, write_artifacts
+from vox_core.errors import ConfigError
+from vox_core.host.load import Observe, ignore, world_of
+from vox_core.run.artifacts import TrainReport, report_of, report_of_ended, write_artifacts
 from vox_core.run.loop import run_training
 from vox_core.run.run_plan import plan_run, with_advice
 from vox_core.run.session import Session
@@ -50,12 +51,21 @@ def train(
     def tell(text: str) -> None:
         observe(Notice(text))
 
-    plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned)
+    world = world_of()
+    if settings.processes not in (1, world.size):
+        raise ConfigError(
+            "C004",
+            "several processes are started by the command `vox train`",
+            where="processes",
+            found=f"{settings.processes}, and this process is one of {world.size}",
+            remedy="use vox train --processes N, or leave it out",
+        )
+    plan = plan_run(settings, backend_origin, progress, tell=tell, pinned=pinned, world=world)
     if plan.ended:
         tell(f"the run has finished already ({plan.ended}); there is nothing to do")
         return report_of_ended(plan)
     plan = with_advice(plan, tell)
     if plan.advice.refusal:
         raise plan.advice.refusal
-    with Session.open(plan, observe, began) as session, run_training(session) as trained:
-        return write_artifacts(session, trained)
+    with Session.open(plan, observe, began, world) as session, run_training(session) as trained:
+        return (write_artifacts if world.leads else report_of)(session, trained)

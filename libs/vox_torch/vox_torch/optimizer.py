@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from vox_core.contract import Floats
+    from vox_torch.ranks import Ranks
 
     Moments: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
@@ -217,13 +218,19 @@ class MasterAdamW:
     Args:
         parameters: by canonical name.
         start: their values, and moments if there were updates.
+        ranks: that train together; None for one process.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], kind: Optimizer, start: TrainState
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        kind: Optimizer,
+        start: TrainState,
+        ranks: Ranks | None = None,
     ) -> None:
         import torch
 
+        self._ranks, self._kept = ranks, list[torch.Tensor]()
         self._names, self._structure = list(parameters), start.adapter
         self._parameters = list(parameters.values())
         self._masters = [at_least_float32(p.detach()) for p in self._parameters]
@@ -239,9 +246,14 @@ class MasterAdamW:
         self._restore(start)
 
     def collect(self, factor: float) -> None:
-        """Move the parameters' gradients, times `factor`, to the masters'."""
+        """Move the parameters' gradients, times `factor`, to the masters'; on a rank above 0, keep
+        them for `update`."""
         import torch
 
+        if self._ranks and self._ranks.world.rank:
+            self._kept.append(self._flat([p.grad for p in self._parameters]) * factor)
+            self.drop()
+            return
         pairs = [
             (m.grad, p.grad)
             for p, m in zip(self._parameters, self._masters, strict=True)
@@ -268,10 +280,12 @@ class MasterAdamW:
         import torch
 
         torch._foreach_zero_([m.grad for m in self._masters])
+        self._kept.clear()
         self.drop()
 
     def update(self, update: Update) -> float:
-        """Divide and clip the gradients, update the masters and copy them to the parameters.
+        """Add the gradients of all ranks, divide and clip them, update the masters and copy them to
+        the parameters.
 
         Returns:
             The global norm of the divided gradients. If it is not finite, only the gradients are
@@ -280,6 +294,11 @@ class MasterAdamW:
         import torch
 
         gradients = [m.grad for m in self._masters]
+        if self._ranks:
+            total = self._ranks.gather_sum(self._flat(gradients), self._kept)
+            parts = total.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
         torch._foreach_mul_(gradients, 1 / update.total_weight)
         norm: float = torch.nn.utils.get_total_norm(gradients).item()
         if math.isfinite(norm):
@@ -292,6 +311,14 @@ class MasterAdamW:
                     torch._foreach_copy_(*map(list, zip(*self._rounded, strict=True)))
         self.forget()
         return norm
+
+    def _flat(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Return gradients in one piece on the host, in the masters' dtype; zeros for None."""
+        import torch
+
+        pairs = zip(gradients, self._masters, strict=True)
+        parts = [torch.zeros_like(m) if g is None else g.to(m.dtype) for g, m in pairs]
+        return torch.cat([part.flatten() for part in parts]).cpu()
 
     def _count_from(self, number: int) -> None:
         """Make the next update the one with this number, for the bias correction."""

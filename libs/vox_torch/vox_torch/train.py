@@ -33,6 +33,7 @@ from vox_torch.lora import fuse
 from vox_torch.memory import Shortage, give_back
 from vox_torch.optimizer import MasterAdamW
 from vox_torch.profile import DeviceProfile, set_threads, wants_rows
+from vox_torch.ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,6 +74,7 @@ class TorchTrainer(TorchModel, Trainer):
         self._learners: dict[str, MasterAdamW] = {}
         self._fused = True
         set_threads(job.plan.tuning)
+        self._ranks = Ranks(context.world) if context.world.size > 1 else None
         with self._memory.final():
             super().__init__(self._load(), profile.device)
         if not self._memory.may_quantise:
@@ -92,7 +94,7 @@ class TorchTrainer(TorchModel, Trainer):
             if self._plan.gradient_checkpointing and not self._learners:
                 recompute_activations(self._adapters.base)
             kind = self._plan.contract.optimizer.name
-            self._learners[name] = MasterAdamW(parameters, kind, state)
+            self._learners[name] = MasterAdamW(parameters, kind, state, self._ranks)
         self._modules_changed()
         give_back()
 
@@ -138,11 +140,16 @@ class TorchTrainer(TorchModel, Trainer):
     def state(self, learner: str) -> TrainState:
         return self._learners[learner].state()
 
+    def share(self, values_N: Floats) -> Floats:
+        return self._ranks.share(values_N) if self._ranks else values_N
+
     def peak_memory(self) -> int | None:
         return self._memory.peak()
 
     def close(self) -> None:
         self._learners.clear()
+        if self._ranks:
+            self._ranks.close()
         super().close()
 
     def _load(self) -> Adapters:

@@ -1,0 +1,115 @@
+"""The ranks of a run, over gloo: what they exchange, and the sum of their gradients.
+
+`gather_sum` adds the gradients of every part of a step in the order of ranks: rank 0 sends its sum
+to rank 1, which adds its own gradients to it one after the other, and so on; the last rank sends
+the total to all. One process adds the same numbers in the same order, so the total is the same bit
+for bit. A rank sends 2 (N - 1) / N times the adapter's gradient, on average. A rank above 0 keeps
+its gradients apart until then: one copy of the adapter's size for each part that it computes.
+
+On one machine the ranks find one another through a file and talk over the loopback interface.
+`MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them, name another place. No message is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from vox_core.api.launching import run_ranks
+from vox_core.errors import TrainingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vox_core.contract import Floats, LaunchJob, LaunchResult, World
+
+RENDEZVOUS = "RENDEZVOUS_FILE"
+"""Variable with the path of the file through which the ranks of one machine find one another."""
+PATIENCE = timedelta(hours=2)
+"""How long a rank waits for the others, whose steps and checkpoints take time. A launcher notices a
+dead one long before."""
+
+
+class Ranks:
+    """The process group of a run's ranks."""
+
+    def __init__(self, world: World) -> None:
+        import torch.distributed as dist
+
+        self.world, self._dist = world, dist
+        file = os.environ.get(RENDEZVOUS)
+        with self._reached():
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{file}" if file else "env://",
+                rank=world.rank,
+                world_size=world.size,
+                timeout=PATIENCE,
+            )
+
+    def share(self, values_N: Floats) -> Floats:
+        """Return the elementwise sum of the ranks' arrays."""
+        import torch
+
+        summed = torch.from_numpy(values_N.copy())
+        with self._reached():
+            self._dist.all_reduce(summed)
+        result: Floats = summed.numpy()
+        return result
+
+    def gather_sum(self, total: torch.Tensor, kept: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of all ranks' gradients, on the host, in the order of ranks.
+
+        Args:
+            total: flat, of rank 0; others receive into it.
+            kept: flat gradients of a rank above 0, in the order in which they were computed.
+        """
+        rank, last = self.world.rank, self.world.size - 1
+        with self._reached():
+            if rank:
+                self._dist.recv(total, rank - 1)
+            for gradients in kept:
+                total += gradients
+            if rank < last:
+                self._dist.send(total, rank + 1)
+            self._dist.broadcast(total, last)
+        return total
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as error:
+            rank, size = self.world.rank, self.world.size
+            raise TrainingError(
+                "T006",
+                "another process of the run cannot be reached",
+                where=f"rank {rank} of {size}, process {os.getpid()} on {os.uname().nodename}",
+                found=" ".join(str(error).split())[:400],
+                remedy="look at the errors of the other ranks, and resume with vox train --resume "
+                "RUN, on any number of processes",
+            ) from error
+
+
+def launch(job: LaunchJob) -> LaunchResult:
+    """Start the ranks on this machine, with torchrun's variables.
+
+    torchrun itself is not run: its agent listens on every interface, and unpickles what it
+    receives there.
+    """
+    import tempfile
+
+    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
+    with tempfile.TemporaryDirectory(prefix="vox-rendezvous-") as folder:
+        variables = {
+            RENDEZVOUS: f"{folder}/store",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        }
+        return run_ranks(job, variables)

@@ -1,0 +1,235 @@
+"""Start the ranks of a run on this machine, watch them, and say which one failed, and how.
+
+Each rank is a child process in a session of its own, so that a terminal's Ctrl-C reaches the
+launcher alone, which passes signals on to every rank. Rank 0 has the terminal; what the others
+print is kept for an error.
+
+The launcher trusts what a rank has recorded (`vox_core.cli.rank`). A rank that ends without a
+record has died, and one that has not beaten for `SILENCE` seconds hangs: it is killed, and the
+others get `GRACE` seconds to end by themselves. A launcher that dies takes its ranks with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from vox_core import errors
+from vox_core.contract import LaunchJob, LaunchResult
+from vox_core.errors import TrainingError, VoxError
+
+SILENCE = 15.0
+"""Seconds without a beat after which a rank counts as hanging."""
+GRACE = 8.0
+"""Seconds in which the other ranks may end after one has failed."""
+GRACE_AT_START = 1.0
+"""The same, if the failure is bad input, which every rank finds."""
+IMPATIENCE = 5.0
+"""Seconds after a second signal until every rank is killed."""
+_POLL = 0.1
+_STOPPED = 130
+_WORDS = 400
+"""Characters of a rank's last output that an error quotes."""
+
+
+class _Rank:
+    """A rank's process."""
+
+    def __init__(
+        self, number: int, job: LaunchJob, folder: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.number, self._folder = number, folder
+        alive, self._alive = os.pipe()
+        self._beats, beats = os.pipe()
+        os.set_blocking(self._beats, False)
+        self._log: IO[bytes] | None = None if number == 0 else self.output.open("wb")
+        module = [sys.executable, "-m", "vox_core.cli.rank"]
+        try:
+            self.process = subprocess.Popen(
+                [*module, str(folder), str(alive), str(beats), *job.arguments],
+                env={**os.environ, **environ, "RANK": str(number)},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(alive, beats),
+                start_new_session=True,
+            )
+        finally:
+            os.close(alive)
+            os.close(beats)
+        self.beaten = time.monotonic()
+
+    @property
+    def output(self) -> Path:
+        return self._folder / f"rank-{self.number}.log"
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """Return what the rank has recorded of its end; None before, and if it died."""
+        try:
+            found: dict[str, Any] = json.loads(
+                (self._folder / f"rank-{self.number}.json").read_text()
+            )
+        except FileNotFoundError:
+            return None
+        return found
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank has ended with an error, or without a record."""
+        if self.alive:
+            return False
+        record = self.record
+        return record is None or record["error"] is not None
+
+    def hangs(self) -> bool:
+        """Read the beats; return whether the last one is too long ago."""
+        with suppress(BlockingIOError):
+            while os.read(self._beats, 4096):
+                self.beaten = time.monotonic()
+        return self.alive and time.monotonic() - self.beaten > SILENCE
+
+    def send(self, number: signal.Signals) -> None:
+        if self.alive:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def close(self) -> None:
+        """Kill the rank, if it is there, and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._alive)
+        os.close(self._beats)
+        if self._log:
+            self._log.close()
+
+    def error(self, hung: bool) -> VoxError:
+        """Return the error of a rank that has failed."""
+        record = self.record
+        if record is None or record["error"] is None:
+            return self._died(hung)
+        found = dict(record["error"])
+        kind = getattr(errors, found.pop("kind"))
+        made: VoxError = kind(found.pop("code").removeprefix("VOX-"), found.pop("what"), **found)
+        return made
+
+    def _died(self, hung: bool) -> TrainingError:
+        code = self.process.returncode
+        how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+        if hung:
+            how = f"no sign of life for {SILENCE:.0f} seconds; it was killed"
+        words = ""
+        if self.number and self.output.exists():
+            words = self.output.read_bytes()[-_WORDS:].decode(errors="replace").strip()
+        return TrainingError(
+            "T006",
+            f"rank {self.number} of the run has {'stopped responding' if hung else 'died'}",
+            where=f"rank {self.number}, process {self.process.pid} on {os.uname().nodename}",
+            found=f"{how}; its last words: {words}" if words else how,
+            remedy="resume from the newest checkpoint with vox train --resume RUN, on any number "
+            "of processes; if the system killed the process, it was probably out of memory",
+        )
+
+
+def run_ranks(job: LaunchJob, variables: Mapping[str, str]) -> LaunchResult:
+    """Run a job's ranks on this machine, each with `variables` in its environment.
+
+    Raises:
+        VoxError: what a rank has reported; T006, a rank has died or hangs.
+    """
+    variables = {**variables, "WORLD_SIZE": str(job.processes)}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vox-ranks-")))
+        ranks = list[_Rank]()
+        signals = stack.enter_context(_passed_on(ranks))
+        for number in range(job.processes):
+            rank = _Rank(number, job, folder, variables)
+            stack.callback(rank.close)
+            ranks.append(rank)
+        return _watched(ranks, signals)
+
+
+def _watched(ranks: list[_Rank], signals: Callable[[], float | None]) -> LaunchResult:
+    """Wait for the end of every rank."""
+    hung: _Rank | None = None
+    while any(rank.alive for rank in ranks):
+        hung = next((rank for rank in ranks if rank.hangs()), None)
+        if hung:
+            hung.process.kill()
+            hung.process.wait()
+        if hung or any(rank.failed for rank in ranks):
+            _wait_for_others(ranks)
+            break
+        if (second := signals()) and time.monotonic() - second > IMPATIENCE:
+            break
+        time.sleep(_POLL)
+    if signals():
+        return LaunchResult(_STOPPED)
+    failed = [rank for rank in ranks if rank is hung or rank.failed]
+    if not failed:
+        record = ranks[0].record
+        assert record is not None
+        return LaunchResult(int(record["exit"]))
+    culprit = min(failed, key=lambda rank: _blame(rank, hung))
+    error = culprit.error(culprit is hung)
+    everyone = len(failed) == len(ranks) and error.exit_code == 2
+    if everyone or error.code == "VOX-T006":
+        raise error
+    place = f"rank {culprit.number}, process {culprit.process.pid} on {os.uname().nodename}"
+    raise error.but(where=f"{error.where} ({place})" if error.where else place)
+
+
+def _blame(rank: _Rank, hung: _Rank | None) -> tuple[int, int]:
+    """Order ranks by how probably they are the cause: those that only lost another come last."""
+    record = rank.record
+    if rank is hung:
+        return 0, rank.number
+    if record is None:  # killed by the launcher if it is still alive
+        return 1, rank.number
+    return (3 if record["error"]["code"] == "VOX-T006" else 2), rank.number
+
+
+def _wait_for_others(ranks: list[_Rank]) -> None:
+    """Let the other ranks end: their checkpoint may be half written."""
+    records = [rank.record for rank in ranks if not rank.alive]
+    at_start = any(record and record["exit"] == 2 for record in records)
+    end = time.monotonic() + (GRACE_AT_START if at_start else GRACE)
+    while time.monotonic() < end and any(rank.alive for rank in ranks):
+        time.sleep(_POLL)
+
+
+@contextmanager
+def _passed_on(ranks: list[_Rank]) -> Iterator[Callable[[], float | None]]:
+    """Pass SIGINT and SIGTERM on to every rank; yield when the second one came, or None."""
+    times = list[float]()
+
+    def pass_on(number: int, _frame: object) -> None:
+        times.append(time.monotonic())
+        for rank in ranks:
+            rank.send(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    caught = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, pass_on) for number in caught}
+    try:
+        yield lambda: times[1] if len(times) > 1 else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
