@@ -1,4 +1,4 @@
-"""One rank of a run, as a process that `vox_core.host.launching` has started.
+"""One rank of a run, as a process that a launcher has started.
 
     python -m vox_core.cli.rank FOLDER ALIVE BEATS train ...
 

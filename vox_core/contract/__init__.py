@@ -105,4 +105,9 @@ from vox_core.contract.state import (
 )
 
 if TYPE_CHECKING:
-    from vox_core.contract.arrays import Bools as Bools, Floats as Floats, Ints as Ints
+    from vox_core.contract.arrays import (
+        Bools as Bools,
+        Doubles as Doubles,
+        Floats as Floats,
+        Ints as Ints,
+    )

@@ -23,7 +23,7 @@ from vox_core.contract.spec import OptimizerSpec
 from vox_core.contract.state import AdapterState, TrainState
 
 if TYPE_CHECKING:
-    from vox_core.contract.arrays import Floats, Ints
+    from vox_core.contract.arrays import Doubles, Floats, Ints
 
 Weigh: TypeAlias = "Callable[[Floats], Floats]"
 """From the log-probabilities of a batch, (T,), to its weights, (T,), both float32."""
@@ -201,8 +201,8 @@ class Trainer(Model):
         calling thread alone. `step` is the number of updates that the learner was added with or
         has had since, `skipped` is 0; the core sets both."""
 
-    def share(self, values_N: Floats) -> Floats:
-        """Return the elementwise sum of the ranks' arrays, in their dtype (float32 or float64).
+    def share(self, values_N: Doubles) -> Doubles:
+        """Return the elementwise sum of the ranks' arrays.
 
         The core fills an element on one rank alone, and the others with zeros.
 

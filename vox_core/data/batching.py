@@ -301,7 +301,7 @@ def share_of(sizes: Sequence[int], world: World) -> range:
 
 
 def _filled(sizes: Sequence[int], most: int) -> list[int]:
-    """Where the stretches begin, if each takes what comes next up to `most` tokens."""
+    """Return the starts of stretches of at most `most` tokens each, or of one batch."""
     starts, tokens = [0], 0
     for index, size in enumerate(sizes):
         if tokens + size > most:

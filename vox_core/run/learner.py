@@ -219,10 +219,11 @@ class Learner:
             return [own[n] for n in range(len(batches))]
         sizes = [batch.targets_T.size for batch in batches]
         bounds = np.cumsum([0, *sizes])
-        flat_N = np.zeros(bounds[-1], np.float32)
+        flat_N = np.zeros(bounds[-1])
         for n, log_probs_T in own.items():
             flat_N[bounds[n] : bounds[n + 1]] = log_probs_T.ravel()
-        parts = zip(np.split(self._trainer.share(flat_N), bounds[1:-1]), batches, strict=True)
+        shared_N = self._trainer.share(flat_N).astype(np.float32)
+        parts = zip(np.split(shared_N, bounds[1:-1]), batches, strict=True)
         return [part.reshape(batch.targets_T.shape) for part, batch in parts]
 
     def _skip(self, step: Step, loss: float, norm: float | None = None) -> StepSkipped:
@@ -231,47 +232,43 @@ class Learner:
         return StepSkipped(step.number, loss, norm)
 
 
-def require_same(trainer: Trainer, world: World, plan: RunPlan, start: TrainState) -> None:
-    """Refuse to train with ranks that would not train the same (P013)."""
-    if world.size == 1:
-        return
+def facts_of(plan: RunPlan, start: TrainState) -> dict[str, str]:
+    """Return what all ranks of a run have to have in common, by name."""
     made, sha256 = plan.execution, hashlib.sha256(f"{start.step} {start.skipped}".encode())
     for name, value in sorted(start.adapter.tensors().items()):
         sha256.update(name.encode() + value.tobytes())
     settings = {key: value for key, value in made.to_json().items() if key != "device"}
-    facts = {
+    return {
         "versions of Python, vox or a library": json.dumps(versions(plan.inputs.backend)),
         "data": f"{made.contract.data.digest} {made.contract.data.valid_digest}",
         "model": f"{made.contract.model.weights_digest} {made.contract.model.tokenizer_digest}",
         "settings": json.dumps(settings, sort_keys=True),
         "step and weights at the start": sha256.hexdigest(),
     }
-    found = [digests_of_ranks(trainer, world, text) for text in facts.values()]
-    wrong = [
-        f"{name}: rank {rank} differs from rank 0"
-        for name, digests in zip(facts, found, strict=True)
-        for rank, digest in enumerate(digests)
-        if digest != digests[0]
-    ]
-    if wrong:
+
+
+def require_same(trainer: Trainer, world: World, facts: Callable[[], Mapping[str, str]]) -> None:
+    """Refuse to train with ranks that would not train the same (P013); they compare digests."""
+    import numpy as np
+
+    if world.size == 1:
+        return
+    mine = {name: hashlib.sha256(text.encode()).digest() for name, text in facts().items()}
+    sent_RB = np.zeros((world.size, 32 * len(mine)))
+    sent_RB[world.rank] = [*b"".join(mine.values())]
+    found_RFB = trainer.share(sent_RB.ravel()).reshape(world.size, len(mine), 32)
+    differs_RF = (found_RFB != found_RFB[0]).any(-1)
+    if differs_RF.any():
+        wrong = [
+            (name, rank) for n, name in enumerate(mine) for rank in differs_RF[:, n].nonzero()[0]
+        ]
         raise PlanError(
             "P013",
             "the processes of the run differ",
             found=f"this is rank {world.rank} of {world.size}",
-            faults=wrong,
+            faults=[f"{name}: rank {rank} differs from rank 0" for name, rank in wrong],
             remedy="give every machine the same version of vox, data, model and run folder",
         )
-
-
-def digests_of_ranks(trainer: Trainer, world: World, text: str) -> list[bytes]:
-    """Exchange the digest of a text; return that of every rank."""
-    import numpy as np
-
-    mine = hashlib.sha256(text.encode()).digest()
-    sent_RB = np.zeros((world.size, len(mine)))
-    sent_RB[world.rank] = [*mine]
-    received_RB = trainer.share(sent_RB.ravel()).reshape(sent_RB.shape)
-    return [bytes(map(int, row)) for row in received_RB.tolist()]
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -47,7 +47,7 @@ from vox_core.run.checkpoint import (
     Origin,
     Retention,
 )
-from vox_core.run.learner import NAME, Learner, Untouched, before_update, require_same
+from vox_core.run.learner import NAME, Learner, Untouched, before_update, facts_of, require_same
 from vox_core.run.rollouts import Rollouts, Scorer, take_old_log_probs
 from vox_core.run.start import REFERENCE
 from vox_core.run.weighing import References, Scores, total_weight
@@ -116,7 +116,7 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             return
         job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
-        require_same(trainer, session.world, plan, start)
+        require_same(trainer, session.world, partial(facts_of, plan, start))
         learner = Learner(
             trainer,
             start,

@@ -38,7 +38,7 @@ from vox_core.errors import TrainingError
 from vox_core.host.load import format_error, raised_at
 from vox_core.run.folder import ROLLOUTS
 from vox_core.run.generate import Generator, Prompt, most_rows
-from vox_core.run.learner import NAME, Learner, digests_of_ranks
+from vox_core.run.learner import NAME, Learner, require_same
 from vox_core.run.plan import positions
 from vox_core.run.sampling import Sampling
 from vox_core.run.weighing import total_weight
@@ -184,30 +184,14 @@ class Rollouts:
 
     def _judged(self, data: Dataset, answers: Sequence[Rollout]) -> list[float]:
         """Judge the answers, each in one process: a reward need not be a function of its answer."""
-        self._require_same(answers)
+        tokens = [[*map(int, answer.tokens)] for answer in answers]
+        require_same(self._trainer, self._world, lambda: {"sampled answers": json.dumps(tokens)})
         rewards_N = np.zeros(len(answers))
         for number in range(self._world.rank, len(answers), self._world.size):
             answer = answers[number]
             rewards_N[number] = self._judge(_place(data, answer.prompt), answer.text)
         rewards: list[float] = self._trainer.share(rewards_N).tolist()
         return rewards
-
-    def _require_same(self, answers: Sequence[Rollout]) -> None:
-        """Raises:
-        TrainingError: T005, another process has sampled other answers.
-        """
-        if self._world.size == 1:
-            return
-        text = json.dumps([[*map(int, answer.tokens)] for answer in answers])
-        digests = digests_of_ranks(self._trainer, self._world, text)
-        if len({*digests}) > 1:
-            raise TrainingError(
-                "T005",
-                "the processes of the run sampled different answers",
-                found=f"this is rank {self._world.rank} of {self._world.size}",
-                expected="processors of one kind, which round alike",
-                remedy="train in one process, or on machines of one kind; the run can be resumed",
-            )
 
     def _judge(self, place: tuple[Path, int], answer: str) -> float:
         """Raises:

@@ -337,19 +337,19 @@ def _require_measurable(settings: TrainSettings, only_planned: bool, *, goes_on:
 
 
 def _require_shared(run: RunPlan, processes: int) -> None:
-    """Refuse processes that would have no example (C004), and to measure beside others."""
+    """Refuse processes that the backend does not have (P001), or without an example (C004)."""
     if processes == 1:
         return
-    where, capabilities = f"--processes {processes}", run.inputs.backend.found.manifest
+    where, manifest = f"--processes {processes}", run.inputs.backend.found.manifest
     examples = min(run.contract.batch_size, run.contract.data.rows)
-    able = capabilities is not None and capabilities.is_backend and capabilities.capabilities
-    if not able or run.settings.launcher not in able.distributed:
+    able = manifest.capabilities.distributed if manifest and manifest.is_backend else ()
+    if run.settings.launcher not in able:
         raise PlanError(
             "P001",
             f"backend {run.inputs.backend.id!r} does not train in several processes that "
             f"{run.settings.launcher!r} starts",
             where=where,
-            found=f"launchers of the backend: {', '.join(able.distributed) if able else ''}",
+            found=f"its launchers: {', '.join(able) or 'none'}",
             remedy="choose another --backend or --launcher, or leave out --processes",
         )
     if examples < processes:
@@ -359,14 +359,6 @@ def _require_shared(run: RunPlan, processes: int) -> None:
             where=where,
             found=f"{_count(examples, 'example')} in a step",
             remedy=f"use --processes {examples} or fewer, or a larger --batch-size",
-        )
-    if run.settings.tune == "refresh":
-        raise ConfigError(
-            "C004",
-            "settings are measured in one process",
-            where=where,
-            found="--tune refresh",
-            remedy="measure with vox plan --tune refresh, and train without --tune",
         )
 
 

@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from vox_core.api.launching import run_ranks
 from vox_core.errors import TrainingError
 
 if TYPE_CHECKING:
     import torch
 
-    from vox_core.contract import Floats, LaunchJob, LaunchResult, World
+    from vox_core.contract import Doubles, World
 
 RENDEZVOUS = "RENDEZVOUS_FILE"
 """Variable with the path of the file through which the ranks of one machine find one another."""
@@ -50,14 +49,14 @@ class Ranks:
                 timeout=PATIENCE,
             )
 
-    def share(self, values_N: Floats) -> Floats:
+    def share(self, values_N: Doubles) -> Doubles:
         """Return the elementwise sum of the ranks' arrays."""
         import torch
 
         summed = torch.from_numpy(values_N.copy())
         with self._reached():
             self._dist.all_reduce(summed)
-        result: Floats = summed.numpy()
+        result: Doubles = summed.numpy()
         return result
 
     def gather_sum(self, total: torch.Tensor, kept: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -95,21 +94,3 @@ class Ranks:
                 remedy="look at the errors of the other ranks, and resume with vox train --resume "
                 "RUN, on any number of processes",
             ) from error
-
-
-def launch(job: LaunchJob) -> LaunchResult:
-    """Start the ranks on this machine, with torchrun's variables.
-
-    torchrun itself is not run: its agent listens on every interface, and unpickles what it
-    receives there.
-    """
-    import tempfile
-
-    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
-    with tempfile.TemporaryDirectory(prefix="vox-rendezvous-") as folder:
-        variables = {
-            RENDEZVOUS: f"{folder}/store",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        }
-        return run_ranks(job, variables)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from vox_core.contract import Floats
+    from vox_core.contract import Doubles, Floats
     from vox_torch.forward import Loss
     from vox_torch.reference_check import Reference
 
@@ -140,7 +140,7 @@ class TorchTrainer(TorchModel, Trainer):
     def state(self, learner: str) -> TrainState:
         return self._learners[learner].state()
 
-    def share(self, values_N: Floats) -> Floats:
+    def share(self, values_N: Doubles) -> Doubles:
         return self._ranks.share(values_N) if self._ranks else values_N
 
     def peak_memory(self) -> int | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from vox_core.hookspecs import hookimpl
 from vox_torch.engine import Engine
+from vox_torch.launch import launch
 from vox_torch.profile import DeviceProfile
-from vox_torch.ranks import launch
 
 if TYPE_CHECKING:
     from vox_core.contract import (

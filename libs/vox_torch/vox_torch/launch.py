@@ -27,6 +27,7 @@ from typing import IO, Any
 from vox_core import errors
 from vox_core.contract import LaunchJob, LaunchResult
 from vox_core.errors import TrainingError, VoxError
+from vox_torch.ranks import RENDEZVOUS
 
 SILENCE = 15.0
 """Seconds without a beat after which a rank counts as hanging."""
@@ -109,7 +110,7 @@ class _Rank:
                 self.process.send_signal(number)
 
     def close(self) -> None:
-        """Kill the rank, if it is there, and whatever it has started."""
+        """Kill the rank and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -144,6 +145,22 @@ class _Rank:
             remedy="resume from the newest checkpoint with vox train --resume RUN, on any number "
             "of processes; if the system killed the process, it was probably out of memory",
         )
+
+
+def launch(job: LaunchJob) -> LaunchResult:
+    """Start the ranks on this machine, with torchrun's variables.
+
+    torchrun itself is not run: its agent listens on every interface, and unpickles what it
+    receives there.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // job.processes)
+    with tempfile.TemporaryDirectory(prefix="vox-rendezvous-") as folder:
+        variables = {
+            RENDEZVOUS: f"{folder}/store",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        }
+        return run_ranks(job, variables)
 
 
 def run_ranks(job: LaunchJob, variables: Mapping[str, str]) -> LaunchResult:
