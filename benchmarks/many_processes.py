@@ -2,13 +2,13 @@
 
     python benchmarks/many_processes.py equal OUT          1, 2 and 4 processes, 20 steps, dropout
     python benchmarks/many_processes.py resumed OUT        2 processes, then 1, 3 and 2
-    python benchmarks/many_processes.py killed OUT COUNT   a rank killed or stopped at random moments
+    python benchmarks/many_processes.py killed OUT COUNT   a rank killed or stopped at any moment
     python benchmarks/many_processes.py objectives OUT     DPO and GRPO, 3 steps, 1 and 2 processes
     python benchmarks/many_processes.py speed OUT          tokens/s and bytes on the loopback
 
-SmolLM2-135M in float32 on the quick start's data. Runs have one thread per process, but for `speed`.
-Prints a line per comparison: largest difference of a loss, relative to it; largest difference of the
-adapter, relative to its largest value; and whether the files are the same bytes.
+SmolLM2-135M in float32 on the quick start's data, one thread per process but for `speed`. A line
+per comparison: the largest relative difference of a loss, that of the adapter relative to its
+largest value, and whether the files are the same bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import vox_core
 
 VOX = str(Path(sys.executable).with_name("vox"))
 DATA = Path(vox_core.__file__).parent / "quickstart" / "data"
-COMMON = (
-    "--model smollm2-135m --dtype fp32 --backend cpu --allow-cpu --tune ignore --batch-size 8 "
-    "--micro-batch-tokens 128"
-).split()
+COMMON = [
+    *("--model", "smollm2-135m", "--dtype", "fp32", "--backend", "cpu", "--allow-cpu"),
+    *("--tune", "ignore", "--batch-size", "8", "--micro-batch-tokens", "128"),
+]
 ROWS = ["--data", str(DATA / "train.jsonl"), "--valid", str(DATA / "valid.jsonl")]
 DROPOUT = ["--dropout", "0.1"]
 
@@ -72,7 +72,8 @@ def equal(out: Path) -> bool:
     for processes in (1, 2, 4):
         train(*COMMON, *ROWS, *DROPOUT, "--max-steps", 20, "--out", out / str(processes),
               processes=processes)  # fmt: skip
-    return all([compare(f"{n} processes", out / "1", out / str(n)) for n in (2, 4)])
+    good = [compare(f"{n} processes", out / "1", out / str(n)) for n in (2, 4)]
+    return all(good)
 
 
 def resumed(out: Path) -> bool:
@@ -89,7 +90,8 @@ def resumed(out: Path) -> bool:
         found.append(run)
     constant = out / "constant"
     train(*settings, "--schedule", "constant", "--max-steps", 6, "--out", constant)
-    return all([compare(f"2 processes, {run.name}", constant, run) for run in found])
+    good = [compare(f"2 processes, {run.name}", constant, run) for run in found]
+    return all(good)
 
 
 def objectives(out: Path) -> bool:
@@ -151,8 +153,9 @@ def killed(out: Path, count: int) -> bool:
             launcher.communicate()
             took, left, named = 0.0, [], True
         train(*settings, "--out", run, "--resume", "auto", processes=draw.choice([1, 2]))
-        same = compare(f"{number}: rank {rank}, {how.name} after {moment:.1f} s, gone in "
-                       f"{took:.1f} s, named {named}, left {len(left)}", out / "undisturbed", run)  # fmt: skip
+        how_it_ended = f"gone in {took:.1f} s, named {named}, left {len(left)}"
+        label = f"{number}: rank {rank}, {how.name} after {moment:.1f} s, {how_it_ended}"
+        same = compare(label, out / "undisturbed", run)
         good += same and took < 30 and named and not left
     print(f"{good} of {count}")
     return good == count
@@ -188,11 +191,11 @@ def speed(out: Path) -> bool:
                     v.size for v in load_file(out / str(run) / "adapter_model.safetensors").values()
                 )
     one, two = (float(np.median(rates[n])) for n in (1, 2))
+    print(f"tokens/s: 1 process of 2 threads {one:.0f}, 2 of 1 {two:.0f}: {two / one:.2f}")
     print(
-        f"{one:.0f} tokens/s in one process of 2 threads, {two:.0f} in two of one: {two / one:.2f}"
+        f"bytes per step and rank {sent / 2e6:.1f} MB, gradient {gradient / 1e6:.1f} MB: "
+        f"{sent / 2 / gradient:.2f}"
     )
-    print(f"{sent / 2e6:.1f} MB per step and rank; 2 (N - 1) / N of the gradient is {gradient / 1e6:.1f} MB: "
-          f"{sent / 2 / gradient:.2f}")  # fmt: skip
     return two >= 0.9 * one
 
 

@@ -16,6 +16,7 @@ from vox_core.contract import (
     ExecutionPlan,
     LoadJob,
     Model,
+    Notice,
     ObjectiveMetrics,
     OptimizerSpec,
     Quant,
@@ -116,6 +117,12 @@ def _take_steps(session: Session, writer: CheckpointWriter) -> Iterator[Trained]
             return
         job = TrainJob(plan.execution, inputs.model.path, probe_document(first.batches))
         trainer = stack.enter_context(contextlib.closing(inputs.backend.train(job, context)))
+        if len(first.batches) < session.world.size and not plan.settings.reward:
+            text = (
+                f"step {first.number} has {len(first.batches)} micro-batches, fewer than there are "
+            )
+            text += "processes, of which some have nothing to do: lower --micro-batch-tokens"
+            emit(Notice(text, "warning"))
         require_same(trainer, session.world, partial(facts_of, plan, start))
         learner = Learner(
             trainer,

@@ -1,0 +1,192 @@
+"""Runs of several processes through the `vox` command, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vox_core.contract import LaunchJob
+from vox_core.errors import DataError
+from vox_torch.launch import run_ranks
+
+VOX = (sys.executable, "-m", "vox_core.cli")
+QUICK = (
+    *("train", "--dtype", "fp32", "--backend", "cpu", "--allow-cpu", "--tune", "ignore"),
+    *("--batch-size", "6", "--rank", "4", "--alpha", "8", "--dropout", "0.2", "--lr", "0.01"),
+    *("--micro-batch-tokens", "64", "--schedule", "constant", "--warmup", "0"),
+)
+PATIENCE = 120
+
+
+def rows(path: Path, count: int, first: int = 0) -> Path:
+    texts = [("word " * (1 + n % 5), f"answer {n} " * (1 + n % 3)) for n in range(first, count)]
+    lines = [json.dumps({"prompt": prompt, "completion": answer}) for prompt, answer in texts]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def command(tiny: Callable[..., Path], tmp_path: Path) -> list[str]:
+    """A quick run, without its length and folder."""
+    train, valid = rows(tmp_path / "train.jsonl", 24), rows(tmp_path / "valid.jsonl", 31, 24)
+    data = ["--data", str(train), "--valid", str(valid)]
+    return [*VOX, *QUICK, "--model", str(tiny("llama")), *data]
+
+
+def vox(command: list[object], *more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command), *map(str, more)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def numbers(run: Path) -> list[tuple[int, float]]:
+    """Losses of the steps and validations of a run."""
+    lines = map(json.loads, (run / "telemetry.jsonl").read_text().splitlines())
+    return [
+        (each["step"], each["loss"]) for each in lines if each["event"] in ("step", "validation")
+    ]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(command, tmp_path):
+    """Bit for bit, with dropout and validation."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert vox(command, "--max-steps", 3, "--out", one).returncode == 0
+    done = vox(command, "--max-steps", 3, "--out", two, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3" in done.stdout
+    assert numbers(two) == numbers(one)
+    assert weights(two) == weights(one)
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_any_number_of_processes(command, tmp_path):
+    one, then = tmp_path / "one", tmp_path / "then"
+    assert vox(command, "--max-steps", 4, "--out", one).returncode == 0
+    for steps, processes in ((1, 2), (2, 1), (4, 3)):
+        begin = [*command, "--out", then] if steps == 1 else [*VOX, "train", "--resume", then]
+        more = ["--max-steps", steps, *["--allow-change", "max-steps"] * (steps > 1)]
+        done = vox(begin, *more, "--processes", processes)
+        assert done.returncode == 0, done.stderr
+    assert weights(then) == weights(one)
+
+
+@pytest.fixture
+def running(
+    command: list[str], tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A long run of two processes, after its first checkpoint, and the ranks' processes."""
+    run = tmp_path / "run"
+    arguments = [*command, "--max-steps", "100000", "--save-every", "1", "--out", str(run)]
+    launcher = subprocess.Popen(
+        [*arguments, "--processes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        end = time.monotonic() + PATIENCE
+        while not list(run.glob("checkpoints/step-*")):
+            assert launcher.poll() is None, launcher.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        yield launcher, ranks_of(launcher.pid)
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes of a launcher's ranks, in order."""
+    found = {}
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        if rank := re.search(rb"\0RANK=(\d)", Path(f"/proc/{child}/environ").read_bytes()):
+            found[int(rank[1])] = child
+    return [found[rank] for rank in sorted(found)]
+
+
+def gone(pids: list[int]) -> None:
+    """Wait until none of the processes is there."""
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks through /proc")
+def test_a_rank_that_is_killed_ends_the_run_by_name(running, command, tmp_path):
+    launcher, ranks = running
+    os.kill(ranks[1], signal.SIGKILL)
+    _, said = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
+    assert "error[VOX-T006]: rank 1 of the run has died" in said
+    assert f"process {ranks[1]} on" in said
+    assert "ended by SIGKILL" in said
+    gone(ranks)
+    last = max(int(each.name[5:]) for each in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    more = ["--max-steps", last + 1, "--allow-change", "max-steps"]
+    assert vox([*VOX], "train", "--resume", tmp_path / "run", *more).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks through /proc")
+def test_a_signal_stops_every_rank_after_the_same_step(running):
+    launcher, ranks = running
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=30)
+    assert launcher.returncode == 130, said
+    assert "resume with: vox train --resume" in said
+    gone(ranks)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks through /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named(running, rank):
+    launcher, ranks = running
+    os.kill(ranks[rank], signal.SIGSTOP)
+    _, said = launcher.communicate(timeout=30)
+    assert f"error[VOX-T006]: rank {rank} of the run has stopped responding" in said
+    gone(ranks)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks through /proc")
+def test_ranks_do_not_outlive_their_launcher(running):
+    launcher, ranks = running
+    launcher.kill()
+    gone(ranks)
+
+
+def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):
+    missing = str(tmp_path / "missing.jsonl")
+    with pytest.raises(DataError, match="data file") as raised:
+        run_ranks(LaunchJob(("train", "--data", missing), 2), {})
+    assert raised.value.where == missing
+
+
+def test_more_processes_than_examples(command, tmp_path):
+    done = vox(command, "--out", tmp_path / "run", "--processes", 7)
+    assert done.returncode == 2
+    assert "error[VOX-C004]: a step has fewer examples than there are processes" in done.stderr
+    assert not (tmp_path / "run").exists()
