@@ -219,6 +219,8 @@ def _backend(summary: Summary) -> str:
 
 
 def _steps(summary: Summary) -> str:
+    if summary.total_steps == 0:  # a client of `vox tinker serve` decides when it ends
+        return str(summary.step)
     return f"{summary.step} of {'?' if summary.total_steps is None else summary.total_steps}"
 
 

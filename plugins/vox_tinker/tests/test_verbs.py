@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import httpx
 import numpy as np
 import pytest
 import tinker
-from plugins.vox_tinker.tests.conftest import KEY
 from plugins.vox_tinker.tests.data import ADAM, DATA, datum, sampled
+from plugins.vox_tinker.tests.raw import Raw
 from tinker import types
-from tinker.proto.request_conv import forward_backward_request_to_proto
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30])
 
@@ -215,34 +214,10 @@ def test_what_is_not_there_is_refused(name: str, service: tinker.ServiceClient) 
 # --- below the SDK --------------------------------------------------------------------------------
 
 
-class Raw:
-    """Requests in any order."""
-
-    def __init__(self, url: str, client: tinker.TrainingClient) -> None:
-        self._http = httpx.Client(base_url=url + "/api/v1", headers={"X-API-Key": KEY})
-        self.model_id = client.model_id
-
-    def post(self, path: str, body: object) -> httpx.Response:
-        return self._http.post(path, json=body)
-
-    def passed(self, seq_id: int, data: list[types.Datum]) -> httpx.Response:
-        given = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
-        request = types.ForwardBackwardRequest(given, self.model_id, seq_id)
-        content = forward_backward_request_to_proto(request).SerializeToString()
-        kind = {"Content-Type": "application/x-protobuf"}
-        return self._http.post("forward_backward", content=content, headers=kind)
-
-    def stepped(self, seq_id: int, lr: float = 1e-2) -> httpx.Response:
-        body = {"model_id": self.model_id, "seq_id": seq_id, "adam_params": {"learning_rate": lr}}
-        return self.post("optim_step", body)
-
-    def result(self, found: httpx.Response) -> httpx.Response:
-        return self.post("retrieve_future", {"request_id": found.json()["request_id"]})
-
-
 @pytest.fixture
-def raw(url: str, client: tinker.TrainingClient) -> Raw:
-    return Raw(url, client)
+def raw(url: str, client: tinker.TrainingClient) -> Iterator[Raw]:
+    with Raw(url, client.model_id) as made:
+        yield made
 
 
 def test_requests_are_carried_out_in_their_order_and_once(raw: Raw) -> None:
@@ -275,8 +250,8 @@ def test_faulty_bodies_are_refused(raw: Raw, url: str) -> None:
 def test_a_finished_session_frees_its_clients(url: str, base: Path) -> None:
     service = tinker.ServiceClient(base_url=url)
     client = service.create_lora_training_client(str(base), rank=2).result()
-    raw = Raw(url, client)
     service.close("success").result()
-    assert raw.stepped(1).status_code == 404
-    session = client.model_id.partition(":")[0]
-    assert raw.post("session_heartbeat", {"session_id": session}).status_code == 410
+    with Raw(url, client.model_id) as raw:
+        assert raw.stepped(1).status_code == 404
+        session = client.model_id.partition(":")[0]
+        assert raw.post("session_heartbeat", {"session_id": session}).status_code == 410

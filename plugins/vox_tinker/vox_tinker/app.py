@@ -28,14 +28,15 @@ from tinker.types.try_again_response import TryAgainResponse
 
 from vox_tinker.checkpoints import Record
 from vox_tinker.futures import Answer, Refused
+from vox_tinker.sampling import Samplers
 from vox_tinker.training import trains_head
-from vox_tinker.wire import PROTO, read_json, read_pass
+from vox_tinker.wire import PROTO, read_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from vox_tinker.sessions import Sessions
+    from vox_tinker.clients import Clients
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 POLL_SECONDS = 30.0
@@ -44,6 +45,11 @@ MAX_BODY = 64 << 20
 """The SDK cuts data into requests of 5 MB; a larger single datum is one of millions of tokens."""
 LINK_SECONDS = 3600
 _PREFIX = "/api/v1"
+VERBS = (
+    "create_model", "forward_backward", "optim_step", "load_weights", "save_weights",
+    "save_weights_external", "save_weights_for_sampler",
+)  # fmt: skip
+"""Requests of training clients, which `Clients` numbers and keeps."""
 _Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 log = logging.getLogger("vox_tinker")
 
@@ -79,36 +85,29 @@ class Guard:
 class Api:
     """The endpoints over what clients have made; a link for a download is of this process."""
 
-    def __init__(self, sessions: Sessions, key: str | None) -> None:
-        self._sessions, self._store = sessions, sessions.store
+    def __init__(self, clients: Clients, key: str | None) -> None:
+        self._clients, self._sessions = clients, clients.sessions
+        self._store, self._samplers = clients.store, Samplers(clients.sessions)
         self._secret = secrets.token_bytes(32)
         self.app: ASGIApp = Guard(self._routed(), key)
 
     def _routed(self) -> Starlette:
         run = _PREFIX + "/training_runs/{run}"
         checkpoint = run + "/checkpoints/{kind}/{name}"
-        json, made = self._json, self._sessions
+        json, made, samplers = self._json, self._sessions, self._samplers
         posts: dict[str, _Handler] = {
+            **{verb: self._submitted(verb) for verb in VERBS},
             "client/config": json(types.ClientConfigRequest, self._config),
             "client/dynamic_config": json(types.ClientConfigRequest, self._dynamic_config),
             "create_session": json(types.CreateSessionRequest, lambda r, _: made.create(r)),
             "session_heartbeat": json(types.SessionHeartbeatRequest, self._heartbeat),
             "telemetry": self._telemetry,
-            "create_model": json(types.CreateModelRequest, made.create_model),
-            "get_info": json(types.GetInfoRequest, lambda r, _: made.info(r.model_id)),
-            "unload_model": json(types.UnloadModelRequest, lambda r, _: made.unload(r)),
-            "forward_backward": self._forward_backward,
-            "optim_step": json(types.OptimStepRequest, self._optim_step),
-            "load_weights": json(types.LoadWeightsRequest, made.load_weights),
-            "save_weights": json(types.SaveWeightsRequest, self._save),
-            "save_weights_external": json(types.SaveWeightsExternalRequest, self._save_external),
-            "save_weights_for_sampler": json(
-                types.SaveWeightsForSamplerRequest, made.save_for_sampler
-            ),
+            "get_info": json(types.GetInfoRequest, lambda r, _: self._clients.info(r.model_id)),
+            "unload_model": json(types.UnloadModelRequest, lambda r, _: self._clients.unload(r)),
             "create_sampling_session": json(
-                types.CreateSamplingSessionRequest, lambda r, _: made.create_sampler(r)
+                types.CreateSamplingSessionRequest, lambda r, _: samplers.create(r)
             ),
-            "asample": json(types.SampleRequest, lambda r, _: made.sample(r)),
+            "asample": json(types.SampleRequest, lambda r, _: samplers.sample(r)),
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
             "weights_info": self._weights_info,
@@ -117,7 +116,7 @@ class Api:
         gets: dict[str, _Handler] = {
             _PREFIX + "/healthz": self._health,
             _PREFIX + "/get_server_capabilities": _plain(lambda _: made.capabilities()),
-            _PREFIX + "/samplers/{id}": _plain(lambda r: made.sampler(r.path_params["id"])),
+            _PREFIX + "/samplers/{id}": _plain(lambda r: samplers.find(r.path_params["id"])),
             _PREFIX + "/sessions": _plain(self._list_sessions),
             _PREFIX + "/sessions/{id}": _plain(lambda r: made.describe(r.path_params["id"])),
             _PREFIX + "/training_runs": _plain(self._list_runs),
@@ -147,6 +146,15 @@ class Api:
 
         return endpoint
 
+    def _submitted(self, verb: str) -> _Handler:
+        async def endpoint(request: Request) -> Response:
+            kind = request.headers.get("content-type", "")
+            if verb == "forward_backward" and kind != PROTO:
+                raise Refused(f"Content-Type: send {PROTO}, as tinker 0.38 does", 415)
+            return _response(Answer.of(self._clients.submit(verb, await _body(request))))
+
+        return endpoint
+
     # --- sessions and results ---------------------------------------------------------------------
 
     def _config(self, _: types.ClientConfigRequest, __: bytes) -> BaseModel:
@@ -161,7 +169,7 @@ class Api:
 
     async def _finish(self, request: Request) -> Response:
         await _body(request)
-        self._sessions.finish(request.path_params["id"])
+        self._clients.finish(request.path_params["id"])
         return Response(status_code=204)
 
     async def _health(self, _: Request) -> Response:
@@ -173,7 +181,7 @@ class Api:
 
     async def _retrieve(self, request: Request) -> Response:
         asked = read_json(types.FutureRetrieveRequest, await _body(request))
-        answer = await self._sessions.futures.retrieve(asked.request_id, POLL_SECONDS)
+        answer = await self._clients.retrieve(asked.request_id, POLL_SECONDS)
         if answer is None:  # status 408, which the SDK retries without a word to the user
             waiting = TryAgainResponse(request_id=asked.request_id, queue_state="active")
             return JSONResponse(waiting.model_dump(), 408)
@@ -181,34 +189,8 @@ class Api:
 
     async def _cancel(self, request: Request) -> Response:
         asked = read_json(types.FutureRetrieveRequest, await _body(request))
-        self._sessions.cancel(asked.request_id)
+        self._samplers.cancel(asked.request_id)
         return Response(status_code=204)
-
-    # --- training ---------------------------------------------------------------------------------
-
-    async def _forward_backward(self, request: Request) -> Response:
-        if request.headers.get("content-type", "") != PROTO:
-            raise Refused(f"Content-Type: send {PROTO}, as tinker 0.38 does", 415)
-        body = await _body(request)
-        asked = read_pass(body)
-        found = self._sessions.accept(
-            asked.model_id, asked.seq_id, body, lambda training: training.run_pass(asked)
-        )
-        return _response(Answer.of(found))
-
-    def _optim_step(self, request: types.OptimStepRequest, body: bytes) -> BaseModel:
-        return self._sessions.accept(
-            request.model_id, request.seq_id, body, lambda each: each.step(request.optim_params)
-        )
-
-    def _save(self, request: types.SaveWeightsRequest, body: bytes) -> BaseModel:
-        return self._sessions.save("weights", request, body, types.SaveWeightsResponse)
-
-    def _save_external(self, request: types.SaveWeightsExternalRequest, body: bytes) -> BaseModel:
-        if request.age_encryption_recipients:
-            raise Refused("age_encryption_recipients is not supported")
-        kind = types.SaveWeightsExternalResponseInternal
-        return self._sessions.save("external_weights", request, body, kind)
 
     # --- what is saved ----------------------------------------------------------------------------
 

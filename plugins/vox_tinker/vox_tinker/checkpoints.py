@@ -3,6 +3,7 @@
     OUT/SESSION-train-N/          a training client: a run folder of vox
         plan.json, telemetry.jsonl
         tinker.json               what the client asked for
+        resume/N/                 the state behind request N, for a server that was killed
         weights/NAME/             an adapter, as `vox merge` and PEFT load it, and its state
             state/step-N/         with AdamW's moments
             checkpoint.json
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from tinker import types
 
 from vox_core.api.files import atomic_folder, write_text
+from vox_core.api.runs import PLAN, RunFolder, is_run
 from vox_tinker.futures import Refused
 
 Kind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
@@ -36,19 +39,43 @@ _TYPES: Mapping[Kind, types.CheckpointType] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
 _MODEL = re.compile(r"[0-9a-f-]{36}:train:[0-9]{1,9}", re.ASCII)
-_RECORD, _CHECKPOINT = "tinker.json", "checkpoint.json"
+MANIFEST = "vox_adapter.json"
+_RECORD, _CHECKPOINT, _RESUME = "tinker.json", "checkpoint.json", "resume"
 _SHORTEST, _LONGEST = 3600, 10 * 366 * 24 * 3600
 
 
-class Record(BaseModel):
-    """`tinker.json`: a training client."""
+class Shape(BaseModel):
+    """An adapter to train.
+
+    Args:
+        alpha: of LoRA; the API has no field for it.
+        targets: module paths, of a run of `vox train`; None: those that `lora` says.
+    """
+
+    lora: types.LoraConfig
+    alpha: float = 32.0
+    targets: tuple[str, ...] | None = None
+
+
+class Record(Shape):
+    """`tinker.json`: a training client.
+
+    Args:
+        computed: backend, device, dtype and contract, which decide its numbers.
+    """
 
     model_id: str
     session_id: str
     base_model: str
-    lora: types.LoraConfig
     created: datetime
     user_metadata: dict[str, str] | None = None
+    computed: str = ""
+
+
+class _Saved(types.Checkpoint):
+    """`checkpoint.json`; `seq_id` is the request that it was saved by."""
+
+    seq_id: int | None = None
 
 
 class Store:
@@ -73,10 +100,16 @@ class Store:
         Raises:
             Refused: 404, there is none.
         """
+        if (found := self.made(model_id)) is None:
+            raise Refused(f"there is no training client {model_id!r}", 404)
+        return found
+
+    def made(self, model_id: str) -> Record | None:
+        """Read the record of a training client; None if there is none."""
         try:
             return Record.model_validate_json((self.folder(model_id) / _RECORD).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise Refused(f"there is no training client {model_id!r}", 404) from error
+        except (OSError, ValidationError, Refused):
+            return None
 
     def write_record(self, record: Record) -> None:
         write_text(self.folder(record.model_id) / _RECORD, record.model_dump_json())
@@ -91,6 +124,20 @@ class Store:
                 continue
         return sorted(found, key=lambda each: each.created, reverse=True)
 
+    # --- resume points ----------------------------------------------------------------------------
+
+    def resume_point(self, model_id: str, seq_id: int) -> Path:
+        """Return the folder of the state behind a request; its parent is there."""
+        parent = self.folder(model_id) / _RESUME
+        parent.mkdir(exist_ok=True)
+        return parent / str(seq_id)
+
+    def remove_resume_points(self, model_id: str, before: int = sys.maxsize) -> None:
+        """Remove those of a training client that are behind requests before this one."""
+        for each in (self.folder(model_id) / _RESUME).glob("*"):
+            if int(each.name) < before:
+                shutil.rmtree(each, ignore_errors=True)
+
     # --- checkpoints ------------------------------------------------------------------------------
 
     def save(
@@ -99,12 +146,15 @@ class Store:
         kind: Kind,
         name: str,
         write: Callable[[Path], None],
+        seq_id: int | None,
         *,
         ttl_seconds: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
         overwrite: bool = False,
     ) -> str:
         """Write a checkpoint, whole or not at all; return its path.
+
+        One that the same request wrote before a restart stays.
 
         Raises:
             Refused: a field is wrong, or there is a checkpoint of that name.
@@ -114,10 +164,14 @@ class Store:
         if ttl_seconds is not None and not _SHORTEST <= ttl_seconds <= _LONGEST:
             raise Refused(f"ttl_seconds={ttl_seconds}: it must be between 1 hour and 10 years")
         folder = self.folder(model_id) / kind / name
+        before = _live(folder)
+        if before is not None and seq_id is not None and before.seq_id == seq_id:
+            return before.tinker_path
         if folder.exists() and not overwrite:
             raise Refused(f"path={name!r}: it exists; choose another name, or pass overwrite=True")
         now = datetime.now(UTC)
-        about = types.Checkpoint(
+        about = _Saved(
+            seq_id=seq_id,
             checkpoint_id=f"{kind}/{name}",
             checkpoint_type=_TYPES[kind],
             time=now,
@@ -135,6 +189,21 @@ class Store:
 
     def find(self, tinker_path: str) -> tuple[Record, Kind, Path]:
         """Return the training client, kind and folder of a checkpoint.
+
+        `tinker://NAME/weights/final` is the run NAME of `vox train`, in the same folder.
+
+        Raises:
+            Refused: 404, there is none.
+        """
+        name, kind, last = [*tinker_path.removeprefix("tinker://").split("/"), "", ""][:3]
+        if kind in ("weights", "sampler_weights") and last == "final" and _NAME.fullmatch(name):
+            folder = self.root / name
+            if is_run(folder) and not (folder / _RECORD).exists():
+                return _trained(folder), kind, folder  # type: ignore[return-value]
+        return self.saved(tinker_path)
+
+    def saved(self, tinker_path: str) -> tuple[Record, Kind, Path]:
+        """Return those of a checkpoint that a client has saved.
 
         Raises:
             Refused: 404, there is none.
@@ -155,15 +224,18 @@ class Store:
         """Return those of a training client, the newest first; expired ones are removed."""
         folders = [p for kind in get_args(Kind) for p in (self.folder(model_id) / kind).glob("*")]
         found = [about for folder in folders if (about := _live(folder))]
-        return sorted(found, key=lambda each: each.time, reverse=True)
+        found.sort(key=lambda each: each.time, reverse=True)
+        return [
+            types.Checkpoint.model_validate(each.model_dump(exclude={"seq_id"})) for each in found
+        ]
 
     def delete(self, model_id: str, checkpoint_id: str) -> None:
         """Remove a checkpoint (404 if there is none)."""
-        shutil.rmtree(self.find(f"tinker://{model_id}/{checkpoint_id}")[2])
+        shutil.rmtree(self.saved(f"tinker://{model_id}/{checkpoint_id}")[2])
 
     def expire(self, model_id: str, checkpoint_id: str, ttl_seconds: int | None) -> None:
         """Change when a checkpoint expires; None: never."""
-        folder = self.find(f"tinker://{model_id}/{checkpoint_id}")[2]
+        folder = self.saved(f"tinker://{model_id}/{checkpoint_id}")[2]
         about = _live(folder)
         assert about is not None
         end = None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
@@ -175,10 +247,37 @@ class Store:
         return (p for p in sorted(folder.iterdir()) if p.is_file() and p.name != _CHECKPOINT)
 
 
-def _live(folder: Path) -> types.Checkpoint | None:
+def _trained(folder: Path) -> Record:
+    """Describe a run of `vox train` as a training client.
+
+    Raises:
+        Refused: it does not train an adapter alone.
+    """
+    run = RunFolder(folder)
+    plan, base = run.read(PLAN), run.read(MANIFEST)["base"]
+    adapter = plan["contract"]["adapter"]
+    if adapter["method"] != "lora" or adapter["modules_to_save"] or adapter["dropout"]:
+        raise Refused(f"the run {folder.name!r} is no LoRA without dropout and saved modules")
+    return Record(
+        model_id=folder.name,
+        session_id="",
+        base_model=base["path"],
+        created=datetime.fromtimestamp((folder / PLAN).stat().st_mtime, UTC),
+        lora=types.LoraConfig(rank=adapter["rank"], seed=plan["contract"]["seed"]),
+        alpha=adapter["alpha"],
+        targets=tuple(plan["modules"]),
+    )
+
+
+def state_folder(folder: Path) -> Path:
+    """Return where the states of saved weights, or of a run of `vox train`, are."""
+    return folder / (STATE if (folder / _CHECKPOINT).exists() else "checkpoints")
+
+
+def _live(folder: Path) -> _Saved | None:
     """Return what a folder's record says; None if there is none, or it has expired."""
     try:
-        about = types.Checkpoint.model_validate_json((folder / _CHECKPOINT).read_bytes())
+        about = _Saved.model_validate_json((folder / _CHECKPOINT).read_bytes())
     except (OSError, ValidationError):
         return None
     if about.expires_at is not None and about.expires_at < datetime.now(UTC):

@@ -81,6 +81,11 @@ class Futures:
                 del self._futures[name]
         self._futures[request_id] = self._loop.create_future()
 
+    def put(self, request_id: str, answer: Answer) -> None:
+        """Begin a result that is known."""
+        self.create(request_id)
+        self._futures[request_id].set_result(answer)
+
     def resolve_soon(
         self, request_id: str, answer: Answer, then: Callable[[], None] = lambda: None
     ) -> None:

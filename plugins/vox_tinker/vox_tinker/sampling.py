@@ -10,13 +10,17 @@ Shape legend: P tokens of a prompt, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tinker import types
 
 from vox_core.api.generating import AnswerText, Prompt, Sampling, end_of_turn_ids
 from vox_core.api.models import positions, resolve_reference
@@ -29,13 +33,14 @@ from vox_tinker.training import require_tokens
 from vox_tinker.wire import prompt_tokens, sample_answer
 
 if TYPE_CHECKING:
-    from tinker import types
-
     from vox_core.api.training import TrainingBase
     from vox_core.contract import AdapterState, Floats
+    from vox_tinker.sessions import Served, Sessions
 
 LOADED = 8
 """Adapters of samplers that are in memory at once, unless more are in use."""
+WAITING = 1024
+"""Requests for samples that may be unfinished; more get status 429."""
 MOST_SAMPLES = 1024
 MOST_TOP = 100
 
@@ -221,6 +226,113 @@ class SampleWork:
         return found
 
 
+class Samplers:
+    """Sampling clients, and their requests that are unfinished."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._rows: dict[str, list[Row]] = {}
+        self._unfinished = 0
+
+    def create(
+        self, request: types.CreateSamplingSessionRequest
+    ) -> types.CreateSamplingSessionResponse:
+        session, number = (
+            self._sessions.session(request.session_id),
+            request.sampling_session_seq_id,
+        )
+        name = request.base_model
+        if request.model_path is not None:
+            record, _, _ = self._sessions.store.find(request.model_path)
+            if name is not None and self._sessions.served(name) is not self._sessions.served(
+                record.base_model
+            ):
+                raise Refused(f"base_model={name!r}: the weights belong to {record.base_model!r}")
+            name = record.base_model
+        self._sessions.served(name)
+        assert name is not None
+        if session.samplers.setdefault(number, found := (name, request.model_path)) != found:
+            raise Refused(f"sampling_session_seq_id={number} of this session was used before")
+        self._sessions.keep(session)
+        return types.CreateSamplingSessionResponse(
+            sampling_session_id=f"{session.session_id}:sample:{number}"
+        )
+
+    def find(self, sampler_id: str) -> types.GetSamplerResponse:
+        session_id, _, number = sampler_id.partition(":sample:")
+        found = self._sessions.session(session_id).samplers.get(
+            int(number) if number.isdecimal() else -1
+        )
+        if found is None:
+            raise Refused(f"there is no sampler {sampler_id!r}", 404)
+        return types.GetSamplerResponse(
+            sampler_id=sampler_id, base_model=found[0], model_path=found[1]
+        )
+
+    def sample(self, request: types.SampleRequest) -> types.UntypedAPIFuture:
+        """Queue a request for samples.
+
+        Raises:
+            Refused: naming the field; 429, too many wait.
+        """
+        name, path = request.base_model, request.model_path
+        request_id = f"sample:{uuid.uuid4()}"
+        if request.sampling_session_id is not None:
+            if request.seq_id is None:
+                raise Refused("seq_id is required with sampling_session_id")
+            known = self.find(request.sampling_session_id)
+            name, path = known.base_model, known.model_path
+            request_id = f"{request.sampling_session_id}:{request.seq_id}"
+        ids = [f"{request_id}:{index}" for index in range(request.num_samples)]
+        made = types.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=ids)
+        if request_id in self._sessions.futures:
+            return made
+        if self._unfinished >= WAITING:
+            raise Refused(f"{self._unfinished} requests for samples wait already", 429)
+        folder: Path | None = None
+        if path is not None:
+            record, _, folder = self._sessions.store.find(path)
+            name = record.base_model
+        served = self._sessions.served(name)
+        seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "little")
+        self._sessions.futures.create(request_id)
+        self._unfinished += 1
+        try:
+            work = SampleWork.of(served.base, folder, request, seed)
+        except Refused as error:
+            self._finish(request_id, outcome(partial(_raise, error)))
+        else:
+            served.engine.run(partial(self._start, request_id, served, work))
+        return made
+
+    def _start(self, request_id: str, served: Served, work: SampleWork) -> None:
+        """Begin sampling, on the engine's thread."""
+
+        def resolve(answer: Answer) -> None:
+            self._rows.pop(request_id, None)
+            self._finish(request_id, answer)
+
+        def begin() -> Answer:
+            rows = work.start(served.engine, served.adapters, resolve)
+            self._rows[request_id] = rows
+            return Answer(b"")
+
+        if (answer := outcome(begin)).content:
+            resolve(answer)
+
+    def _finish(self, request_id: str, answer: Answer) -> None:
+        """End a request for samples, from any thread."""
+        self._sessions.futures.resolve_soon(request_id, answer, self._finished)
+
+    def _finished(self) -> None:
+        self._unfinished -= 1
+
+    def cancel(self, request_id: str) -> None:
+        """Stop sampling for a request; nothing for others."""
+        for row in self._rows.get(request_id, ()):
+            row.cancelled = True
+
+
 def _answer(
     rows: Sequence[Row],
     scores_P: Floats | None,
@@ -255,3 +367,7 @@ def _require_supported(request: types.SampleRequest) -> None:
         raise Refused(f"sampling_params.top_p={params.top_p}: it must be above 0, and at most 1")
     if params.top_k == 0 or params.top_k < -1:
         raise Refused(f"sampling_params.top_k={params.top_k}: it must be -1, or 1 or more")
+
+
+def _raise(error: Exception) -> Answer:
+    raise error

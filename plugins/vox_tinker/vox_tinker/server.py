@@ -21,6 +21,7 @@ from vox_core.contract import TrainState
 from vox_core.errors import ConfigError
 from vox_tinker.app import LOOPBACK, Api
 from vox_tinker.checkpoints import Store
+from vox_tinker.clients import Clients
 from vox_tinker.engine import Engine
 from vox_tinker.sampling import Adapters
 from vox_tinker.sessions import Served, Sessions
@@ -114,9 +115,9 @@ async def answer(
     started: Callable[[uvicorn.Server], None] = lambda _: None,
 ) -> None:
     """Answer requests until a signal comes, or `should_exit` of the server is set."""
-    sessions = Sessions(served, store, local=local)
+    clients = Clients(Sessions(served, store, local=local))
     config = uvicorn.Config(
-        Api(sessions, key).app,
+        Api(clients, key).app,
         access_log=False,
         lifespan="off",
         log_level="warning",
@@ -129,7 +130,8 @@ async def answer(
     await server.serve([listener])
     for each in served.values():
         each.engine.close()
-    sessions.close()
+    await asyncio.sleep(0)  # the last results are written down
+    clients.close()
 
 
 def named_models(models: Sequence[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ for two dimensions.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from vox_core.api.plans import Document, has_tied_head, seeded, vocabulary_size
 from vox_core.api.runs import PLAN, RunFolder, locked
 from vox_core.api.training import Telemetry, cut_groups, load_newest, micro_batch_seed
 from vox_core.contract import Batch, Place, RunEnd, RunStart, StepDone, TrainState, Update
-from vox_tinker.checkpoints import STATE
+from vox_tinker.checkpoints import STATE, Shape
 from vox_tinker.futures import Answer, Refused
 from vox_tinker.losses import Loss, loss_named, weighed
 from vox_tinker.wire import Example, Pass, pass_answer
@@ -40,19 +41,25 @@ if TYPE_CHECKING:
     from vox_core.api.training import TrainingBase
     from vox_core.contract import ExecutionPlan, Floats
 
-ALPHA = 32.0
-"""LoRA alpha of every client: the API has no field for it."""
+REPEAT_SECONDS = 60.0
+"""Work that is computed again, at most, after the server was killed."""
 _HEADS = ("lm_head", "embed_out", "output")
 
 
 @dataclass(slots=True)
 class Gradients:
-    """Statistics of the gradients since the last step; `failed`: why they cannot be applied."""
+    """Statistics of the gradients since the last step.
+
+    Args:
+        weighted: their weights are those of a negative log-likelihood, none below zero.
+        failed: why they cannot be applied.
+    """
 
     passes: int = 0
     micro_batches: int = 0
     loss: float = 0.0
     weight: float = 0.0
+    weighted: bool = True
     tokens: int = 0
     trained: int = 0
     seconds: float = 0.0
@@ -73,18 +80,17 @@ class Training:
         base: TrainingBase,
         name: str,
         folder: Path,
-        lora: types.LoraConfig,
+        shape: Shape,
         state: TrainState | None = None,
     ) -> None:
-        if state is not None and lora.seed is None:
-            lora = lora.model_copy(update={"seed": 0})
         self._base, self._name, self.folder = base, name, folder
-        self.plan = planned(base, lora)
-        state = state or TrainState(0, seeded(self.plan, base.inputs.weights))
+        self.plan = planned(base, shape)
+        self._unsaved = 0.0 if state is None else math.inf  # the saved weights may be deleted
+        begin = state or TrainState(0, seeded(self.plan, base.inputs.weights))
         self._stack = ExitStack()
         self._stack.enter_context(locked(RunFolder(folder)))
         try:
-            self._begin(state)
+            self._begin(begin)
         except BaseException:
             self._stack.close()
             raise
@@ -109,6 +115,9 @@ class Training:
             plan.contract.quant,
         )
         self._telemetry(start)
+        self._begin_at(state)
+
+    def _begin_at(self, state: TrainState) -> None:
         self._base.trainer.add_learner(self._name, state)
         self._step, self._skipped = state.step, state.skipped
         self._gradients = Gradients()
@@ -146,9 +155,10 @@ class Training:
         for batch, (_, log_probs_T) in zip(batches, found, strict=True):
             for number, extent in batch.extents.items():
                 log_probs[number] = log_probs_T[extent]
-        total = math.fsum(value for value, _ in found)
+        total, seconds = math.fsum(value for value, _ in found), time.perf_counter() - started
         if not request.forward_only:
-            self._count(batches, total, time.perf_counter() - started)
+            self._unsaved += seconds
+            self._count(batches, total, seconds)
         return pass_answer(log_probs, {"loss:sum": total})
 
     def _compute(
@@ -211,7 +221,9 @@ class Training:
         if not math.isfinite(norm):
             self._skipped += 1
             raise Refused(f"the gradient norm is {norm}; nothing was changed")
-        mean = gradients.loss / gradients.weight if gradients.weight > 0 else gradients.loss
+        # Per token: the mean NLL where the weights are those of an NLL.
+        weight = gradients.weight if gradients.weighted else gradients.trained
+        mean = gradients.loss / (weight or 1)
         done = StepDone(
             self._step,
             mean,
@@ -224,16 +236,30 @@ class Training:
         self._telemetry(done)
         return Answer.of(types.OptimStepResponse(metrics={"grad_norm": norm}))
 
+    @property
+    def worth_saving(self) -> bool:
+        """Whether computing again what a killed server had computed would take too long."""
+        return not self._gradients.passes and self._unsaved > REPEAT_SECONDS
+
+    def save(self, folder: Path) -> None:
+        """Write the state, which `saved_state` reads."""
+        shutil.rmtree(folder, ignore_errors=True)  # of a server that was killed while it wrote
+        self._base.save_state(folder, self.plan, self._state())
+        self._unsaved = 0.0
+
+    def _state(self) -> TrainState:
+        state = self._base.trainer.state(self._name)
+        return replace(state, step=self._step, skipped=self._skipped)
+
     def write(self, folder: Path, *, with_state: bool) -> None:
         """Write the adapter to a folder, and the state to `folder/state`."""
-        state = self._base.trainer.state(self._name)
-        state = replace(state, step=self._step, skipped=self._skipped)
+        state = self._state()
         self._base.write_adapter(folder, self.plan, state)
         if with_state:
             self._base.save_state(folder / STATE, self.plan, state)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Go on from saved weights of the same shape.
+        """Go on from the state in a folder, of weights of the same shape.
 
         Raises:
             Refused: their rank or modules differ.
@@ -247,9 +273,8 @@ class Training:
                 "them with create_training_client_from_state"
             )
         self._base.trainer.remove_learner(self._name)
-        self._base.trainer.add_learner(self._name, state)
-        self._step, self._skipped = state.step, state.skipped
-        self._gradients = Gradients()
+        self._begin_at(state)
+        self._unsaved = math.inf  # as above
 
     # --- data -------------------------------------------------------------------------------------
 
@@ -320,9 +345,11 @@ class Training:
         gradients.seconds += seconds
         for data in batches:
             gradients.tokens += len(data.batch.tokens_T)
-            trained = data.inputs.get("weights", data.inputs.get("advantages", np.zeros(0))) != 0
-            gradients.trained += int(trained.sum())
-            gradients.weight += float(data.inputs.get("weights", np.zeros(0)).sum())
+            weights = data.inputs.get("weights")
+            gradients.weighted &= weights is not None and bool((weights >= 0).all())
+            given = data.inputs["advantages"] if weights is None else weights
+            gradients.trained += int((given != 0).sum())
+            gradients.weight += float(given.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -401,35 +428,40 @@ def _require_parameters(params: types.AdamParams) -> None:
 
 
 def saved_state(folder: Path, *, optimizer: bool) -> TrainState:
-    """Read saved weights; without `optimizer`, AdamW starts anew.
+    """Read a state; without `optimizer`, AdamW starts anew.
 
     Raises:
         Refused: they were saved for a sampler, without their state.
     """
-    if not (folder / STATE).is_dir():
+    if not folder.is_dir():
         raise Refused("path: these weights have no training state; save them with save_state", 404)
-    state, _ = load_newest(folder / STATE)
+    state, _ = load_newest(folder)
     return state if optimizer else TrainState(0, state.adapter)
 
 
-def planned(base: TrainingBase, lora: types.LoraConfig) -> ExecutionPlan:
+def planned(base: TrainingBase, shape: Shape) -> ExecutionPlan:
     """Plan a learner as a client asks for it.
 
     Raises:
         Refused: no module is left to train.
         PlanError: the base cannot be trained so.
     """
-    weights, model = base.inputs.weights, base.inputs.model
+    lora, weights, model = shape.lora, base.inputs.weights, base.inputs.model
     paths = linear_modules(weights.tensors, model.model_type)
     asked = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": trains_head(base, lora)}
-    targets = tuple(path for path in paths if asked.get(_kind_of(path)))
+    targets = shape.targets or tuple(path for path in paths if asked.get(_kind_of(path)))
     if not targets:
         raise Refused(
             "train_attn, train_mlp, train_unembed: none of them has a module to train in this "
             "model; an output head that is the embedding's (tied) has none of its own"
         )
     return base.plan_with(
-        method="lora", rank=lora.rank, alpha=ALPHA, dropout=0.0, seed=lora.seed, targets=targets
+        method="lora",
+        rank=lora.rank,
+        alpha=shape.alpha,
+        dropout=0.0,
+        seed=lora.seed,
+        targets=targets,
     )
 
 
