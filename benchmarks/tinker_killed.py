@@ -43,7 +43,7 @@ training.REPEAT_SECONDS = float(sys.argv.pop(1))
 for _ in sys.stdin:
     if (pid := os.fork()) == 0:
         main()
-    print(pid, flush=True)
+    print("PID", pid, flush=True)
     os.waitpid(pid, 0)
 """
 """Starts a server for each line of its input; a fork has everything imported."""
@@ -70,9 +70,12 @@ class Server:
         assert self._forks.stdin is not None
         assert self._forks.stdout is not None
         self._forks.stdin.write("start\n")
-        self._pid = int(self._forks.stdout.readline())
-        while "TINKER_BASE_URL" not in self._forks.stdout.readline():
-            assert self._forks.poll() is None
+        found = ""
+        while "TINKER_BASE_URL" not in found:
+            found = self._forks.stdout.readline()
+            assert found, "the server did not start"
+            if found.startswith("PID"):
+                self._pid = int(found.split()[1])
 
     def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
