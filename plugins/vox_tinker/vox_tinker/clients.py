@@ -497,7 +497,7 @@ class Clients:
 
 
 def _computed(served: Served, shape: Shape) -> str:
-    """Return what decides the numbers of a training client.
+    """Return backend, device, dtype and contract of a training client, which decide its numbers.
 
     Raises:
         Refused, PlanError: it cannot be trained so.

@@ -1,4 +1,4 @@
-"""What training clients were promised: their requests and results, in an SQLite database.
+"""Requests and results of training clients, in an SQLite database.
 
 A request is written here before it is acknowledged, and its result before a client sees it. After a
 restart, the requests since a client's last resume point (adapter and optimizer state in its run
@@ -130,5 +130,5 @@ class Journal:
 
 
 def digest_of(body: bytes) -> bytes:
-    """Return what tells a request that is sent again from another one."""
+    """Return the SHA-256 of a request's body."""
     return hashlib.sha256(body).digest()

@@ -56,7 +56,7 @@ class Session(BaseModel):
 
 
 class Sessions:
-    """What all requests have in common: bases, sessions, saved weights and results.
+    """Bases, sessions, saved weights and results, which all requests share.
 
     Args:
         models: by name.
@@ -127,7 +127,7 @@ class Sessions:
         )
 
     def keep(self, session: Session) -> None:
-        """Write down what changed in a session."""
+        """Write a changed session to the disk."""
         self._sessions[session.session_id] = session
         path = self._path(session.session_id)
         path.parent.mkdir(parents=True, exist_ok=True)
