@@ -26,7 +26,7 @@ from vox_core.errors import VoxError
 from vox_core.run.load import prompt_text, prompt_tokens
 from vox_core.run.reference import resolve_reference
 from vox_export import llama_cpp, quality
-from vox_export.export import write_gguf
+from vox_export.export import require_same_template, write_gguf
 from vox_export.gguf_file import write_lora
 
 if TYPE_CHECKING:
@@ -127,9 +127,10 @@ def _templates(run: str, scratch: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
         _with_rows(folder, rows)
         try:
+            require_same_template(own)
             write_gguf(resolve_reference(str(folder)), "f32", scratch / "one.gguf")
         except VoxError as error:
-            print(f"template {name:<14} not exported: {error.faults or error.what}", flush=True)
+            print(f"template {name:<14} refused: {error.faults or error.what}", flush=True)
             continue
         try:
             print(f"template {name:<14} {_rendered(own, scratch / 'one.gguf')}", flush=True)

@@ -9,6 +9,7 @@ from vox_core.data.tokenizer import (
     load_tokenizer as load_tokenizer,
     template_source as template_source,
 )
+from vox_core.data.worker import WorkerDied as WorkerDied, limited as limited
 from vox_core.run.generate import (
     Finish as Finish,
     Generator as Generator,
@@ -29,8 +30,5 @@ from vox_core.run.load import (
     open_model as open_model,
     prompt_text as prompt_text,
 )
-from vox_core.run.sampling import (
-    Sampling as Sampling,
-    log_prob as log_prob,
-    next_token as next_token,
-)
+from vox_core.run.sampling import Sampling as Sampling
+from vox_core.run.sampling import log_prob as log_prob, next_token as next_token

@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import quantize
+from tests.golden.families import FAMILIES as GOLDEN
+from tests.golden.families import tokenizer
 
 from vox_core.adapter.peft import read_adapter
 from vox_core.config import ExportSettings, validate
@@ -28,10 +33,11 @@ from vox_core.run.reference import ModelReference, resolve_reference
 from vox_core.run.train import train
 from vox_core.weights import WeightFolder
 from vox_export import gguf_file, llama_cpp, quality
-from vox_export.export import export, read_lora, write_gguf
+from vox_export.export import export, read_lora, require_same_template, write_gguf
 from vox_export.gguf_file import FORMATS, ModelFile, write_lora
 from vox_export.layout import LAYOUTS, in_pairs
 from vox_export.vocabulary import read_vocabulary
+from vox_formats.gguf_model import GgufSource
 from vox_testing.llama import write_llama
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "phi3")
@@ -200,6 +206,39 @@ def test_texts_that_llama_cpp_does_not_normalise_are_noted(model) -> None:
     source = spoilt_tokenizer(model("llama"), lambda d: d.update(normalizer={"type": "NFC"}))
     found = read_vocabulary(load_tokenizer(source.base.path), 260, source.base.path)
     assert "NFC" in found.notes[0]
+
+
+def test_the_name_makes_llama_cpp_strip_as_the_tokenizer_does(model, tmp_path) -> None:
+    folder = model("llama")
+    found = read_vocabulary(load_tokenizer(folder), 260, folder)
+    assert [found.model_name(n) for n in ("my-Phi-3", "phi3", "phi-4")] == [
+        "my-Phi 3",
+        "phi 3",
+        "phi-4",
+    ]
+    as_phi3 = replace(found, strips=True)
+    assert [as_phi3.model_name(n) for n in ("sums", "Phi-3-mini")] == ["sums (Phi-3)", "Phi-3-mini"]
+    named = folder.rename(folder.with_name("phi3"))
+    write_gguf(resolve_reference(str(named)), "f32", tmp_path / "m.gguf")
+    assert "phi3" not in GgufSource(tmp_path / "m.gguf").metadata["general.name"]
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_a_template_with_another_default_than_llama_cpps_is_refused(name) -> None:
+    refused = name == "deepseek-v3.1"  # does not think unless asked; the others are equal there
+    with pytest.raises(ModelError, match="exactly") if refused else nullcontext():
+        require_same_template(tokenizer(name))
+
+
+def test_a_conversion_imports_neither_torch_nor_transformers(model, tmp_path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from vox_export.export import write_gguf;"
+        "from vox_core.api.models import resolve_reference as found;"
+        "write_gguf(found(sys.argv[1]), 'f32', Path(sys.argv[2]));"
+        "print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", program, str(model("llama")), str(tmp_path / "m.gguf")]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.strip() == b"set()"
 
 
 @pytest.mark.parametrize(

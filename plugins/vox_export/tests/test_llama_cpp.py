@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,16 @@ def test_the_server_listens_where_only_this_user_reaches_it(program) -> None:
         place = server._path.parent
         assert place.is_dir()
     assert not place.exists()
+
+
+def test_no_socket_is_left_open(program) -> None:
+    program(ANSWERS)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        with llama_cpp.served(Path("model.gguf"), 64) as server:
+            server.tokenise("a")
+        gc.collect()
+    assert [str(each.message) for each in found] == []
 
 
 def test_a_server_that_ends_is_quoted(program) -> None:

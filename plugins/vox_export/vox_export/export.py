@@ -10,6 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from vox_core.api.models import (
     resolve_reference,
 )
 from vox_core.contract import AdapterState, Notice, WriteModelJob
-from vox_core.errors import AdapterError, ConfigError, StorageError
+from vox_core.errors import AdapterError, ConfigError, ModelError, StorageError
 from vox_export import convert as adapters
 from vox_export import llama_cpp, ollama, quality
 from vox_export.equivalence import require_same_update
@@ -44,7 +45,7 @@ from vox_export.gguf_file import (
     write_lora,
 )
 from vox_export.requantise import mlx_lm_config, requantise, require_quantisable
-from vox_export.vocabulary import Vocabulary, read_vocabulary
+from vox_export.vocabulary import Vocabulary, read_vocabulary, vocabulary_in, without_torch
 from vox_formats.gguf_model import GgufSource
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ def _export_gguf(job: Job, progress: Progress | None) -> ExportReport:
     to_ollama = job.settings.to == "ollama"
     if to_ollama:  # refuses a template before any work
         ollama.modelfile(job.tokenizer, vocabulary, job.stops, "")
+    else:
+        require_same_template(job.tokenizer)
     _require_space(job, quants)
     with atomic_folder(job.out) as folder, tempfile.TemporaryDirectory(prefix="vox-") as scratch:
         reference = _reference(job, Path(scratch))
@@ -219,6 +222,29 @@ def _attempt(
 def _vocabulary(job: Job, model: ModelFile) -> Vocabulary:
     rows = model.targets["token_embd.weight"].shape[0]
     return read_vocabulary(job.tokenizer, rows, job.source.base.tokenizer)
+
+
+def require_same_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a chat template with another default than that of llama.cpp, which enables thinking.
+
+    Raises:
+        ModelError: M002.
+    """
+    if (source := template_source(tokenizer)) is None:
+        return
+    probe, rendered = copy(tokenizer), []
+    for name in ("vox_unused", "enable_thinking"):
+        probe.chat_template = f"{{% set {name} = true %}}{source}"
+        rendered.append(prompt_text(probe, [{"role": "user", "content": "Hi"}])[0])
+    if rendered[0] != rendered[1]:
+        raise ModelError(
+            "M002",
+            "the chat template cannot be carried over exactly: llama.cpp enables thinking",
+            where=tokenizer.name_or_path,
+            found=f"with enable_thinking, the prompt ends in {rendered[1][-20:]!r}",
+            expected=f"{rendered[0][-20:]!r}, as vox renders it without",
+            remedy="train with another template (--template), or serve it with `vox serve`",
+        )
 
 
 def _reference(job: Job, scratch: Path) -> quality.Reference:
@@ -468,10 +494,12 @@ def write_model(job: WriteModelJob) -> None:
 
 
 def write_gguf(source: ModelReference, quant: str, path: Path | None) -> None:
-    """Write a GGUF file without comparing it; with `path` None, check only."""
-    tokenizer = load_tokenizer(source.base.tokenizer)
+    """Write a GGUF file without comparing it; with `path` None, check only.
+
+    This process imports neither torch nor transformers: a child reads configuration and tokenizer.
+    """
     model = ModelFile(source, quant)
     rows = model.targets["token_embd.weight"].shape[0]
-    vocabulary = read_vocabulary(tokenizer, rows, source.base.tokenizer)
+    vocabulary = without_torch(vocabulary_in, source.base.tokenizer, rows)
     if path:
         model.write(path, vocabulary, source.base.id, lambda done, total: None)

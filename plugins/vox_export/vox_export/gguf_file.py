@@ -31,7 +31,7 @@ from vox_core.api.models import ModelReference
 from vox_core.errors import AdapterError, ModelError
 from vox_export.layout import LAYOUTS, Array, Change, Config, Layout, is_vocabulary
 from vox_export.requantise import transformers_config
-from vox_export.vocabulary import Vocabulary
+from vox_export.vocabulary import Vocabulary, without_torch
 
 if TYPE_CHECKING:
     from vox_core.contract import AdapterState, LowRank
@@ -111,11 +111,11 @@ class ModelFile:
         """Write the file.
 
         Args:
-            name: `general.name`.
+            name: `general.name`, as far as llama.cpp takes nothing from it.
             report: called with bytes written, and bytes in all.
         """
         writer = _writer(path, self.layout)
-        self._describe(writer, name)
+        self._describe(writer, vocabulary.model_name(name))
         vocabulary.write(writer)
         for target in self.targets.values():
             _announce(writer, target)
@@ -225,6 +225,10 @@ def write_lora(path: Path, source: ModelReference, name: str) -> None:
 
 def full_config(folder: Path) -> Config:
     """Return every setting of a model, with transformers' defaults for those left out."""
+    return without_torch(_full_config, folder)
+
+
+def _full_config(folder: Path) -> Config:
     config = read_json(folder / "config.json")
     return {**config, **transformers_config(config, folder).to_dict()}
 

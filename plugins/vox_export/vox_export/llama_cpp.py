@@ -138,8 +138,8 @@ class LlamaCpp:
             with closing(connection):
                 headers = {"Content-Type": "application/json"}
                 connection.request("POST", path, json.dumps(body), headers)
-                response = connection.getresponse()
-                said = json.loads(response.read())
+                with connection.getresponse() as response:
+                    said = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _failed(error) from error
         if response.status != 200:
@@ -224,7 +224,8 @@ def _answers(path: Path) -> bool:
     with closing(_Connection(path, timeout=5)) as connection:
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == 200
+            with connection.getresponse() as response:
+                return response.status == 200
         except (OSError, http.client.HTTPException):
             return False
 

@@ -135,7 +135,7 @@ def _refused(what: str, folder: Path, found: object) -> ModelError:
         where=folder / "config.json",
         found=found,
         expected="a model that `mlx_lm.load` computes as transformers does",
-        remedy="leave out --quant",
+        remedy="`vox export --to gguf`, or `vox merge` without --quant",
     )
 
 

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gguf import GGUFWriter, TokenType
 
-from vox_core.api.generating import end_of_turn_ids
+from vox_core.api.generating import WorkerDied, end_of_turn_ids, limited, load_tokenizer
 from vox_core.errors import ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
+
+R = TypeVar("R")
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,6 +51,8 @@ bytes (`ignore_merges`)."""
 
 STOP_KEYS = ("eos", "eot", "eom")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_OF_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}
 _SPECIAL_BY_LOOK = re.compile("<\\|.*\\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>", re.DOTALL)
 
 
@@ -62,6 +66,7 @@ class Vocabulary:
         special: `bos`, `eos`, `eot`, `eom`, `unk`, `pad` -> id.
         template: chat template, or several by name.
         space_prefix: SentencePiece begins a text with a space.
+        strips: special tokens take in the whitespace after them, as Phi-3's do.
         notes: texts that llama.cpp tokenises otherwise.
     """
 
@@ -76,7 +81,18 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     space_prefix: bool | None = None
+    strips: bool = False
     notes: Sequence[str] = field(default=())
+
+    def model_name(self, name: str) -> str:
+        """Return a `general.name` with which llama.cpp tokenises as this tokenizer does.
+
+        In a model named Phi-3, llama.cpp strips whitespace after special tokens, and fails to load
+        without those of Phi-3.
+        """
+        if not self.strips:
+            return _PHI3.sub(lambda found: f"{found[0][:3]} 3", name)
+        return name if _PHI3.search(name) else f"{name} (Phi-3)"
 
     def write(self, writer: GGUFWriter) -> None:
         writer.add_tokenizer_model(self.model)
@@ -101,6 +117,30 @@ class Vocabulary:
             )
 
 
+def without_torch(function: Callable[..., R], *args: Any) -> R:
+    """Call a top-level function in a child process, where transformers does not import torch.
+
+    Where that fails, `function` runs in this process, and raises its own error.
+    """
+    try:
+        made = limited(_attempt, function, *args)
+    except WorkerDied:
+        made = None
+    return function(*args) if made is None else made
+
+
+def _attempt(function: Callable[..., R], *args: Any) -> R | None:
+    try:
+        return function(*args)
+    except Exception:  # noqa: BLE001 (raised again by the caller: few errors can be pickled)
+        return None
+
+
+def vocabulary_in(folder: Path, size: int) -> Vocabulary:
+    """Return `read_vocabulary` of the tokenizer in `folder`."""
+    return read_vocabulary(load_tokenizer(folder), size, folder)
+
+
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, where: Path) -> Vocabulary:
     """Return what a GGUF file says of `tokenizer`.
 
@@ -123,7 +163,11 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, where: Path) 
     if (count := max(tokenizer.get_vocab().values()) + 1) > size:
         faults.append(f"{count} tokens, but {size} rows of the embedding")
     prefix = _space_prefix(described, faults) if sentencepiece else None
-    notes = tuple(_notes(described, sentencepiece, faults))
+    notes = list(_notes(described, sentencepiece, faults))
+    stripping = any(t.special and t.rstrip for t in tokenizer.added_tokens_decoder.values())
+    strips = stripping and tokenizer.get_vocab().keys() >= _OF_PHI3
+    if stripping and not strips:
+        notes.append("llama.cpp keeps whitespace after a special token, this tokenizer drops it")
     if faults:
         raise _refused(where, faults)
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
@@ -140,7 +184,8 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, where: Path) 
         add_bos=before,
         add_eos=after,
         space_prefix=prefix,
-        notes=notes,
+        strips=strips,
+        notes=tuple(notes),
     )
 
 
