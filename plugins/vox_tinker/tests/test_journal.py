@@ -96,6 +96,20 @@ def test_a_save_is_done_once(base: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert "it exists" in refused["error"]
 
 
+def test_a_sampler_is_made_once_although_the_sdk_counts_on(base: Path, tmp_path: Path) -> None:
+    with server(base, tmp_path) as url, made(url) as raw:
+        first = raw.post("save_weights_for_sampler", raw.numbered(1, sampling_session_seq_id=0))
+        expected = raw.result(first).json()
+        sent = raw.post("save_weights_for_sampler", raw.numbered(1, sampling_session_seq_id=1))
+        assert raw.result(sent).json() == expected
+        session = raw.model_id.partition(":")[0]
+        assert (
+            next(iter(Path(tmp_path / ".sessions").glob("*.json"))).read_text().count("sampler-")
+            == 1
+        )
+        assert expected["sampling_session_id"] == f"{session}:sample:0"
+
+
 def test_a_finished_session_is_not_made_again(base: Path, tmp_path: Path) -> None:
     with server(base, tmp_path) as url, made(url) as raw:
         learnt(raw, range(1, 3))

@@ -46,10 +46,19 @@ log = logging.getLogger("vox_tinker")
 
 
 class Sent(NamedTuple):
-    """A request as it was sent."""
+    """A request as it was sent.
+
+    Args:
+        content: what a request of the same number must have in common with it; empty: the body.
+    """
 
     verb: str
     body: bytes
+    content: bytes = b""
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.content or self.body)
 
 
 @dataclass(slots=True, eq=False)
@@ -319,14 +328,14 @@ class Clients:
         model_id = client.record.model_id
         request_id = f"{model_id}:{seq_id}"
         kept = self._journal.find(model_id, seq_id)
-        if kept is not None and kept.digest != digest_of(sent.body):
+        if kept is not None and kept.digest != sent.digest:
             raise Refused(
                 f"seq_id={seq_id} was sent before with another content; two clients must not share "
                 "a training client"
             )
         if seq_id >= client.next and seq_id not in client.waiting:
             if kept is None:
-                self._journal.add(model_id, seq_id, sent.verb, sent.body)
+                self._journal.add(model_id, seq_id, sent.verb, sent.digest, sent.body)
             if kept is not None and kept.answer:
                 self.futures.put(request_id, kept.answer)
                 client.waiting[seq_id] = partial(self._repeat, client, kept, compute)
@@ -460,8 +469,11 @@ class Clients:
             raise Refused("path or sampling_session_seq_id is required")
         session, name = self.sessions.session(client.record.session_id), f"sampler-{number}"
         path = f"tinker://{request.model_id}/sampler_weights/{name}"
-        session.samplers[number] = (client.record.base_model, path)
-        self.sessions.keep(session)
+        # The SDK counts on when it sends the request again; the first number is the right one.
+        same = request.model_dump_json(exclude={"sampling_session_seq_id"}).encode()
+        if self._journal.find(request.model_id, request.seq_id or 0) is None:
+            session.samplers[number] = (client.record.base_model, path)
+            self.sessions.keep(session)
 
         def compute(training: Training) -> Answer:
             ttl = request.ttl_seconds or SAMPLER_SECONDS
@@ -471,7 +483,7 @@ class Clients:
             )
             return Answer.of(made)
 
-        return self._accept(request.model_id, request.seq_id, sent, compute)
+        return self._accept(request.model_id, request.seq_id, sent._replace(content=same), compute)
 
     def _write(
         self, training: Training, kind: Kind, name: str, request: Any, ttl: int | None = None

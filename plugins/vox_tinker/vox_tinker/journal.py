@@ -56,9 +56,9 @@ class Journal:
     def close(self) -> None:
         self._database.close()
 
-    def add(self, model_id: str, seq_id: int, verb: str, body: bytes) -> None:
+    def add(self, model_id: str, seq_id: int, verb: str, digest: bytes, body: bytes) -> None:
         """Write a request."""
-        row = (model_id, seq_id, verb, digest_of(body), body)
+        row = (model_id, seq_id, verb, digest, body)
         with self._database as database:
             database.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?, NULL, NULL)", row)
 
