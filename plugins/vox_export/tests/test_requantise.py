@@ -157,7 +157,7 @@ def test_what_no_configuration_tells_mlx_lm_is_refused_before_any_work(
         merge(run, MergeSettings(out=tmp_path / "merged", quant="affine4"))
     assert caught.value.code == "VOX-M002"
     assert caught.value.found == fault
-    assert caught.value.remedy == "leave out --quant"
+    assert caught.value.remedy == "`vox export --to gguf`, or `vox merge` without --quant"
     assert not (tmp_path / "merged").exists()
 
 
