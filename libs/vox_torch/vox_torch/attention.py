@@ -2,7 +2,10 @@
 
 It is registered as `DOCUMENTS` among transformers' attention functions. On an accelerator in half
 precision one variable-length kernel of torch computes all documents; elsewhere each document goes
-through scaled dot product attention separately.
+through scaled dot product attention separately, or through matrix products (functions.py) on a CPU
+with AVX512-BF16 and without AMX.
+
+This module imports torch; import it lazily.
 
 Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 """
@@ -10,13 +13,13 @@ Shape legend: H heads, T tokens, D features of a head, L tokens of a document.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from vox_torch.functions import CausalAttention
 from vox_torch.layout import Extents
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 DOCUMENTS = "vox_documents"
 
@@ -82,8 +85,6 @@ def _varlen_works(
     heads: int, key_heads: int, features: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
     """Test the kernel on two tiny documents, since support depends on GPU, torch and head size."""
-    import torch
-
     with torch.inference_mode(False), torch.enable_grad():
         tried = [
             torch.zeros((3, n, features), dtype=dtype, device=device, requires_grad=True)
@@ -136,18 +137,26 @@ def _one_by_one(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    import torch
-
     out, lengths = [], documents.lengths()
+    by_products = query_1HTD.is_cpu and query_1HTD.dtype == torch.bfloat16 and _bf16_without_amx()
     # Split, because the gradient of a slice is as large as the whole.
     parts = [each.split(lengths, dim=2) for each in (query_1HTD, key_1HTD, value_1HTD)]
     for length, *qkv in zip(lengths, *parts, strict=True):
         seen_LL = within(length, length, window, query_1HTD) if window and length > window else None
-        if softcap is None:
+        if softcap is None and seen_LL is None and by_products:
+            out.append(CausalAttention.apply(*qkv, scale))
+        elif softcap is None:
             out.append(sdpa(*qkv, scale, seen_LL))
         else:
             out.append(capped(*qkv, scale, seen_LL, softcap))
-    return torch.cat(out, dim=2).transpose(1, 2)
+    return torch.cat([each.transpose(1, 2) for each in out], dim=1)
+
+
+@functools.cache
+def _bf16_without_amx() -> bool:
+    """Whether the processor multiplies bfloat16, and torch's attention kernel does not use it."""
+    has = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.10
+    return bool(has.get("avx512_bf16")) and not has.get("amx_tile")
 
 
 def sdpa(
@@ -188,8 +197,6 @@ def capped(
     softcap: float,
 ) -> torch.Tensor:
     """Attention with soft-capped scores, as in Gemma 2 (arXiv:2408.00118, section 2)."""
-    import torch
-
     groups = query_1HLD.shape[1] // key_1HLD.shape[1]
     key_1HLD = key_1HLD.repeat_interleave(groups, dim=1)
     value_1HLD = value_1HLD.repeat_interleave(groups, dim=1)
@@ -206,8 +213,6 @@ def capped(
 def within(count: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
     """Return bool (count, length) for the last `count` of `length` positions: each sees itself and
     at most `window - 1` before it."""
-    import torch
-
     before = length - count
     seen_NL = torch.ones((count, length), dtype=torch.bool, device=like.device).tril(before)
     return seen_NL if window is None else seen_NL.triu(before + 1 - window)

@@ -2,6 +2,7 @@
 
     WeightedNll           softmax - onehot as one array, from logits in their own dtype
     gradient_in_forward   a loss by chunks: the gradient of each is taken at once
+    CausalAttention       softmax(scale Q K^T) V, on a CPU in half precision
     LoraLinear            x W^T + scale * (x A^T) B^T, saving only x
     FrozenLinear          x W^T for a W that is dequantised on each use
     BlockLinear           the same, a block of W's rows at a time
@@ -9,12 +10,13 @@
 This module imports torch; import it lazily.
 
 Shape legend: X tokens, I input features, O output features, R rank, K scored positions, C
-positions of a chunk, M targets of a position, H hidden size, V vocabulary.
+positions of a chunk, M targets of a position, H hidden size, V vocabulary. In attention: H heads,
+J key heads, G heads of a key head, L tokens of a document, N queries, M keys, D features of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,10 @@ from vox_torch.arrays import at_least_float32, in_columns
 
 Weight = Callable[[], torch.Tensor]
 """A frozen (O, I) matrix, when asked."""
+
+_BLOCK_ELEMENTS = 2**18
+"""Logits in float32 at once: 1 MiB, which stays in a core's cache. A whole chunk, 64 MiB, would
+take new pages from the system each time, which costs more than the arithmetic."""
 
 Chunk = tuple[slice, torch.Tensor, torch.Tensor]
 """Rows of hidden states, their targets and their weights."""
@@ -33,16 +39,20 @@ ChunkLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Ten
 
 class WeightedNll(torch.autograd.Function):
     """`sum(weight * nll)` of logits (C, V), and nll, in float32 or wider (see loss.py); targets,
-    weights and nll are (C,) or (C, M)."""
+    weights and nll are (C,) or (C, M).
+
+        nll = logsumexp(logits) - logits[target]
+        d logits = weight * (softmax(logits) - onehot(target))
+    """
 
     @staticmethod
     def forward(
         ctx: Any, logits_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wide_CV = at_least_float32(logits_CV)
-        lse_C1 = wide_CV.logsumexp(dim=1, keepdim=True)
+        parts = (at_least_float32(logits_CV[at]) for at in _blocks(logits_CV))
+        lse_C1 = torch.cat([part_NV.logsumexp(dim=1, keepdim=True) for part_NV in parts])
         ctx.save_for_backward(logits_CV, lse_C1, targets_C, weights_C)
-        score_CM = wide_CV.gather(1, in_columns(targets_C))
+        score_CM = logits_CV.gather(1, in_columns(targets_C)).to(lse_C1.dtype)
         nll_C = (lse_C1 - score_CM).view_as(targets_C)
         ctx.mark_non_differentiable(nll_C)
         return (nll_C * weights_C).sum(), nll_C
@@ -52,15 +62,39 @@ class WeightedNll(torch.autograd.Function):
         ctx: Any, gradient: torch.Tensor, _nll_C: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
         logits_CV, lse_C1, targets_C, weights_C = ctx.saved_tensors
-        gradient_CV = (at_least_float32(logits_CV) - lse_C1).exp_()
-        weights_CM = in_columns(weights_C * gradient)
-        if targets_C.ndim == 1:  # rounded less than with the sum below
-            gradient_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
-            gradient_CV.mul_(weights_CM)
-        else:
-            gradient_CV.mul_(weights_CM.sum(1, keepdim=True))
-            gradient_CV.scatter_add_(1, targets_C, -weights_CM.to(gradient_CV.dtype))
-        return gradient_CV.to(logits_CV.dtype), None, None
+        gradient_CV = torch.empty_like(logits_CV)
+        weights_C = weights_C * gradient
+        for at in _blocks(logits_CV):
+            wide_NV = torch.sub(logits_CV[at], lse_C1[at], out=_wide(gradient_CV[at])).exp_()
+            _to_logits(wide_NV, targets_C[at], weights_C[at])
+            if wide_NV.dtype != gradient_CV.dtype:
+                gradient_CV[at] = wide_NV
+        return gradient_CV, None, None
+
+
+def _wide(part: torch.Tensor) -> torch.Tensor:
+    """Return `part`, if its dtype is float32 or wider; else a new array of its shape."""
+    wide = torch.promote_types(part.dtype, torch.float32)
+    return part if part.dtype == wide else torch.empty_like(part, dtype=wide)
+
+
+def _to_logits(softmax_CV: torch.Tensor, targets_C: torch.Tensor, weights_C: torch.Tensor) -> None:
+    """Turn softmax into `sum(weight * (softmax - onehot))` over a position's targets, in place."""
+    weights_CM = in_columns(weights_C)
+    if targets_C.ndim == 1:  # rounded less than with the sum below
+        softmax_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
+        softmax_CV.mul_(weights_CM)
+    else:
+        softmax_CV.mul_(weights_CM.sum(1, keepdim=True))
+        softmax_CV.scatter_add_(1, targets_C, -weights_CM.to(softmax_CV.dtype))
+
+
+def _blocks(logits_CV: torch.Tensor) -> Iterator[slice]:
+    """Rows computed together: on a CPU in half precision what stays in the cache, else all."""
+    count, vocabulary = logits_CV.shape
+    whole = not logits_CV.is_cpu or logits_CV.element_size() >= 4
+    rows = max(1, count if whole else _BLOCK_ELEMENTS // vocabulary)
+    return (slice(at, min(at + rows, count)) for at in range(0, count, rows))
 
 
 def gradient_in_forward(
@@ -118,6 +152,84 @@ class _Chunked(torch.autograd.Function):
             return (hidden_KH * weights_K[:, None]).to(hidden_KH.dtype), None, None
         hidden_KH, *parameters = (saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
         return hidden_KH, None, None, *parameters
+
+
+class CausalAttention(torch.autograd.Function):
+    """Causal attention of one document in half precision on a CPU, by matrix products.
+
+        S = scale * Q K^T, P = softmax(S), O = P V
+        dV = P^T dO, dS = P * (dP - sum(dP * P)) with dP = dO V^T
+        dQ = scale * dS K, dK = scale * dS^T Q
+
+    S and its softmax are float32, so that large scores lose nothing; the other products take half
+    precision. Queries go by blocks, each with the keys that it sees, and the heads that share a key
+    head are one product. The backward pass computes P again, so that memory grows with L alone.
+    Without AMX, torch's kernel takes 2 to 3 times as long (docs/dev/performance-log.md).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_1HLD: torch.Tensor,
+        key_1JLD: torch.Tensor,
+        value_1JLD: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(query_1HLD, key_1JLD, value_1JLD)
+        ctx.scale = scale
+        query_JGLD, key_JLD, value_JLD = _by_key_head(query_1HLD, key_1JLD, value_1JLD)
+        J, G, L, _ = query_JGLD.shape
+        wide_JLD = at_least_float32(key_JLD)
+        out_LJGD = value_JLD.new_empty(L, J, G, value_JLD.shape[2])
+        for at in _query_blocks(L):
+            P_JNM = _probabilities(query_JGLD[:, :, at], wide_JLD[:, : at.stop], scale)
+            out_JND = P_JNM.to(value_JLD.dtype) @ value_JLD[:, : at.stop]
+            out_LJGD[at] = out_JND.unflatten(1, (G, -1)).permute(2, 0, 1, 3)
+        return out_LJGD.flatten(1, 2)[None].transpose(1, 2)
+
+    @staticmethod
+    def backward(
+        ctx: Any, g_1HLD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        query_JGLD, key_JLD, value_JLD = _by_key_head(*ctx.saved_tensors)
+        J, G, L, D = query_JGLD.shape
+        g_JGLD = g_1HLD[0].unflatten(0, (J, G))
+        wide_JLD, dtype = at_least_float32(key_JLD), key_JLD.dtype
+        gQ_JGLD = query_JGLD.new_empty(J, G, L, D)
+        gK_JLD, gV_JLD = wide_JLD.new_zeros(key_JLD.shape), wide_JLD.new_zeros(value_JLD.shape)
+        for at in _query_blocks(L):
+            seen = slice(0, at.stop)
+            P_JNM = _probabilities(query_JGLD[:, :, at], wide_JLD[:, seen], ctx.scale).to(dtype)
+            g_JND = g_JGLD[:, :, at].flatten(1, 2)
+            gV_JLD[:, seen] += P_JNM.transpose(1, 2) @ g_JND
+            gP_JNM = g_JND @ value_JLD[:, seen].transpose(1, 2)
+            gS_JNM = torch.ops.aten._softmax_backward_data(gP_JNM, P_JNM, -1, dtype)
+            gQ_JGLD[:, :, at] = (gS_JNM @ key_JLD[:, seen]).mul_(ctx.scale).unflatten(1, (G, -1))
+            gK_JLD[:, seen] += gS_JNM.transpose(1, 2) @ query_JGLD[:, :, at].flatten(1, 2)
+        gradients = (gK_JLD.mul_(ctx.scale), gV_JLD)
+        gK_1JLD, gV_1JLD = (each.to(dtype)[None] for each in gradients)
+        return gQ_JGLD.flatten(0, 1)[None], gK_1JLD, gV_1JLD, None
+
+
+def _by_key_head(
+    query_1HLD: torch.Tensor, key_1JLD: torch.Tensor, value_1JLD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return views, in which the G query heads of a key head are one dimension."""
+    return query_1HLD[0].unflatten(0, (key_1JLD.shape[1], -1)), key_1JLD[0], value_1JLD[0]
+
+
+def _query_blocks(length: int) -> Iterator[slice]:
+    return (slice(at, min(at + 128, length)) for at in range(0, length, 128))
+
+
+def _probabilities(query_JGND: torch.Tensor, key_JMD: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return (J, G N, M) in float32 or wider, of queries that are the last N of M positions."""
+    count, length = query_JGND.shape[2], key_JMD.shape[1]
+    S_JNM = (at_least_float32(query_JGND) * scale).flatten(1, 2) @ key_JMD.transpose(1, 2)
+    later_NN = torch.ones((count, count), dtype=torch.bool).triu_(1)
+    blocks_JGNM = S_JNM.unflatten(1, (-1, count))
+    blocks_JGNM[..., length - count :].masked_fill_(later_NN, float("-inf"))
+    return S_JNM.softmax(-1)
 
 
 class LoraLinear(torch.autograd.Function):

@@ -155,6 +155,7 @@ class HeadLoss:
         """Return the loss of one chunk, and nll (C,)."""
         from vox_torch.functions import WeightedNll
 
-        logits_CV = self._logits(hidden_CH[None])[0]
+        # A view; the gradient of `[0]` would be a copy of all logits.
+        logits_CV = self._logits(hidden_CH[None]).flatten(0, 1)
         both: tuple[torch.Tensor, torch.Tensor] = WeightedNll.apply(logits_CV, targets_C, weights_C)
         return both
