@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vox_core.contract import Batch
@@ -62,6 +62,7 @@ def contents(batches: tuple[Batch, ...]) -> Counter[tuple[bytes, bytes, bytes]]:
 # --- order ----------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, seeds, st.integers(0, 2**40))
 def test_an_epoch_is_a_permutation_and_pure(rows: int, seed: int, epoch: int) -> None:
     order = epoch_order(rows, seed, epoch)

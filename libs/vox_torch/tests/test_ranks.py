@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from vox_core.cli import root
 from vox_core.contract import LaunchJob
-from vox_core.errors import DataError
+from vox_core.errors import ConfigError, DataError
 from vox_torch.launch import run_ranks
 
 VOX = (sys.executable, "-m", "vox_core.cli")
@@ -65,9 +66,34 @@ def weights(run: Path) -> bytes:
     return (run / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+FORKED = """
+import os, sys
+from vox_core.cli import root
+
+one, two, store, *command = sys.argv[1:]
+root.main([*command, "--out", one], standalone_mode=False)
+child = os.fork()
+rank = "0" if child else "1"
+os.environ.update(RANK=rank, WORLD_SIZE="2", RENDEZVOUS_FILE=store, GLOO_SOCKET_IFNAME="lo")
+root.main([*command, "--out", two], standalone_mode=False)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
+"""
+"""A run of one process, and one of two: a fork, so that torch is imported once."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has torch")
 def test_two_processes_train_what_one_trains(command, tmp_path):
     """Bit for bit, with dropout and validation."""
+    one, two, store = tmp_path / "one", tmp_path / "two", tmp_path / "store"
+    arguments = [*command[len(VOX) :], "--max-steps", 2]
+    done = vox([sys.executable, "-c", FORKED, one, two, store], *arguments)
+    assert done.returncode == 0, done.stderr
+    assert numbers(two) == numbers(one)
+    assert weights(two) == weights(one)
+
+
+@pytest.mark.long
+def test_ranks_of_a_launcher_train_what_one_process_trains(command, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert vox(command, "--max-steps", 3, "--out", one).returncode == 0
     done = vox(command, "--max-steps", 3, "--out", two, "--processes", 2)
@@ -178,6 +204,10 @@ def test_ranks_do_not_outlive_their_launcher(running):
     gone(ranks)
 
 
+def test_a_launched_command_ends_with_its_exit_code():
+    assert run_ranks(LaunchJob(("--version",), 2), {}).exit_code == 0
+
+
 def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):
     missing = str(tmp_path / "missing.jsonl")
     with pytest.raises(DataError, match="data file") as raised:
@@ -185,8 +215,10 @@ def test_an_error_that_every_rank_finds_is_the_run_s(tmp_path):
     assert raised.value.where == missing
 
 
-def test_more_processes_than_examples(command, tmp_path):
-    done = vox(command, "--out", tmp_path / "run", "--processes", 7)
-    assert done.returncode == 2
-    assert "error[VOX-C004]: a step has fewer examples than there are processes" in done.stderr
+def test_more_processes_than_examples(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    with pytest.raises(ConfigError, match="fewer examples than there are processes") as raised:
+        root.main([*command[len(VOX) :], "--out", str(tmp_path / "run")], standalone_mode=False)
+    assert raised.value.code == "VOX-C004"
     assert not (tmp_path / "run").exists()
