@@ -88,7 +88,7 @@ def _telemetry_as_in_its_schema(
     yield
     for depth in ("*", "*/*", "*/*/*"):
         for file in filter(Path.is_file, folder.glob(f"{depth}/telemetry.jsonl")):
-            whole = [line for line in file.open(encoding="utf-8") if line.endswith("\n")]
+            *whole, _ = file.read_text(encoding="utf-8").split("\n")
             faults = {line: told_well(json.loads(line)) for line in whole}
             assert not {line: found for line, found in faults.items() if found}, file
 

@@ -5,17 +5,21 @@ Byte for byte against llama.cpp's converters: benchmarks/gguf_against_llamacpp.p
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from gguf.quants import quantize
@@ -34,7 +38,7 @@ from vox_core.run.train import train
 from vox_core.weights import WeightFolder
 from vox_export import gguf_file, llama_cpp, quality
 from vox_export.export import export, read_lora, require_same_template, write_gguf
-from vox_export.gguf_file import FORMATS, ModelFile, write_lora
+from vox_export.gguf_file import FORMATS, ModelFile, Stored, write_lora
 from vox_export.layout import LAYOUTS, in_pairs
 from vox_export.vocabulary import read_vocabulary
 from vox_formats.gguf_model import GgufSource
@@ -135,12 +139,27 @@ def test_each_format_is_that_of_the_gguf_package(model, tmp_path, quant, monkeyp
     assert tensors["token_embd.weight"].tensor_type == embedding
 
 
-def test_bfloat16_weights_are_rounded_as_gguf_rounds() -> None:
+def test_bfloat16_weights_are_rounded_as_gguf_rounds(monkeypatch) -> None:
+    monkeypatch.setattr(gguf_file, "CHUNK", 4096)
     values = np.concatenate([np.random.default_rng(0).normal(size=8190), [0.0, 65504.0]])
     rows = values.astype(np.float32).reshape(2, -1)
     for kind in (Kind.BF16, Kind.F16, Kind.F32):
-        found = gguf_file._quantised(rows, kind)
-        assert found.tobytes() == quantize(rows, kind).tobytes()
+        stored, file = Stored(rows, kind), io.BytesIO()
+        stored.tofile(file)
+        assert file.getvalue() == quantize(rows, kind).tobytes()
+        assert stored.nbytes == len(file.getvalue())
+
+
+def test_a_large_tensor_is_not_held_in_the_format_of_the_file(monkeypatch) -> None:
+    monkeypatch.setattr(gguf_file, "CHUNK", 1 << 16)
+    rows = np.ones((1024, 1024), ml_dtypes.bfloat16)  # 4 MB in float32
+    for kind in (Kind.F32, Kind.Q8_0):
+        tracemalloc.start()
+        with Path(os.devnull).open("wb") as file:
+            Stored(rows, kind).tofile(file)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 << 20  # 256 KB a piece, and a few of them at a time
 
 
 def test_llama_3_frequencies_are_divided() -> None:
@@ -322,7 +341,7 @@ def flipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def tensor(self: ModelFile, target: Any) -> Any:
         found = real(self, target)
-        return -found if target.name == "blk.1.attn_output.weight" else found
+        return replace(found, array=-found.array) if "blk.1.attn_output" in target.name else found
 
     monkeypatch.setattr(ModelFile, "tensor", tensor)
 

@@ -1,8 +1,8 @@
 """Write a model, or an adapter alone, as a GGUF file: tensor by tensor, from weights on the disk.
 
 A merged model is never stored: each tensor is read from the base, the adapter is added in float32,
-and the sum is rounded once, to the format of the file. Memory holds one tensor in the file's
-format, and a few times 16 MB of float32.
+and the sum is rounded once, to the format of the file, while it is written. Memory holds one tensor
+of the base, or of the sum in float32, and a few times 16 MB.
 
 `FORMATS` are those that the `gguf` package computes in numpy. The embedding and the output head
 are Q8_0 in formats of fewer bits, and norms are float32, as `llama-quantize` has them.
@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import gguf
 import ml_dtypes
@@ -73,8 +73,29 @@ class Target:
 
     @property
     def nbytes(self) -> int:
-        block, size = GGML_QUANT_SIZES[self.kind]
-        return math.prod(self.shape) // block * size
+        return _nbytes(math.prod(self.shape), self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in the number format of the file, which a `GGUFWriter` writes like an array.
+
+    It is computed `CHUNK` elements at a time, as it is written.
+    """
+
+    array: Array
+    kind: Kind
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.array.size, self.kind)
+
+    def tofile(self, file: IO[bytes]) -> None:
+        rows = np.atleast_2d(self.array)
+        step = max(1, CHUNK // rows.shape[1])
+        for start in range(0, len(rows), step):
+            part = np.ascontiguousarray(rows[start : start + step])
+            file.write(_rounded(part, self.kind).data)
 
 
 class ModelFile:
@@ -122,16 +143,16 @@ class ModelFile:
         _write_head(writer)
         done = 0
         for target in self.targets.values():
-            writer.write_tensor_data(self.tensor(target))
+            writer.write_tensor_data(cast("Array", self.tensor(target)))
             done += target.nbytes
             report(done, self.nbytes)
         writer.close()
 
-    def tensor(self, target: Target) -> Array:
-        """Compute a tensor as the file stores it."""
+    def tensor(self, target: Target) -> Stored:
+        """Return a tensor as the file stores it."""
         if target.parameter is None:
-            return self._factors[target.name]
-        return _quantised(target.change.apply(self.merged(target.parameter)), target.kind)
+            return Stored(self._factors[target.name], target.kind)
+        return Stored(target.change.apply(self.merged(target.parameter)), target.kind)
 
     def merged(self, parameter: str) -> Array:
         """Return a parameter of base + adapter: as stored, or float32 where the adapter counts."""
@@ -269,20 +290,9 @@ def _added(W_OI: Array, adapter: AdapterState, path: str) -> Array:
     return merged_OI
 
 
-def _quantised(array: Array, kind: Kind) -> Array:
-    """Return `array` as stored, computed `CHUNK` elements at a time."""
-    if array.ndim < 2:
-        return quantize(array.astype(np.float32), kind)
+def _nbytes(elements: int, kind: Kind) -> int:
     block, size = GGML_QUANT_SIZES[kind]
-    is_float = kind in (Kind.F32, Kind.F16)
-    width = array.shape[1] if is_float else array.shape[1] // block * size
-    dtype = {Kind.F32: np.float32, Kind.F16: np.float16}.get(kind, np.uint8)
-    out = np.empty((len(array), width), dtype)
-    step = max(1, CHUNK // array.shape[1])
-    for start in range(0, len(array), step):
-        rows = np.ascontiguousarray(array[start : start + step])
-        out[start : start + step] = _rounded(rows, kind)
-    return out
+    return elements // block * size
 
 
 def _rounded(rows: Array, kind: Kind) -> Array:
