@@ -340,6 +340,20 @@ def test_rows_of_one_source_count_as_one(run, write) -> None:
     assert values[1] == pytest.approx(expected, rel=1e-12)
 
 
+def test_rows_of_one_source_have_no_interval(run, other_llama, write) -> None:
+    rows = [{"text": f"A text, {n} words.", "source": "book"} for n in range(8)]
+    write("text.jsonl", *rows)
+    said: list[str] = []
+    observe = lambda event: said.append(event.message)  # noqa: E731
+    report = run(against=str(other_llama), out=Path("out"), observe=observe)
+    assert "text: too few sources (1) to show any difference" in said
+    compared = report.comparison["text"]
+    assert compared.interval is compared.first.interval is None
+    assert (compared.p, compared.verdict) == (1, "no difference shown")
+    stored = json.loads(Path("out/scorecard.json").read_text())["tasks"]["text"]
+    assert stored["interval"] is None and "(one source)" in Path("out/scorecard.html").read_text()
+
+
 def test_an_earlier_evaluation_is_compared_without_its_model(run, other_llama) -> None:
     compared = run(against=str(other_llama), out=Path("both"))
     earlier = run(other_llama, out=Path("earlier"))

@@ -108,6 +108,15 @@ def test_tasks_without_a_requirement_must_not_be_worse() -> None:
     assert states["g"] == ("not worse", "failed") and states["h"] == ("not worse", "met")
 
 
+def test_rows_of_one_source_decide_nothing() -> None:
+    own, other = pairs(40, 5, 55)
+    scores = {"t": own, "guard": [0.4]}, {"t": other, "guard": [0.9]}
+    found = decided(SUPERIOR, [scores[0]], [scores[1]])
+    _, guard = found.findings
+    assert (found.answer, guard.state, guard.interval) == ("not enough evidence", "undecided", None)
+    assert guard.would_decide == "one source decides nothing; add rows of other sources"
+
+
 def test_lower_scores_are_better_where_the_scorer_says_so() -> None:
     other = np.linspace(1.1, 2, 20)
     assert decided(SUPERIOR, [{"t": other - 0.2}], [{"t": other}]).answer == "yes"

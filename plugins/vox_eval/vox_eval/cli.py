@@ -150,7 +150,9 @@ def _with_range(task: TaskScore) -> str:
     return f"{task.score:.4f} ({_range(task.interval)})"
 
 
-def _range(interval: Interval) -> str:
+def _range(interval: Interval | None) -> str:
+    if interval is None:
+        return "one source: no interval"
     low, high = interval
     return f"{low:.4f} to {high:.4f}"
 
@@ -250,7 +252,7 @@ def _show_promotion(done: Promotion) -> None:
         click.echo(printable(f"leaked: {leak.task} row {leak.row} is {leak.place}"))
     for each in done.decision.findings:
         if each.state == "undecided":
-            click.echo(f"{each.task}: {each.would_decide} would decide with a power of 80%")
+            click.echo(f"{each.task}: {each.would_decide}")
     click.echo(f"answer: {done.decision.answer}")
     if done.folder:
         click.echo(printable(f"{done.name} is {done.references['candidate']} from now on"))

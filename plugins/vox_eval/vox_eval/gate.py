@@ -19,7 +19,8 @@
 A requirement is met if a one-sided test at 2.5 % shows it over all cycles, and each cycle's
 difference alone points the same way. It has failed if the same test shows the opposite: that the
 improvement is below the one that would matter, or the loss above the margin. Everything else is not
-enough evidence. Other tasks are guarded: one that is shown to be worse (Holm over them) is a no.
+enough evidence. Other tasks are guarded: one that is shown to be worse (Holm over them) is a no,
+and one whose rows are of a single source stays undecided.
 
 All requirements have to be met, so that the chance of a wrong yes is that of a single test (the
 intersection-union test: Berger 1982, "Multiparameter hypothesis testing and acceptance sampling",
@@ -46,7 +47,7 @@ from vox_core.api.models import NAME
 from vox_core.api.settings import Names, Section, Seed, settings_faults
 from vox_core.errors import ConfigError
 from vox_eval import statistics
-from vox_eval.scorecard import Scorecard, difference_interval, source_of
+from vox_eval.scorecard import Scorecard, difference_interval, units
 from vox_eval.statistics import ONE_SIDED, POWER, Doubles, Interval, above, mean
 from vox_eval.suites import Suite, Task
 
@@ -170,7 +171,7 @@ class Finding:
     demand: str
     rows: int
     gain: float
-    interval: Interval
+    interval: Interval | None
     cycles: tuple[float, ...]
     p: float
     state: State
@@ -179,7 +180,9 @@ class Finding:
     @property
     def would_decide(self) -> str:
         """`rows_needed` in words."""
-        return _number(self.rows_needed)
+        if self.rows == 1:
+            return "one source decides nothing; add rows of other sources"
+        return f"{_number(self.rows_needed)} would decide with a power of {POWER:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +254,8 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
             faults.append(f"there is no task {each.task!r}; there are {', '.join(tasks)}")
         elif not _decidable(gate, each, tasks[each.task]):
             rows = units(tasks[each.task])
-            faults.append(f"task {each.task!r}: {rows} rows are too few to show '{each}'")
+            what = f"{rows} rows are" if rows > 1 else "rows of one source are"
+            faults.append(f"task {each.task!r}: {what} too few to show '{each}'")
     sampled = {t.id for t in suite.tasks if t.scorer.asks == "answer" and t.settings().temperature}
     if gate.seeds and (fixed := sorted(tasks.keys() - sampled)):
         what = "every seed gives the same scores, as nothing is sampled: write cycles, not seeds"
@@ -261,12 +265,6 @@ def foretell(gate: Gate, suite: Suite, where: object) -> list[str]:
     if faults:
         raise invalid(where, faults)
     return [_foretold(gate, each, tasks[each.task]) for each in gate.require]
-
-
-def units(task: Task) -> int:
-    """Return how many clusters the rows of a task are."""
-    sources = [source_of(example.fields) for example in task.examples]
-    return sources.count(None) + len({*sources} - {None})
 
 
 def _binary(gate: Gate, task: Task) -> bool:
@@ -370,7 +368,8 @@ def _required(backend: str, each: Requirement, gains: _Gains) -> Finding:
 def _guarded(backend: str, tasks: Mapping[str, _Gains]) -> list[Finding]:
     p_values = [gains.below(0.0) for gains in tasks.values()]
     states: list[State] = [
-        "failed" if each <= ONE_SIDED else "met" for each in statistics.holm(p_values)
+        "undecided" if len(gains.values_N) == 1 else "failed" if p <= ONE_SIDED else "met"
+        for gains, p in zip(tasks.values(), statistics.holm(p_values), strict=True)
     ]
     return [
         _finding(backend, task, "not worse", gains, p, state)

@@ -54,8 +54,8 @@ def write_page(folder: Path, against: Path | None = None) -> None:
 
 
 def _score(task: Any) -> str:
-    low, high = task["interval"]
-    return f"{task['score']:.4f} ({low:.4f} to {high:.4f})"
+    interval = "{:.4f} to {:.4f}".format(*task["interval"]) if task["interval"] else "one source"
+    return f"{task['score']:.4f} ({interval})"
 
 
 def _prompt(line: Any) -> str:

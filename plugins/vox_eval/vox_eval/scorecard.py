@@ -56,14 +56,14 @@ class TaskScore:
 
     Args:
         binary: every value has 0 or 1: of an example, and of no cluster of several.
-        interval: of the score, at 95 %.
+        interval: of the score, at 95 %; None if its rows are of a single source.
         metrics: more figures of the scorer.
     """
 
     scorer: str
     examples: int
     score: float
-    interval: Interval
+    interval: Interval | None
     binary: bool
     higher_is_better: bool
     weight: float
@@ -161,7 +161,7 @@ def _task_score(
     )
 
 
-def _interval(values_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
+def _interval(values_N: Doubles, weights_N: Doubles, binary: bool) -> Interval | None:
     if binary:
         return wilson(int(values_N.sum()), len(values_N))
     return bootstrap(values_N, weights_N)
@@ -182,6 +182,12 @@ def source_of(row: Mapping[str, Any]) -> str | None:
     """Return the source that a row names."""
     source = row.get("source")
     return None if source is None else str(source)
+
+
+def units(task: Task) -> int:
+    """Return how many sources the rows of a task have; a row without one is its own."""
+    sources = [source_of(example.fields) for example in task.examples]
+    return sources.count(None) + len({*sources} - {None})
 
 
 def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> Doubles:
@@ -265,7 +271,7 @@ class TaskComparison:
     first: TaskScore
     second: TaskScore
     difference: float
-    interval: Interval
+    interval: Interval | None
     p: float
     adjusted: float
     verdict: Verdict
@@ -292,8 +298,10 @@ def compare(first: Scorecard, second: Scorecard) -> dict[str, TaskComparison]:
     return found
 
 
-def difference_interval(differences_N: Doubles, weights_N: Doubles, binary: bool) -> Interval:
-    """Return the 95 % interval of a mean paired difference."""
+def difference_interval(
+    differences_N: Doubles, weights_N: Doubles, binary: bool
+) -> Interval | None:
+    """Return the 95 % interval of a mean paired difference; None of a single source."""
     if binary:
         wins, losses = int((differences_N > 0).sum()), int((differences_N < 0).sum())
         return paired_share(wins, losses, len(differences_N))
@@ -324,11 +332,13 @@ def visible(suite: Suite) -> list[str]:
 
 
 def _visible(task: Task, alpha: float) -> str:
-    count = len(task.examples)
-    least = (visible_share if task.scorer.binary else visible_shift)(count, alpha)
+    count = units(task)
+    rows = "rows" if count == len(task.examples) else "sources"
+    binary = task.scorer.binary and rows == "rows"
+    least = (visible_share if binary else visible_shift)(count, alpha)
     if least is None:
-        return f"too few rows ({count}) to show any difference"
-    shown = f"{count} rows show, at {POWER:.0%} power, a mean difference of "
-    if task.scorer.binary:
+        return f"too few {rows} ({count}) to show any difference"
+    shown = f"{count} {rows} show, at {POWER:.0%} power, a mean difference of "
+    if binary:
         return f"{shown}{100 * least:.1f} points, or less if the answers agree more than by chance"
-    return f"{shown}{least:.2f} standard deviations of the rows' differences"
+    return f"{shown}{least:.2f} standard deviations of the differences"

@@ -66,10 +66,14 @@ def wilson(successes: int, count: int, level: float = LEVEL) -> Interval:
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
 
 
-def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> Interval:
+def bootstrap(values_N: Doubles, weights_N: Doubles, level: float = LEVEL) -> Interval | None:
     """Return the percentile interval of a weighted mean (Efron & Tibshirani 1993, "An Introduction
-    to the Bootstrap", chapter 13). Of paired differences, it is the paired bootstrap."""
+    to the Bootstrap", chapter 13). Of paired differences, it is the paired bootstrap.
+
+    None of a single value: it says nothing about the next, and its resamples are all the same."""
     products_N, size = weights_N * values_N, len(values_N)
+    if size == 1:
+        return None
     rng, means = np.random.default_rng(SEED), list[Doubles]()
     for count in _portions(size):
         drawn = rng.integers(0, size, (count, size))
